@@ -1,0 +1,38 @@
+"""Settings: arguments before environment before defaults. Units stand in the names. Floor: above errors and ids."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+__all__ = ["Settings", "home_directory"]
+
+
+def home_directory() -> Path:
+    """Where runs are recorded: `ENSEMBLE_RAY_HOME`, else the user's state directory of this platform."""
+    chosen = os.environ.get("ENSEMBLE_RAY_HOME", "").strip()
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_path("ensemble-ray"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment decides for one process."""
+
+    #: `ray` or `inline`
+    runtime: str
+    #: directory that holds `runs/ID/`
+    home: Path
+    #: address of a Ray cluster to join; empty: start a local one
+    ray_address: str
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME` and `RAY_ADDRESS`."""
+        return cls(
+            runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",
+            home=home_directory(),
+            ray_address=os.environ.get("RAY_ADDRESS", "").strip(),
+        )

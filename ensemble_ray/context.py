@@ -1,0 +1,77 @@
+"""What travels with a piece of work inside a process: log fields and the process's services.
+
+Floor: above errors and ids (ports are named in annotations only). Context variables do not cross processes; the actor
+or the inline runtime sets them when work arrives, from the message's envelope (S-CONV-35).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import CpuPool, DriverServices, Limiter
+
+__all__ = ["LogContextFilter", "Services", "current_log_context", "log_context", "services", "use_services"]
+
+_log_fields: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
+_NOTHING: Mapping[str, str] = {}
+
+
+def current_log_context() -> Mapping[str, str]:
+    """The log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
+    return _log_fields.get(_NOTHING)
+
+
+@contextmanager
+def log_context(fields: Mapping[str, str]) -> Iterator[None]:
+    """Add log fields for the block; they are gone after it, also on failure (S-ENG-20)."""
+    token = _log_fields.set({**current_log_context(), **fields})
+    try:
+        yield
+    finally:
+        _log_fields.reset(token)
+
+
+class LogContextFilter(logging.Filter):
+    """Puts the log context on records: attributes with dots as underscores, and `ensemble_context` (S-ENG-21)."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Add the fields; every record passes."""
+        fields = current_log_context()
+        record.ensemble_context = dict(fields)
+        for name, value in fields.items():
+            setattr(record, name.replace(".", "_"), value)
+        return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """Shared things of a process that user-level objects reach without being handed them."""
+
+    limiter: Limiter
+    cpu: CpuPool
+    #: None where this process is the driver itself
+    driver: DriverServices | None = None
+
+
+_services: ContextVar[Services] = ContextVar("ensemble_ray_services")
+
+
+def services() -> Services | None:
+    """The services set for this piece of work; None outside any run."""
+    return _services.get(None)
+
+
+@contextmanager
+def use_services(chosen: Services) -> Iterator[None]:
+    """Use these services in the block."""
+    token = _services.set(chosen)
+    try:
+        yield
+    finally:
+        _services.reset(token)

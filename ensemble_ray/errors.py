@@ -1,0 +1,301 @@
+"""The error tree. Floor: lowest; imported by everybody, imports nothing of ours.
+
+Exception
+├─ EnsembleError                     everything that `run()` raises by contract
+│  ├─ ValidationError (ValueError)   bad configuration, found before any model call
+│  ├─ TaskExecutionError             a task failed; carries what was completed
+│  │  └─ OutputParsingError          the answer never became the declared type
+│  ├─ ParallelExecutionError         continue_on_error, and some tasks failed
+│  ├─ ConstraintViolationError       a hierarchical constraint was not met
+│  ├─ AgentExecutionError            model, handler or tool batch failed
+│  ├─ MaxIterationsExceededError     the agent went on calling tools
+│  ├─ ToolExecutionError             tool infrastructure; logged, never raised out of a run
+│  ├─ PromptTemplateError            inputs are missing
+│  ├─ GuardrailViolationError        a guardrail said no
+│  ├─ RateLimitTimeoutError          no permit in time
+│  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
+│  └─ RunExistsError                 a run of that id is running
+├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
+│  └─ ToolConfigurationError         a tool is set up wrongly
+└─ ExitEarlyError                    control flow: end the run, keep what is done
+
+Every class crosses processes with its text, fields and cause (S-ERR-33). A cause that cannot travel is replaced
+by a stand-in of the same class name and text (S-ERR-31).
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from datetime import timedelta
+
+    from ensemble_ray.limits.rate_limit import RateLimit
+    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.trace import ExecutionTrace
+
+__all__ = [
+    "AgentExecutionError",
+    "ConstraintViolationError",
+    "EnsembleError",
+    "ExitEarlyError",
+    "GuardrailViolationError",
+    "IllegalStateError",
+    "MaxIterationsExceededError",
+    "OutputParsingError",
+    "ParallelExecutionError",
+    "PromptTemplateError",
+    "RateLimitInterruptedError",
+    "RateLimitTimeoutError",
+    "RunExistsError",
+    "TaskExecutionError",
+    "ToolConfigurationError",
+    "ToolExecutionError",
+    "ValidationError",
+    "message_of",
+    "portable",
+]
+
+
+def message_of(error: BaseException) -> str:
+    """The text of an error, or its class name where the text is empty (S-ENG-61)."""
+    return str(error) or type(error).__name__
+
+
+def _stand_in_class(name: str) -> type[Exception]:
+    """An exception class of that name whose instances pickle; it stands for one that does not."""
+
+    def reduce(self: Exception) -> tuple[object, ...]:
+        return (_stand_in, (name, str(self)))
+
+    return type(name, (Exception,), {"__reduce__": reduce, "__doc__": f"Stands for a {name} of another process."})
+
+
+def _stand_in(name: str, text: str) -> Exception:
+    return _stand_in_class(name)(text)
+
+
+def portable(error: BaseException) -> BaseException:
+    """The error itself if it survives pickling unchanged, else a stand-in of the same class name and text.
+
+    Source: S-ERR-31. The chain of causes is kept in both cases.
+    """
+    try:
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes, made one line up
+        if type(copy) is type(error) and str(copy) == str(error):
+            return error
+    except Exception:  # noqa: BLE001, S110  any failure here means one thing: it does not travel
+        pass
+    stand_in = _stand_in(type(error).__name__, message_of(error))
+    if error.__cause__ is not None:
+        stand_in.__cause__ = portable(error.__cause__)
+    return stand_in
+
+
+def _rebuild(
+    cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object], cause: BaseException | None
+) -> BaseException:
+    error = cls.__new__(cls, *args)
+    error.args = args
+    error.__dict__.update(state)
+    error.__cause__ = cause
+    return error
+
+
+class _Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as such
+    """Pickles with text, fields and cause; no constructor runs again on the other side."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        cause = None if self.__cause__ is None else portable(self.__cause__)
+        return (_rebuild, (type(self), self.args, dict(self.__dict__), cause))
+
+
+class EnsembleError(_Portable):
+    """Root of everything that `run()` raises by contract.
+
+    Attributes:
+        trace: The run's trace up to the failure; None where the run had not begun (S-SET-26).
+        run_id: The run's id; None where the run had not begun.
+    """
+
+    trace: ExecutionTrace | None = None
+    run_id: str | None = None
+
+
+class ValidationError(EnsembleError, ValueError):
+    """Configuration that cannot work, found at construction or at the start of a run. Unrelated to pydantic's."""
+
+
+class PromptTemplateError(EnsembleError):
+    """Template variables without a value: all of them, and the template uncut (S-TPL-6)."""
+
+    def __init__(self, message: str, missing_variables: Sequence[str] = (), template: str = "") -> None:
+        super().__init__(message)
+        self.missing_variables = tuple(missing_variables)
+        self.template = template
+
+
+class TaskExecutionError(EnsembleError):
+    """A task failed; `__cause__` is why, `completed_task_outputs` is what was done before (S-ENG-13)."""
+
+    def __init__(
+        self,
+        message: str,
+        task_description: str = "",
+        agent_role: str = "",
+        completed_task_outputs: Sequence[TaskOutput] = (),
+    ) -> None:
+        super().__init__(message)
+        self.task_description = task_description
+        self.agent_role = agent_role
+        self.completed_task_outputs = tuple(completed_task_outputs)
+
+
+class OutputParsingError(TaskExecutionError):
+    """No attempt gave an answer of the declared type (S-OUT-33)."""
+
+    def __init__(
+        self,
+        message: str,
+        raw_output: str = "",
+        output_type: type[object] | None = None,
+        parse_errors: Sequence[str] = (),
+        attempt_count: int = 0,
+        task_description: str = "",
+        agent_role: str = "",
+        completed_task_outputs: Sequence[TaskOutput] = (),
+    ) -> None:
+        super().__init__(message, task_description, agent_role, completed_task_outputs)
+        self.raw_output = raw_output
+        self.output_type = output_type
+        self.parse_errors = tuple(parse_errors)
+        self.attempt_count = attempt_count
+
+
+class ParallelExecutionError(EnsembleError):
+    """Some tasks of a parallel run failed under continue_on_error (S-PAR-25)."""
+
+    def __init__(
+        self,
+        message: str,
+        completed_task_outputs: Sequence[TaskOutput] = (),
+        failed_task_causes: Mapping[str, BaseException] | None = None,
+        failed_count: int | None = None,
+        completed_count: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.completed_task_outputs = tuple(completed_task_outputs)
+        self.failed_task_causes = dict(failed_task_causes or {})
+        self.failed_count = len(self.failed_task_causes) if failed_count is None else failed_count
+        self.completed_count = len(self.completed_task_outputs) if completed_count is None else completed_count
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reduced = super().__reduce__()
+        args = cast("tuple[Any, ...]", reduced[1])
+        state = dict(self.__dict__)
+        state["failed_task_causes"] = {key: portable(cause) for key, cause in self.failed_task_causes.items()}
+        return (_rebuild, (args[0], args[1], state, args[3]))
+
+
+class ConstraintViolationError(EnsembleError):
+    """A hierarchical run ended with its constraints unmet (S-ERR-32)."""
+
+    def __init__(self, violations: Sequence[str], completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
+        if not violations:
+            msg = "violations must not be None or empty"
+            raise ValueError(msg)
+        found = tuple(violations)
+        if len(found) == 1:
+            text = f"Hierarchical constraint violated: {found[0]}"
+        else:
+            text = f"Hierarchical constraints violated ({len(found)}): {'; '.join(found)}"
+        super().__init__(text)
+        self.violations = found
+        self.completed_task_outputs = tuple(completed_task_outputs)
+
+
+class AgentExecutionError(EnsembleError):
+    """The model, the handler, the tool batch or the agent's process failed (S-ERR-15)."""
+
+    def __init__(self, message: str, agent_role: str = "", task_description: str = "") -> None:
+        super().__init__(message)
+        self.agent_role = agent_role
+        self.task_description = task_description
+
+
+class MaxIterationsExceededError(EnsembleError):
+    """The agent went on calling tools after three stop messages (S-ENG-43, S-ENG-47)."""
+
+    def __init__(self, agent_role: str, task_description: str, max_iterations: int, tool_calls_made: int) -> None:
+        super().__init__(
+            f"Agent '{agent_role}' exceeded maximum iterations ({max_iterations}). "
+            f"Tool calls made: {tool_calls_made}. Task: '{task_description}'. "
+            "Consider increasing max_iterations or simplifying the task."
+        )
+        self.agent_role = agent_role
+        self.task_description = task_description
+        self.max_iterations = max_iterations
+        self.tool_calls_made = tool_calls_made
+
+
+class ToolExecutionError(EnsembleError):
+    """A tool's infrastructure failed; it is logged and told to the model, and never stops a run (S-ERR-19)."""
+
+    def __init__(self, message: str, tool_name: str = "", tool_input: str = "") -> None:
+        super().__init__(message)
+        self.tool_name = tool_name
+        self.tool_input = tool_input
+
+
+class GuardrailViolationError(EnsembleError):
+    """A guardrail said no (S-GRD-7). `guardrail_type` is `input` or `output`."""
+
+    def __init__(self, guardrail_type: str, violation_message: str, task_description: str, agent_role: str) -> None:
+        kind = str(getattr(guardrail_type, "value", guardrail_type))
+        super().__init__(
+            f"{kind.upper()} guardrail violation on agent '{agent_role}' task '{task_description}': {violation_message}"
+        )
+        self.guardrail_type = guardrail_type
+        self.violation_message = violation_message
+        self.task_description = task_description
+        self.agent_role = agent_role
+
+
+class RateLimitTimeoutError(EnsembleError):
+    """No permit came within the wait timeout; the model was not called (S-RATE-12)."""
+
+    def __init__(self, rate_limit: RateLimit, wait_timeout: timedelta) -> None:
+        waited_ms = round(wait_timeout.total_seconds() * 1000)
+        super().__init__(
+            f"Rate limit exceeded: waited {waited_ms}ms but no token became available. "
+            f"Limit: {rate_limit.requests} requests per {rate_limit.period}. "
+            "Increase wait_timeout or reduce concurrency."
+        )
+        self.rate_limit = rate_limit
+        self.wait_timeout = wait_timeout
+
+
+class RateLimitInterruptedError(EnsembleError):
+    """Synchronous waiting for a permit was interrupted (S-RATE-14)."""
+
+
+class RunExistsError(EnsembleError):
+    """A run of that id is running already (S-SET-39)."""
+
+
+class IllegalStateError(_Portable, RuntimeError):
+    """The object is not in a state for that call; never fed to a model (S-TOOL-23)."""
+
+
+class ToolConfigurationError(IllegalStateError):
+    """A tool is set up in a way that cannot work (S-ERR-21)."""
+
+
+class ExitEarlyError(_Portable):
+    """Ends the run with what is done so far; it becomes `exit_reason`, never an error of `run()` (S-ERR-22)."""
+
+    def __init__(self, message: str = "", timed_out: bool = False) -> None:  # noqa: FBT001, FBT002  S-SET-3 fixes the order
+        super().__init__(message)
+        self.timed_out = timed_out

@@ -1,0 +1,43 @@
+"""Names of things. Floor: lowest. Pure; the only randomness is `new_run_id` and `new_object_id`.
+
+Three identities (design of the record):
+- the hidden object id of a definition: look-up inside a process, never recorded;
+- the task key: a task's name, or its ordinal in the plan;
+- the instance: a path of `key#occurrence`; an effect's name is `instance/turn/call`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+
+__all__ = ["effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
+
+
+def new_object_id() -> str:
+    """A fresh hidden id for a definition (S-CONV-30)."""
+    return uuid.uuid4().hex
+
+
+def new_run_id() -> str:
+    """A fresh run id: a random UUID (S-ENG-2); the only random name that reaches the record."""
+    return str(uuid.uuid4())
+
+
+def uuid_of(name: str) -> str:
+    """The id of a named thing: the SHA-256 of its name in version-4 form, so that a re-run finds it again."""
+    digest = bytearray(hashlib.sha256(name.encode()).digest()[:16])
+    digest[6] = (digest[6] & 0x0F) | 0x40
+    digest[8] = (digest[8] & 0x3F) | 0x80
+    return str(uuid.UUID(bytes=bytes(digest)))
+
+
+def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
+    """The instance of a task key: `parent/key#occurrence`."""
+    here = f"{key}#{occurrence}"
+    return f"{parent}/{here}" if parent else here
+
+
+def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
+    """The name of one effect: what was done in which turn of which instance."""
+    return f"{instance}/{turn}/{call}"

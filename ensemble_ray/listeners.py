@@ -1,0 +1,85 @@
+"""Listeners: who wants to know. Floor: above ports.
+
+Callbacks run in the driver process, each listener on a delivery thread of its own (`delivery.py`).
+"""
+
+from __future__ import annotations
+
+from ensemble_ray.events import (
+    EVENT_TYPES,
+    EnsembleCompletedEvent,
+    EnsembleStartedEvent,
+    Event,
+    FileChangedEvent,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskInputEvent,
+    TaskStartEvent,
+    TokenEvent,
+    ToolCallEvent,
+)
+
+__all__ = ["EnsembleListener", "call_listener", "wanted_by"]
+
+
+class EnsembleListener:
+    """Override what you need; every method does nothing by default (S-EVT-1).
+
+    Methods may be `async`; they then run on the delivery thread's loop. An attribute `trace_id`, when not None, is
+    put on the run's trace (S-EVT-21).
+    """
+
+    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
+        """The run begins (S-EVT-30)."""
+
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> object:
+        """The run ended without failure (S-EVT-31)."""
+
+    def on_task_start(self, event: TaskStartEvent) -> object:
+        """A task begins."""
+
+    def on_task_complete(self, event: TaskCompleteEvent) -> object:
+        """A task succeeded."""
+
+    def on_task_failed(self, event: TaskFailedEvent) -> object:
+        """A task failed."""
+
+    def on_tool_call(self, event: ToolCallEvent) -> object:
+        """A tool was executed."""
+
+    def on_task_input(self, event: TaskInputEvent) -> object:
+        """Prompts are built."""
+
+    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> object:
+        """A model call begins."""
+
+    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> object:
+        """A model call ended."""
+
+    def on_token(self, event: TokenEvent) -> object:
+        """A streamed fragment came."""
+
+    def on_file_changed(self, event: FileChangedEvent) -> object:
+        """A file tool wrote a file."""
+
+
+def wanted_by(listener: object) -> frozenset[str]:
+    """The listener methods it overrides or has; events of other types need not be built for it."""
+    wanted: set[str] = set()
+    for method in EVENT_TYPES:
+        own = getattr(type(listener), method, None) or getattr(listener, method, None)
+        if own is not None and own is not getattr(EnsembleListener, method):
+            wanted.add(method)
+    return frozenset(wanted)
+
+
+def call_listener(listener: object, event: Event) -> object:
+    """Call the listener's method for that event; gives what it returned (perhaps an awaitable)."""
+    method = getattr(listener, event.method)
+    if isinstance(event, EnsembleStartedEvent):
+        return method(event.ensemble_id, event.workflow, event.total_tasks)
+    if isinstance(event, EnsembleCompletedEvent):
+        return method(event.ensemble_id, event.total_duration, event.exit_reason)
+    return method(event)

@@ -1,0 +1,97 @@
+"""Values that cross a port: messages, tool calls and specs, usage, facts. Floor: above errors and ids.
+
+Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Union
+
+__all__ = [
+    "ChatMessage",
+    "ChatResponse",
+    "Fact",
+    "JsonValue",
+    "Role",
+    "TokenUsage",
+    "ToolCall",
+    "ToolSpec",
+]
+
+Role = Literal["system", "user", "assistant", "tool"]
+JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one model call; -1 means unknown, 0 is known (S-SET-11, S-MET-13)."""
+
+    input_tokens: int = -1
+    output_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool request of a model. `arguments` is the raw JSON text of the model, unchecked (S-CONV-21)."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What a model is told of one tool; `parameters` is a JSON schema (S-SET-7)."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation (S-CONV-21)."""
+
+    role: Role
+    content: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResponse:
+    """A model's answer: text, tool requests, or both (S-CONV-21)."""
+
+    text: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    usage: TokenUsage | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A stimulus or an effect with its name, as the journal keeps it.
+
+    `data` is JSON-able, or holds frozen pydantic models that the journal's writer renders as JSON; no pickles.
+    """
+
+    #: run id
+    run: str
+    #: what kind of fact: `plan`, `stimulus`, `model`, `tool_intent`, `tool_result`, `output`, `end`
+    kind: str
+    #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
+    name: str
+    #: Unix time, s
+    at: float
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    #: re-dispatch generation of the instance that wrote it; an older one is refused
+    epoch: int = 0
+    #: position in the run's record; 0 until a journal gave it one
+    seq: int = 0

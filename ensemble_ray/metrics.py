@@ -1,0 +1,198 @@
+"""What work cost: counts, tokens, seconds, money. Floor: above values. Sums only; no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from decimal import ROUND_HALF_UP, Decimal
+from typing import Annotated, ClassVar, Protocol
+
+from pydantic import BeforeValidator
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.values import Value
+
+__all__ = [
+    "UNKNOWN_TOKENS",
+    "CostConfiguration",
+    "CostEstimate",
+    "ExecutionMetrics",
+    "MemoryOperationCounts",
+    "TaskMetrics",
+    "add_tokens",
+]
+
+#: Token count that the provider did not tell (S-MET-3).
+UNKNOWN_TOKENS = -1
+_CENT_OF_A_MICRO = Decimal("0.00000001")
+
+
+def add_tokens(counts: Iterable[int]) -> int:
+    """Sum of token counts; unknown if any is (S-MET-10, S-MET-22)."""
+    total = 0
+    for count in counts:
+        if count < 0:
+            return UNKNOWN_TOKENS
+        total += count
+    return total
+
+
+class MemoryOperationCounts(Value):
+    """How often memory was used (S-MET-26)."""
+
+    ZERO: ClassVar[MemoryOperationCounts]
+
+    short_term_entries_written: int = 0
+    long_term_stores: int = 0
+    long_term_retrievals: int = 0
+    entity_lookups: int = 0
+
+    def add(self, other: MemoryOperationCounts) -> MemoryOperationCounts:
+        """Both together."""
+        return MemoryOperationCounts(
+            short_term_entries_written=self.short_term_entries_written + other.short_term_entries_written,
+            long_term_stores=self.long_term_stores + other.long_term_stores,
+            long_term_retrievals=self.long_term_retrievals + other.long_term_retrievals,
+            entity_lookups=self.entity_lookups + other.entity_lookups,
+        )
+
+
+MemoryOperationCounts.ZERO = MemoryOperationCounts()
+
+
+def _as_decimal(value: object) -> object:
+    """Floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
+    return Decimal(str(value)) if isinstance(value, float | int | str) and not isinstance(value, bool) else value
+
+
+class CostEstimate(Value):
+    """Estimated money for tokens (S-MET-33)."""
+
+    input_cost: Decimal
+    output_cost: Decimal
+    total_cost: Decimal
+    currency: str = "USD"
+
+    def add(self, other: CostEstimate | None) -> CostEstimate:
+        """Both together, in this one's currency; adding None gives this one."""
+        if other is None:
+            return self
+        return CostEstimate(
+            input_cost=self.input_cost + other.input_cost,
+            output_cost=self.output_cost + other.output_cost,
+            total_cost=self.total_cost + other.total_cost,
+            currency=self.currency,
+        )
+
+
+class CostConfiguration(Value):
+    """Money per token (S-MET-30).
+
+    Attributes:
+        input_token_rate: Money per input token; >= 0.
+        output_token_rate: Money per output token; >= 0.
+    """
+
+    input_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
+    output_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
+    currency: str = "USD"
+
+    def model_post_init(self, _context: object, /) -> None:
+        """Refuse negative rates."""
+        for name, rate in (("input_token_rate", self.input_token_rate), ("output_token_rate", self.output_token_rate)):
+            if rate < 0:
+                msg = f"CostConfiguration {name} must be >= 0, got: {rate}"
+                raise ValidationError(msg)
+
+    def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
+        """Cost of so many tokens, each part rounded to 8 places half up; None when either is unknown (S-MET-31)."""
+        if input_tokens < 0 or output_tokens < 0:
+            return None
+        input_cost = (self.input_token_rate * input_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
+        output_cost = (self.output_token_rate * output_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
+        return CostEstimate(
+            input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost, currency=self.currency
+        )
+
+
+class TaskMetrics(Value):
+    """What one task cost. Durations are sums of parts, so parallel tool calls may exceed wall time (S-MET-15)."""
+
+    EMPTY: ClassVar[TaskMetrics]
+
+    input_tokens: int = UNKNOWN_TOKENS
+    output_tokens: int = UNKNOWN_TOKENS
+    total_tokens: int = UNKNOWN_TOKENS
+    llm_latency: timedelta = timedelta()
+    tool_execution_time: timedelta = timedelta()
+    memory_retrieval_time: timedelta = timedelta()
+    prompt_build_time: timedelta = timedelta()
+    llm_call_count: int = 0
+    tool_call_count: int = 0
+    delegation_count: int = 0
+    memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
+    cost_estimate: CostEstimate | None = None
+
+
+TaskMetrics.EMPTY = TaskMetrics()
+
+
+class _HasMetrics(Protocol):
+    @property
+    def agent_role(self) -> str: ...
+    @property
+    def metrics(self) -> TaskMetrics: ...
+
+
+class ExecutionMetrics(Value):
+    """What a run cost: sums over its tasks (S-MET-20 to S-MET-25)."""
+
+    EMPTY: ClassVar[ExecutionMetrics]
+
+    total_input_tokens: int = UNKNOWN_TOKENS
+    total_output_tokens: int = UNKNOWN_TOKENS
+    total_tokens: int = UNKNOWN_TOKENS
+    total_llm_latency: timedelta = timedelta()
+    total_tool_execution_time: timedelta = timedelta()
+    total_memory_retrieval_time: timedelta = timedelta()
+    total_prompt_build_time: timedelta = timedelta()
+    total_llm_call_count: int = 0
+    total_tool_calls: int = 0
+    total_delegations: int = 0
+    memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
+    #: role -> metrics; the last task of a role wins (S-MET-23)
+    task_metrics: Mapping[str, TaskMetrics] = {}
+    total_cost_estimate: CostEstimate | None = None
+
+    @classmethod
+    def from_outputs(cls, outputs: Iterable[_HasMetrics] | None) -> ExecutionMetrics:
+        """Sum up task outputs; none of them gives EMPTY (S-MET-21)."""
+        tasks = [(output.agent_role, output.metrics) for output in outputs or ()]
+        if not tasks:
+            return cls.EMPTY
+        each = [metrics for _, metrics in tasks]
+        cost: CostEstimate | None = None
+        memory = MemoryOperationCounts.ZERO
+        for metrics in each:
+            if metrics.cost_estimate is not None:
+                cost = metrics.cost_estimate.add(cost) if cost is None else cost.add(metrics.cost_estimate)
+            if metrics.memory_operations is not MemoryOperationCounts.ZERO:
+                memory = memory.add(metrics.memory_operations)
+        return cls(
+            total_input_tokens=add_tokens(m.input_tokens for m in each),
+            total_output_tokens=add_tokens(m.output_tokens for m in each),
+            total_tokens=add_tokens(m.total_tokens for m in each),
+            total_llm_latency=sum((m.llm_latency for m in each), timedelta()),
+            total_tool_execution_time=sum((m.tool_execution_time for m in each), timedelta()),
+            total_memory_retrieval_time=sum((m.memory_retrieval_time for m in each), timedelta()),
+            total_prompt_build_time=sum((m.prompt_build_time for m in each), timedelta()),
+            total_llm_call_count=sum(m.llm_call_count for m in each),
+            total_tool_calls=sum(m.tool_call_count for m in each),
+            total_delegations=sum(m.delegation_count for m in each),
+            memory_operations=memory,
+            task_metrics=dict(tasks),
+            total_cost_estimate=cost,
+        )
+
+
+ExecutionMetrics.EMPTY = ExecutionMetrics()

@@ -1,0 +1,165 @@
+"""What a task and a run give back. Floor: above trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Annotated, Any, Protocol, TypeVar, cast
+
+from pydantic import BeforeValidator, PrivateAttr, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
+from ensemble_ray.trace import ExecutionTrace, TaskTrace, jsonable
+from ensemble_ray.values import Duration, FrozenSequence, Value
+
+__all__ = ["EnsembleOutput", "ExitReason", "HasObjectId", "RunState", "TaskOutput", "full_name"]
+
+T = TypeVar("T")
+
+
+class ExitReason(StrEnum):
+    """Why a run ended (S-DOM-52, S-SET-14)."""
+
+    COMPLETED = "completed"
+    USER_EXIT_EARLY = "user_exit_early"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+
+
+class RunState(StrEnum):
+    """Where a run stands (S-SET-14)."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    INTERRUPTED = "interrupted"
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will happen any more."""
+        return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
+
+
+def full_name(kind: type[object]) -> str:
+    """`module.qualname` of a class (S-CONV-10)."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class TaskOutput(Value):
+    """What one task gave (S-DOM-40 to S-DOM-43)."""
+
+    raw: str
+    #: with its variables resolved
+    task_description: str
+    agent_role: str
+    completed_at: datetime
+    duration: Duration
+    tool_call_count: int = 0
+    parsed_output: Any = None
+    output_type: type[Any] | None = None
+    metrics: TaskMetrics = TaskMetrics.EMPTY
+    trace: TaskTrace | None = None
+
+    def get_parsed_output(self, kind: type[T]) -> T:
+        """The parsed output as an instance of that type.
+
+        Raises:
+            IllegalStateError: there is none, or it is of another type (S-DOM-42).
+        """
+        if self.parsed_output is None:
+            msg = "No parsed output available. Set output_type on the task to have its answer parsed."
+            raise IllegalStateError(msg)
+        if not isinstance(self.parsed_output, kind):
+            actual = full_name(type(cast("object", self.parsed_output)))
+            msg = f"Parsed output is of type {actual} but requested type {full_name(kind)} does not match."
+            raise IllegalStateError(msg)
+        return self.parsed_output
+
+    @field_serializer("output_type", when_used="json")
+    def _type_as_json(self, value: type[object] | None) -> str | None:
+        return None if value is None else full_name(value)
+
+    @field_serializer("parsed_output", mode="wrap", when_used="json")
+    def _parsed_as_json(
+        self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo
+    ) -> object:
+        return jsonable(value)
+
+
+class HasObjectId(Protocol):
+    """Anything with the hidden id of a definition (S-CONV-30)."""
+
+    @property
+    def object_id(self) -> str:
+        """The hidden id."""
+        ...
+
+
+class EnsembleOutput(Value):
+    """What a run gave (S-DOM-50 to S-DOM-55).
+
+    Attributes:
+        raw: Text of the last task; "" when there are no outputs.
+        task_outputs: In execution order; immutable.
+        total_duration: Wall time of the whole run.
+        run_id: Names the run's record; None for a value made by hand.
+    """
+
+    raw: str = ""
+    task_outputs: FrozenSequence[TaskOutput] = ()
+    total_duration: Duration = timedelta()
+    total_tool_calls: int = 0
+    exit_reason: Annotated[ExitReason, BeforeValidator(lambda value: value or ExitReason.COMPLETED)] = (
+        ExitReason.COMPLETED
+    )
+    metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
+    trace: ExecutionTrace | None = None
+    run_id: str | None = None
+    #: object id of a task -> position in task_outputs
+    _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
+
+    @classmethod
+    def of(
+        cls,
+        raw: str,
+        task_outputs: Sequence[TaskOutput] | None,
+        total_duration: timedelta | float,
+        total_tool_calls: int,
+    ) -> EnsembleOutput:
+        """A completed output made by hand (S-DOM-55)."""
+        return cls(
+            raw=raw, task_outputs=task_outputs or (), total_duration=total_duration, total_tool_calls=total_tool_calls
+        )
+
+    def with_positions(self, positions: Mapping[str, int]) -> EnsembleOutput:
+        """This output, able to find the outputs of those task ids; for the assembly of a run."""
+        self._positions = dict(positions)
+        return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every task ran (S-DOM-52)."""
+        return self.exit_reason is ExitReason.COMPLETED
+
+    @property
+    def completed_tasks(self) -> Sequence[TaskOutput]:
+        """The same as `task_outputs` (S-DOM-53)."""
+        return self.task_outputs
+
+    @property
+    def last_completed_output(self) -> TaskOutput | None:
+        """The last output, None when there is none."""
+        return self.task_outputs[-1] if self.task_outputs else None
+
+    def get_output(self, task: HasObjectId | None) -> TaskOutput | None:
+        """The output of that very task object; None when unknown or not run (S-DOM-54)."""
+        if task is None:
+            return None
+        position = self._positions.get(task.object_id)
+        return None if position is None else self.task_outputs[position]

@@ -1,0 +1,79 @@
+"""The plan: a frozen, JSON-able order of work. Room: plan.
+
+Made from one definition and its inputs; holds no state and no callables. What cannot be data (models, tools,
+handlers, types) stays in the definition and is found through the keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+from ensemble_ray.messages import JsonValue
+
+__all__ = ["AgentEntry", "Node", "Plan"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentEntry:
+    """An agent that takes part."""
+
+    key: str
+    role: str
+    goal: str
+    background: str | None = None
+    #: without injected tools
+    tool_names: tuple[str, ...] = ()
+    #: made for a task that named none
+    is_synthesized: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A task in its place."""
+
+    #: task key: the name, or the ordinal in the plan
+    key: str
+    #: 1-based position in the task list
+    index: int
+    #: hidden id of the user's task; for look-up in the process that made the plan
+    object_id: str
+    #: resolved
+    description: str
+    #: resolved
+    expected_output: str
+    #: as shown: `(deterministic)` for handler tasks, `(synthesized)` before synthesis (S-ENG-18)
+    agent_role: str
+    #: None for a handler task
+    agent_key: str | None
+    #: keys of the context tasks that are in the plan, in the order of the task's context list
+    context: tuple[str, ...] = ()
+    #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
+    context_outside: tuple[str, ...] = ()
+    is_streaming: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What will run, in which order, under which rules."""
+
+    #: `sequential` or `parallel`
+    workflow: str
+    nodes: tuple[Node, ...]
+    agents: tuple[AgentEntry, ...] = ()
+    #: `fail_fast` or `continue_on_error`
+    error_strategy: str = "fail_fast"
+    #: tasks that may run at the same time; None: no cap (S-PAR-17)
+    max_parallel_tasks: int | None = None
+    inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+
+    def to_dict(self) -> dict[str, JsonValue]:
+        """The plan as JSON-able data."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
+        """The plan that `to_dict` gave."""
+        from pydantic import TypeAdapter  # noqa: PLC0415  only readers of records pay for it
+
+        return TypeAdapter(cls).validate_python(data)

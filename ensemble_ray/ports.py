@@ -1,0 +1,173 @@
+"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans). Floor: above events.
+
+An adapter fulfils a port by its shape and inherits nothing. Each port has one contract suite over all its adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ensemble_ray.events import Event
+from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ensemble_ray.limits.rate_limit import RateLimit
+
+__all__ = [
+    "BodyStore",
+    "ChatModel",
+    "Clock",
+    "CpuPool",
+    "DriverServices",
+    "EventSink",
+    "Journal",
+    "Limiter",
+    "StreamingChatModel",
+    "ToolMetrics",
+]
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model that answers a conversation (S-CONV-20); a synchronous `chat` is accepted too."""
+
+    def chat(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> ChatResponse | Awaitable[ChatResponse]:
+        """Answer the conversation; with `tools`, the answer may ask for calls of them."""
+        ...
+
+
+@runtime_checkable
+class StreamingChatModel(Protocol):
+    """A model that also streams (S-CONV-23)."""
+
+    def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncIterator[str | ChatResponse]:
+        """Fragments of the text, then one `ChatResponse` with the assembled whole."""
+        ...
+
+
+class Clock(Protocol):
+    """Time from outside, so that tests can make it."""
+
+    def now(self) -> float:
+        """Unix time, s."""
+        ...
+
+    async def sleep(self, delay_s: float) -> None:
+        """Return after that many seconds of this clock."""
+        ...
+
+
+class EventSink(Protocol):
+    """Takes events in the order in which they happened; never waits, never raises for a listener's sake."""
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to that type; events nobody wants are not built."""
+        ...
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+class Journal(Protocol):
+    """One run's append-only list of facts, as one writer sees it."""
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0) -> None:
+        """Add facts in order.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect.
+        """
+        ...
+
+    def recorded(self, name: str, kind: str) -> Fact | None:
+        """The effect recorded under that name, which need not be performed again; None when there is none."""
+        ...
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is handed to the store."""
+        ...
+
+    async def close(self) -> None:
+        """Flush, and release what the writer holds."""
+        ...
+
+
+class BodyStore(Protocol):
+    """Large values by the hash of their content; each is kept once."""
+
+    def put(self, body: str) -> str:
+        """Keep a body; gives its SHA-256 in hex."""
+        ...
+
+    def get(self, digest: str) -> str:
+        """A kept body.
+
+        Raises:
+            KeyError: none of that hash.
+        """
+        ...
+
+
+class DriverServices(Protocol):
+    """What only the process that started the run can do: correlated requests as data, answered by the driver."""
+
+    async def ask(self, name: str, payload: Mapping[str, object]) -> object:
+        """Ask the driver's service of that name and wait for its answer.
+
+        Raises:
+            IllegalStateError: the driver is gone or has no such service.
+        """
+        ...
+
+    def tell(self, name: str, payload: Mapping[str, object]) -> None:
+        """Tell the driver's service of that name; no answer, order kept."""
+        ...
+
+
+class Limiter(Protocol):
+    """Shared permits; one bucket per id for all holders, wherever they run (S-SET-36)."""
+
+    async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
+        """Take one permit, first come first served.
+
+        Raises:
+            RateLimitTimeoutError: none came in time.
+        """
+        ...
+
+
+class CpuPool(Protocol):
+    """Runs stateless functions outside this process, so that cores add up (S-SET-35)."""
+
+    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+        """Call a cloudpickled function with keyword arguments in another process and give its result."""
+        ...
+
+
+@runtime_checkable
+class ToolMetrics(Protocol):
+    """Counts of tool calls, for a monitoring system (S-TOOL-42)."""
+
+    def increment_success(self, tool_name: str, agent_role: str) -> None:
+        """A call succeeded."""
+        ...
+
+    def increment_failure(self, tool_name: str, agent_role: str) -> None:
+        """A call returned a failure."""
+        ...
+
+    def increment_error(self, tool_name: str, agent_role: str) -> None:
+        """A call raised."""
+        ...
+
+    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
+        """How long a call took, s."""
+        ...

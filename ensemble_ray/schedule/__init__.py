@@ -1,0 +1,1 @@
+"""Room; see the architecture page."""

@@ -1,0 +1,203 @@
+"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2). Floor: above metrics.
+
+Only shapes and their JSON form; the folds that make them live in `record` and `execute`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+
+from pydantic import AfterValidator, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
+
+from ensemble_ray.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
+from ensemble_ray.values import Value
+
+__all__ = [
+    "AgentSummary",
+    "CaptureMode",
+    "CapturedMessage",
+    "ErrorTrace",
+    "ExecutionTrace",
+    "ExecutionTraceExporter",
+    "LlmInteraction",
+    "TaskPrompts",
+    "TaskTrace",
+    "ToolCallTrace",
+    "jsonable",
+]
+
+
+class CaptureMode(StrEnum):
+    """How much a trace keeps: off < standard < full (S-CAP-1)."""
+
+    OFF = "off"
+    STANDARD = "standard"
+    FULL = "full"
+
+    def is_at_least(self, other: CaptureMode | str) -> bool:
+        """Whether this mode keeps at least what the other does."""
+        order = list(CaptureMode)
+        return order.index(self) >= order.index(CaptureMode(other))
+
+
+def jsonable(value: object) -> object:
+    """The JSON form of anything: its own if it has one, else its text; never fails (S-TRC-52)."""
+    from pydantic_core import to_jsonable_python  # noqa: PLC0415  only traces with objects in them pay for it
+
+    return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+
+
+class CapturedMessage(Value):
+    """A message as it was when captured (S-CAP-12)."""
+
+    role: str
+    content: str | None = None
+    #: each `{id, name, arguments}` (S-SET-13)
+    tool_calls: tuple[Mapping[str, str], ...] = ()
+    tool_name: str | None = None
+
+
+class ToolCallTrace(Value):
+    """One tool request and what came of it (S-TRC-30)."""
+
+    tool_name: str
+    #: JSON text as the model wrote it
+    arguments: str
+    #: full text given to the model, before any truncation
+    result: str
+    structured_output: Any = None
+    started_at: datetime
+    completed_at: datetime
+    duration: timedelta
+    outcome: Literal["success", "failure", "error", "skipped_max_iterations"]
+    #: the arguments as a dict; capture mode full only
+    parsed_input: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = {}
+
+    @field_serializer("structured_output", "parsed_input", "metadata", mode="wrap", when_used="json")
+    def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
+        return jsonable(value)
+
+
+class LlmInteraction(Value):
+    """One model call of a task, with the tool calls it asked for (S-TRC-20)."""
+
+    iteration_index: int
+    started_at: datetime
+    completed_at: datetime
+    latency: timedelta
+    input_tokens: int = -1
+    output_tokens: int = -1
+    response_type: Literal["tool_calls", "final_answer"]
+    #: only for final answers
+    response_text: str | None = None
+    tool_calls: tuple[ToolCallTrace, ...] = ()
+    #: capture mode standard and above
+    messages: tuple[CapturedMessage, ...] = ()
+
+
+class TaskPrompts(Value):
+    """Exactly what the first model call was sent (S-TRC-11)."""
+
+    system_prompt: str
+    user_prompt: str
+
+
+class TaskTrace(Value):
+    """All that happened in one task (S-TRC-10). Durations equal the difference of their instants."""
+
+    task_description: str
+    expected_output: str
+    agent_role: str
+    started_at: datetime
+    completed_at: datetime
+    duration: timedelta
+    prompts: TaskPrompts | None = None
+    llm_interactions: tuple[LlmInteraction, ...] = ()
+    final_output: str = ""
+    parsed_output: Any = None
+    metrics: TaskMetrics = TaskMetrics.EMPTY
+    node_type: str | None = None
+    metadata: Mapping[str, Any] = {}
+
+    @field_serializer("parsed_output", "metadata", mode="wrap", when_used="json")
+    def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
+        return jsonable(value)
+
+
+class AgentSummary(Value):
+    """Who took part (S-TRC-1)."""
+
+    role: str
+    goal: str
+    background: str | None = None
+    tool_names: tuple[str, ...] = ()
+    allow_delegation: bool = False
+
+
+class ErrorTrace(Value):
+    """A failure during the run."""
+
+    agent_role: str
+    task_description: str
+    error_type: str
+    message: str
+    stack_trace: str = ""
+    occurred_at: datetime
+
+
+class ExecutionTrace(Value):
+    """A run as a tree, made to be read, stored and compared."""
+
+    schema_version: str = "1.1"
+    capture_mode: CaptureMode = CaptureMode.OFF
+    ensemble_id: str
+    workflow: str
+    started_at: datetime
+    completed_at: datetime
+    total_duration: timedelta
+    inputs: Mapping[str, str] = {}
+    agents: tuple[AgentSummary, ...] = ()
+    task_traces: Annotated[Sequence[TaskTrace], AfterValidator(tuple)] = ()
+    metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
+    total_cost_estimate: CostEstimate | None = None
+    errors: tuple[ErrorTrace, ...] = ()
+    trace_id: str | None = None
+    metadata: Mapping[str, Any] = {}
+
+    @field_serializer("metadata", mode="wrap", when_used="json")
+    def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
+        return jsonable(value)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """Pretty JSON text; with a path it is also written there, parent folders made (S-TRC-50, S-TRC-51).
+
+        Raises:
+            OSError: the file cannot be written (S-TRC-53).
+        """
+        text = self.model_dump_json(indent=2)
+        if path is not None:
+            target = Path(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        return text
+
+    def export(self, exporter: ExecutionTraceExporter | Callable[[ExecutionTrace], object]) -> None:
+        """Hand this trace to an exporter: a callable or an object with `export` (S-TRC-60)."""
+        if isinstance(exporter, ExecutionTraceExporter):
+            exporter.export(self)
+        else:
+            exporter(self)
+
+
+@runtime_checkable
+class ExecutionTraceExporter(Protocol):
+    """Takes the trace of each successful run (S-TRC-60)."""
+
+    def export(self, trace: ExecutionTrace) -> None:
+        """Take one trace."""
+        ...

@@ -1,0 +1,88 @@
+"""Base of all public frozen values. Floor: above errors and ids.
+
+A value is a frozen pydantic model that refuses unknown names, speaks our errors and copies with `replace`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Self, TypeVar, cast
+
+import pydantic
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+from ensemble_ray.errors import ValidationError
+
+__all__ = ["Duration", "FrozenSequence", "Value", "explain", "utc_now", "utc_of"]
+
+
+def _as_duration(value: object) -> object:
+    """Seconds or a timedelta (S-CONV-8)."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return timedelta(seconds=value)
+    return value
+
+
+#: A length of time; a number of seconds is accepted, a `timedelta` is kept.
+Duration = Annotated[timedelta, BeforeValidator(_as_duration)]
+
+
+_Item = TypeVar("_Item")
+
+
+def _as_tuple(value: object) -> object:
+    """Lists and other collections become tuples, so that the caller's list can change later (S-CONV-5)."""
+    if value is None:
+        return ()
+    return tuple(cast("Iterable[object]", value)) if isinstance(value, list | set | frozenset) else value
+
+
+#: An immutable sequence; lists are copied, None is empty.
+FrozenSequence = Annotated[Sequence[_Item], BeforeValidator(_as_tuple)]
+
+
+def utc_of(at_s: float) -> datetime:
+    """The UTC instant of a Unix time in seconds."""
+    return datetime.fromtimestamp(at_s, UTC)
+
+
+def utc_now() -> datetime:
+    """Now, in UTC; only for defaults of values made by hand, never inside a machine."""
+    return datetime.now(UTC)
+
+
+def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
+    """Our error for a failure of pydantic's: what was wrong and where, one sentence per field (S-CONV-12)."""
+    parts: list[str] = []
+    for found in error.errors(include_url=False):
+        ours = found.get("ctx", {}).get("error")
+        if isinstance(ours, ValueError) and not isinstance(ours, pydantic.ValidationError):
+            return ValidationError(str(ours))
+        where = ".".join(str(part) for part in found["loc"])
+        if found["type"] == "extra_forbidden":
+            parts.append(f"unknown field '{where}'")
+        else:
+            parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+    return ValidationError(f"{what}: {'; '.join(parts)}")
+
+
+class Value(BaseModel):
+    """A frozen value. Unknown fields are refused; `replace` copies and validates again (S-CONV-3, S-CONV-4)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __init__(self, **data: object) -> None:
+        try:
+            super().__init__(**data)
+        except pydantic.ValidationError as error:
+            raise explain(error, type(self).__name__) from None
+
+    def replace(self, **changes: object) -> Self:
+        """A copy with these fields changed, validated like a new one.
+
+        Raises:
+            ValidationError: a field is unknown or its value is refused.
+        """
+        fields = cast("dict[str, object]", {name: getattr(self, name) for name in type(self).model_fields})
+        return type(self)(**{**fields, **changes})
