@@ -1,0 +1,1 @@
+"""Tests of the three packages, of their form, and of whole scenarios."""

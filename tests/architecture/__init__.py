@@ -1,0 +1,1 @@
+"""Form of the project: what can be checked without running it."""
