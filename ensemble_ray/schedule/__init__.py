@@ -1,1 +1,15 @@
-"""Room; see the architecture page."""
+"""Room 3, schedule: pure machines. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
+
+from __future__ import annotations
+
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule.machine import Machine
+from ensemble_ray.schedule.parallel import ParallelMachine
+from ensemble_ray.schedule.sequential import SequentialMachine
+
+__all__ = ["machine_for"]
+
+
+def machine_for(plan: Plan) -> Machine:
+    """The machine of a plan's workflow kind."""
+    return ParallelMachine(plan) if plan.workflow == "parallel" else SequentialMachine(plan)

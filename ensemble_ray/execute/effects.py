@@ -1,0 +1,155 @@
+"""Effects of one task, and the fold that makes its trace and metrics of them. Room: execute. Pure.
+
+The runner notes each effect when it is done; nothing else is needed for the trace, so a record of the same effects
+gives the same trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal, cast
+
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall
+from ensemble_ray.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
+from ensemble_ray.trace import CapturedMessage, CaptureMode, LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
+from ensemble_ray.values import utc_of
+
+__all__ = ["ModelEffect", "TaskEffects", "ToolEffect", "captured"]
+
+Outcome = Literal["success", "failure", "error", "skipped_max_iterations"]
+
+
+@dataclass(slots=True, kw_only=True)
+class ToolEffect:
+    """One tool request and what came of it."""
+
+    call: ToolCall
+    outcome: Outcome
+    text: str
+    started_at: float
+    duration_s: float
+    structured_output: object = None
+
+
+@dataclass(slots=True, kw_only=True)
+class ModelEffect:
+    """One model call, and the tool requests of its answer."""
+
+    started_at: float
+    latency_s: float
+    response: ChatResponse
+    is_final: bool
+    tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
+    messages: tuple[CapturedMessage, ...] = ()
+
+
+def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
+    """Copies of live messages, which later changes do not reach (S-CAP-12, S-CAP-13)."""
+    return tuple(
+        CapturedMessage(
+            role=message.role,
+            content=message.content,
+            tool_calls=tuple(
+                {"id": call.id, "name": call.name, "arguments": call.arguments} for call in message.tool_calls
+            ),
+            tool_name=message.name if message.role == "tool" else None,
+        )
+        for message in messages
+    )
+
+
+def _parsed_input(arguments: str) -> dict[str, object] | None:
+    """The arguments as a dict; None when they are not a JSON object (S-CAP-14)."""
+    try:
+        parsed: object = json.loads(arguments)
+    except ValueError:
+        return None
+    return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskEffects:
+    """Everything one task did so far."""
+
+    task_description: str
+    expected_output: str
+    agent_role: str
+    started_at: float
+    capture_mode: CaptureMode = CaptureMode.OFF
+    prompts: TaskPrompts | None = None
+    prompt_build_s: float = 0.0
+    #: (input tokens, output tokens, latency s) of calls that are no interaction of the loop: structured retries
+    models: list[ModelEffect] = field(default_factory=list[ModelEffect])
+    tool_call_count: int = 0
+    is_handler: bool = False
+
+    def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
+        """The sums (S-MET-10 to S-MET-16)."""
+        tools = [tool for model in self.models for tool in model.tools]
+        usages = [model.response.usage for model in self.models]
+        if self.is_handler:
+            input_tokens = output_tokens = 0
+        else:
+            input_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.input_tokens for u in usages)
+            output_tokens = add_tokens(UNKNOWN_TOKENS if u is None else u.output_tokens for u in usages)
+        return TaskMetrics(
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            total_tokens=add_tokens((input_tokens, output_tokens)),
+            llm_latency=timedelta(seconds=sum(model.latency_s for model in self.models)),
+            tool_execution_time=timedelta(seconds=sum(tool.duration_s for tool in tools)),
+            prompt_build_time=timedelta(seconds=self.prompt_build_s),
+            llm_call_count=len(self.models),
+            tool_call_count=self.tool_call_count,
+            cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
+        )
+
+    def trace(self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics) -> TaskTrace:
+        """The tree of this task (S-TRC-10)."""
+        started, completed = utc_of(self.started_at), utc_of(completed_at)
+        return TaskTrace(
+            task_description=self.task_description,
+            expected_output=self.expected_output,
+            agent_role=self.agent_role,
+            started_at=started,
+            completed_at=completed,
+            duration=completed - started,
+            prompts=self.prompts,
+            llm_interactions=tuple(self._interaction(index, model) for index, model in enumerate(self.models)),
+            final_output=final_output,
+            parsed_output=parsed_output,
+            metrics=metrics,
+        )
+
+    def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:
+        started, completed = utc_of(model.started_at), utc_of(model.started_at + model.latency_s)
+        usage = model.response.usage
+        return LlmInteraction(
+            iteration_index=index,
+            started_at=started,
+            completed_at=completed,
+            latency=completed - started,
+            input_tokens=UNKNOWN_TOKENS if usage is None else usage.input_tokens,
+            output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
+            response_type="final_answer" if model.is_final else "tool_calls",
+            response_text=model.response.text if model.is_final else None,
+            tool_calls=tuple(self._tool(tool) for tool in model.tools),
+            messages=model.messages,
+        )
+
+    def _tool(self, tool: ToolEffect) -> ToolCallTrace:
+        started, completed = utc_of(tool.started_at), utc_of(tool.started_at + tool.duration_s)
+        return ToolCallTrace(
+            tool_name=tool.call.name,
+            arguments=tool.call.arguments,
+            result=tool.text,
+            structured_output=tool.structured_output,
+            started_at=started,
+            completed_at=completed,
+            duration=completed - started,
+            outcome=tool.outcome,
+            parsed_input=_parsed_input(tool.call.arguments) if self.capture_mode is CaptureMode.FULL else None,
+        )

@@ -1,0 +1,113 @@
+"""What is handed to a house and what comes back. Room: execute. Values only.
+
+A `RunFrame` is what all tasks of a run share; it is bound once per house. A `TaskOrder` is one task; it carries its
+envelope (run, instance, epoch), so that whoever gets it needs to ask nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ensemble_ray.definition.task import Task
+from ensemble_ray.metrics import CostConfiguration
+from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.trace import CaptureMode, TaskTrace
+
+__all__ = ["EventMark", "RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
+
+#: producer -> number of its last event that must be delivered first
+EventMark = Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFrame:
+    """What all tasks of a run share."""
+
+    run_id: str
+    workflow: str
+    total_tasks: int
+    #: listener methods anybody wants; other events are not built
+    interest: frozenset[str] = frozenset()
+    capture_mode: CaptureMode = CaptureMode.OFF
+    is_verbose: bool = False
+    #: characters of a tool's output that the model sees; negative: all (S-ENG-70)
+    max_tool_output_length: int = -1
+    #: characters of tool input and output in log lines; -1: all (S-ENG-72)
+    tool_log_truncate_length: int = 200
+    #: log fields of the caller, carried into every process (S-PAR-16)
+    log_fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    cost: CostConfiguration | None = None
+    #: whether calls are reported to the driver's ToolMetrics
+    has_tool_metrics: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskOrder:
+    """One task to run."""
+
+    run_id: str
+    key: str
+    #: path of this execution: `facts#0`
+    instance: str
+    #: re-dispatch generation; an older one is refused by the journal
+    epoch: int
+    #: 1-based position in the task list
+    index: int
+    #: resolved task without its context tasks
+    task: Task
+    agent_key: str | None
+    agent_role: str
+    #: outputs of the context tasks in the order of the task's context list
+    context: Sequence[TaskOutput] = ()
+    #: description of a context task whose output does not exist (S-ENG-11)
+    missing_context: str | None = None
+    is_streaming: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """What came of one order."""
+
+    key: str
+    instance: str
+    status: Literal["completed", "failed", "exited", "cancelled"]
+    at: float
+    duration_s: float
+    output: TaskOutput | None = None
+    #: the original error, unwrapped
+    error: BaseException | None = None
+    #: of a task that gave no output: what it did until then
+    trace: TaskTrace | None = None
+    total_tokens: int = -1
+    tool_call_count: int = 0
+    is_timeout: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailure:
+    """A failed task of an ended run."""
+
+    key: str
+    at: float
+    error: BaseException
+    #: how many tasks were completed when it failed (S-PAR-22)
+    completed_before: int
+    trace: TaskTrace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOutcome:
+    """How a run ended; made into an output or an error by `record.result`."""
+
+    run_id: str
+    state: RunState
+    exit_reason: ExitReason
+    started_at: float
+    completed_at: float
+    #: (task key, output) in completion order
+    completed: Sequence[tuple[str, TaskOutput]] = ()
+    failures: Sequence[TaskFailure] = ()
+    #: what unfinished tasks did: cancelled or exited ones
+    unfinished: Sequence[TaskTrace] = ()

@@ -1,0 +1,201 @@
+"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Room: schedule.
+
+Rules:
+1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
+2. A cancelled run starts nothing more; it ends when no task runs (S-SET-27).
+3. An early exit starts nothing more, lets running tasks finish and outranks a recorded failure (S-PAR-30).
+4. A stimulus for a task that is resolved already is ignored: a late message of a replaced house changes nothing.
+5. The run ends exactly once, when every task is resolved.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import assert_never
+
+from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
+from ensemble_ray.schedule.stimuli import (
+    CancelRequested,
+    RunStarted,
+    Stimulus,
+    TaskCancelled,
+    TaskCompleted,
+    TaskExited,
+    TaskFailed,
+)
+
+__all__ = ["Machine"]
+
+
+class Machine:
+    """A run's scheduling state. A workflow kind decides what becomes ready and what a failure means."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._states: dict[str, TaskState] = {node.key: TaskState.PENDING for node in plan.nodes}
+        self._ready: deque[str] = deque()
+        self._running: set[str] = set()
+        self._open = len(plan.nodes)
+        self._story: list[tuple[float, str, str]] = []
+        self._completed: list[str] = []
+        self._failed: list[str] = []
+        self._exit: ExitReason | None = None
+        self._is_cancelled = False
+        self._is_ended = False
+
+    # What may be asked.
+
+    @property
+    def states(self) -> Mapping[str, TaskState]:
+        """State of every task by key."""
+        return self._states
+
+    @property
+    def completed(self) -> tuple[str, ...]:
+        """Keys of completed tasks in completion order (S-PAR-14)."""
+        return tuple(self._completed)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Keys of failed tasks in the order of their failures; the first one counts (S-PAR-23)."""
+        return tuple(self._failed)
+
+    def story(self, key: str) -> str:
+        """Everything that happened to a task, oldest first."""
+        return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == key)
+
+    # The door.
+
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
+        """Take facts, give what is to be done now, in order."""
+        done: list[Instruction] = []
+        for stimulus in stimuli:
+            self._take(stimulus, done)
+        if not self._is_ended:
+            self._start_ready(stimuli[-1].at if stimuli else 0.0, done)
+            self._end_if_resolved(done)
+        return done
+
+    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+        match stimulus:
+            case RunStarted():
+                self._begin(stimulus.at)
+            case TaskCompleted():
+                if self._resolve(stimulus.key, TaskState.COMPLETED, stimulus.at):
+                    self._completed.append(stimulus.key)
+                    self._after_completion(stimulus.key, stimulus.at)
+            case TaskFailed():
+                if self._resolve(stimulus.key, TaskState.FAILED, stimulus.at):
+                    self._failed.append(stimulus.key)
+                    self._after_failure(stimulus.key, stimulus.at, done)
+            case TaskExited():
+                if self._resolve(stimulus.key, TaskState.EXITED, stimulus.at):
+                    self._exit_early(stimulus, done)
+            case TaskCancelled():
+                self._resolve(stimulus.key, TaskState.CANCELLED, stimulus.at)
+            case CancelRequested():
+                self._cancel(stimulus.at, done)
+            case _:
+                assert_never(stimulus)
+
+    # What a workflow kind decides.
+
+    def _begin(self, at: float) -> None:
+        """Make ready what can start."""
+        raise NotImplementedError
+
+    def _after_completion(self, key: str, at: float) -> None:
+        """Make ready what that completion frees."""
+        raise NotImplementedError
+
+    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+        """Skip what that failure forbids."""
+        raise NotImplementedError
+
+    def _places(self) -> int:
+        """How many more tasks may start now."""
+        raise NotImplementedError
+
+    # What they share.
+
+    def _exit_early(self, stimulus: TaskExited, done: list[Instruction]) -> None:
+        """The first reason wins (S-PAR-30)."""
+        reason = ExitReason.TIMEOUT if stimulus.is_timeout else ExitReason.USER_EXIT_EARLY
+        self._exit = self._exit or reason
+        self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
+
+    def _cancel(self, at: float, done: list[Instruction]) -> None:
+        if self._is_cancelled or self._is_ended:
+            return
+        self._is_cancelled = True
+        self._abandon(TaskState.CANCELLED, "run cancelled", at, done)
+        done.extend(CancelTask(key=key) for key in sorted(self._running))
+
+    def _move(self, key: str, after: TaskState, at: float) -> None:
+        before = self._states[key]
+        if (before, after) not in TRANSITIONS:
+            raise InvalidTransitionError(key, before, after, self.story(key))
+        self._states[key] = after
+        self._story.append((at, key, after.value))
+        if after.is_resolved:
+            self._open -= 1
+
+    def _make_ready(self, key: str, at: float) -> None:
+        self._move(key, TaskState.READY, at)
+        self._ready.append(key)
+
+    def _resolve(self, key: str, after: TaskState, at: float) -> bool:
+        """Resolve a running task; False if it is not running any more (rule 4)."""
+        if key not in self._running:
+            return False
+        self._running.remove(key)
+        self._move(key, after, at)
+        return True
+
+    def _abandon(self, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
+        """Resolve everything that has not started."""
+        self._ready.clear()
+        for key, state in self._states.items():
+            if state in {TaskState.PENDING, TaskState.READY}:
+                self._move(key, after, at)
+                done.append(SkipTask(key=key, reason=reason))
+
+    def _start_ready(self, at: float, done: list[Instruction]) -> None:
+        places = self._places()
+        while self._ready and places > 0:
+            key = self._ready.popleft()
+            self._move(key, TaskState.RUNNING, at)
+            self._running.add(key)
+            done.append(StartTask(key=key))
+            places -= 1
+
+    def _end_if_resolved(self, done: list[Instruction]) -> None:
+        if self._open:
+            return
+        self._is_ended = True
+        if self._is_cancelled:
+            done.append(EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED))
+        elif self._exit is not None:
+            done.append(EndRun(state=RunState.COMPLETED, exit_reason=self._exit))
+        elif self._failed:
+            done.append(EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR))
+        else:
+            done.append(EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED))
+
+    # Invariants, for tests and for hunting defects.
+
+    def validate(self) -> None:
+        """Check the invariants that hold between any two stimuli.
+
+        Raises:
+            AssertionError: one does not hold.
+        """
+        states = list(self._states.values())
+        assert self._open == sum(not state.is_resolved for state in states), "open count"  # noqa: S101  invariants
+        assert self._running == {k for k, s in self._states.items() if s is TaskState.RUNNING}, "running set"  # noqa: S101
+        assert set(self._ready) == {k for k, s in self._states.items() if s is TaskState.READY}, "ready queue"  # noqa: S101
+        assert self._is_ended == (self._open == 0), "ended exactly when all are resolved"  # noqa: S101

@@ -1,0 +1,63 @@
+"""Parallel workflow: a DAG over context references. Room: schedule.
+
+Rules:
+1. All roots start at once; a task starts as soon as its last in-plan dependency completed (S-PAR-10, S-PAR-11).
+2. At most `max_parallel_tasks` run at a time; ready tasks wait in the order in which they became ready (S-PAR-17).
+3. fail_fast: after the first failure nothing unstarted starts; running tasks finish (S-PAR-21).
+4. continue_on_error: dependents of a failed or skipped task are skipped, transitively; the rest goes on (S-PAR-24).
+
+One completion costs time in proportion to its dependents, not to the plan: counts of open dependencies are kept.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule.instructions import Instruction, SkipTask
+from ensemble_ray.schedule.machine import Machine
+from ensemble_ray.schedule.states import TaskState
+
+__all__ = ["ParallelMachine"]
+
+
+class ParallelMachine(Machine):
+    """Schedules a DAG."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__(plan)
+        self._waits_for: dict[str, int] = {}
+        self._dependents: dict[str, list[str]] = {node.key: [] for node in plan.nodes}
+        for node in plan.nodes:
+            needed = set(node.context)
+            self._waits_for[node.key] = len(needed)
+            for key in needed:
+                self._dependents[key].append(node.key)
+
+    def _begin(self, at: float) -> None:
+        for node in self._plan.nodes:
+            if not self._waits_for[node.key]:
+                self._make_ready(node.key, at)
+
+    def _after_completion(self, key: str, at: float) -> None:
+        for dependent in self._dependents[key]:
+            self._waits_for[dependent] -= 1
+            if not self._waits_for[dependent] and self._states[dependent] is TaskState.PENDING:
+                self._make_ready(dependent, at)
+
+    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+        if self._plan.error_strategy == "fail_fast":
+            self._abandon(TaskState.SKIPPED, f"task '{key}' failed", at, done)
+            return
+        cursed = [key]
+        while cursed:
+            source = cursed.pop()
+            for dependent in self._dependents[source]:
+                if self._states[dependent] is TaskState.PENDING:
+                    self._move(dependent, TaskState.SKIPPED, at)
+                    done.append(SkipTask(key=dependent, reason=f"context task '{source}' did not complete"))
+                    cursed.append(dependent)
+
+    def _places(self) -> int:
+        cap = self._plan.max_parallel_tasks
+        return sys.maxsize if cap is None else cap - len(self._running)

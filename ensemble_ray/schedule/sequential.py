@@ -1,0 +1,38 @@
+"""Sequential workflow: one task at a time, in list order. Room: schedule.
+
+Rules:
+1. A task starts only after the previous one ended (S-ENG-10).
+2. The first failure stops the run: later tasks never start (S-ENG-13).
+"""
+
+from __future__ import annotations
+
+from ensemble_ray.schedule.instructions import Instruction
+from ensemble_ray.schedule.machine import Machine
+from ensemble_ray.schedule.states import TaskState
+
+__all__ = ["SequentialMachine"]
+
+
+class SequentialMachine(Machine):
+    """Schedules tasks one after the other."""
+
+    def _begin(self, at: float) -> None:
+        self._advance(at)
+
+    def _after_completion(self, key: str, at: float) -> None:  # noqa: ARG002  list order decides, not who completed
+        self._advance(at)
+
+    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+        self._abandon(TaskState.SKIPPED, f"task '{key}' failed", at, done)
+
+    def _places(self) -> int:
+        return 0 if self._running else 1
+
+    def _advance(self, at: float) -> None:
+        """Make the next pending task ready, in list order."""
+        position = len(self._completed)
+        if position < len(self._plan.nodes):
+            key = self._plan.nodes[position].key
+            if self._states[key] is TaskState.PENDING:
+                self._make_ready(key, at)
