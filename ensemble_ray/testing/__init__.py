@@ -1,0 +1,7 @@
+"""Public doubles for tests of agent teams: a scripted model, a protocol server, a clock, a sink."""
+
+from ensemble_ray.testing.clock import ManualClock
+from ensemble_ray.testing.model_server import Fault, ModelServer, Reply, ServedRequest, tool_loop
+from ensemble_ray.testing.sink import RecordingSink
+
+__all__ = ["Fault", "ManualClock", "ModelServer", "RecordingSink", "Reply", "ServedRequest", "tool_loop"]

@@ -1,0 +1,198 @@
+"""What a `ModelServer` is told to answer, as bytes of the protocol. Room: testing; pure, no sockets.
+
+An answer is a text, tool calls, a whole `ChatResponse`, a `Reply` with its details, or a `Fault`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import sha256
+from typing import Literal, cast
+
+from ensemble_ray.messages import ChatResponse, TokenUsage, ToolCall
+from ensemble_ray.testing.model_server.http import HttpRequest
+
+__all__ = ["Answer", "Fault", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
+
+#: What every answer costs unless the script says otherwise.
+DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
+
+
+class ServedRequest:
+    """One request as the server got it; the body is parsed on first use."""
+
+    def __init__(self, http: HttpRequest, number: int) -> None:
+        self._http = http
+        #: position in order of arrival, from 0
+        self.number = number
+
+    @property
+    def raw(self) -> bytes:
+        """The body's bytes."""
+        return self._http.raw
+
+    @property
+    def path(self) -> str:
+        """The request's path."""
+        return self._http.path
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers by lower-case name."""
+        return self._http.headers
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of the body; requests with the same digest are identical."""
+        return sha256(self.raw).hexdigest()
+
+    @cached_property
+    def body(self) -> Mapping[str, object]:
+        """The body's JSON object."""
+        return cast("dict[str, object]", json.loads(self.raw))
+
+    @property
+    def model(self) -> str:
+        """The model asked for."""
+        return str(self.body.get("model", ""))
+
+    @property
+    def messages(self) -> Sequence[Mapping[str, object]]:
+        """The conversation as sent."""
+        return cast("list[Mapping[str, object]]", self.body.get("messages", []))
+
+    @property
+    def tools(self) -> Sequence[str]:
+        """Names of the tools offered."""
+        entries = cast("list[Mapping[str, Mapping[str, str]]]", self.body.get("tools", []))
+        return tuple(entry["function"]["name"] for entry in entries)
+
+    @property
+    def text(self) -> str:
+        """Text of the last message."""
+        return str(self.messages[-1].get("content") or "") if self.messages else ""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the client asked for a stream."""
+        # The bytes are looked at first, so that a fixed answer needs no parsing.
+        return b'"stream"' in self.raw and self.body.get("stream") is True
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether the client asked for a usage chunk at the end of the stream."""
+        options = cast("Mapping[str, object]", self.body.get("stream_options") or {})
+        return options.get("include_usage") is True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """An answer in detail."""
+
+    text: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    #: None sends no usage at all
+    usage: TokenUsage | None = DEFAULT_USAGE
+    #: how the text is cut when streamed; None: by words
+    fragments: Sequence[str] | None = None
+    #: on top of the server's latency
+    latency_s: float = 0.0
+    #: pause between streamed pieces
+    fragment_delay_s: float = 0.0
+    #: streamed: cut the connection after that many pieces
+    cut_after: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """An answer that fails.
+
+    `status` answers with that HTTP status, `drop` cuts the connection, `garbage` answers 200 with something that is
+    not JSON, `silence` never answers.
+    """
+
+    kind: Literal["status", "drop", "garbage", "silence"] = "status"
+    status: int = 500
+    message: str = "scripted fault"
+    code: str | None = None
+    retry_after_s: float | None = None
+
+
+Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | Fault
+
+
+def reply_of(answer: Answer) -> Reply | Fault:
+    """The answer in its long form."""
+    if isinstance(answer, Reply | Fault):
+        return answer
+    if isinstance(answer, str):
+        return Reply(text=answer)
+    if isinstance(answer, ToolCall):
+        return Reply(tool_calls=(answer,))
+    if isinstance(answer, ChatResponse):
+        return Reply(text=answer.text, tool_calls=tuple(answer.tool_calls), usage=answer.usage)
+    return Reply(tool_calls=tuple(answer))
+
+
+def _usage(usage: TokenUsage) -> Mapping[str, int]:
+    return {
+        "prompt_tokens": usage.input_tokens,
+        "completion_tokens": usage.output_tokens,
+        "total_tokens": usage.input_tokens + usage.output_tokens,
+    }
+
+
+def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
+    """A chat completion in one piece."""
+    message: dict[str, object] = {"role": "assistant", "content": reply.text}
+    if reply.tool_calls:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in reply.tool_calls
+        ]
+    body: dict[str, object] = {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if reply.tool_calls else "stop"}],
+    }
+    if reply.usage is not None:
+        body["usage"] = _usage(reply.usage)
+    return json.dumps(body).encode()
+
+
+def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> Iterator[bytes]:
+    """The same answer as server-sent events, one item per event."""
+
+    def event(choices: Sequence[object], **more: object) -> bytes:
+        body = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 0, "model": model}
+        return b"data: " + json.dumps({**body, "choices": choices, **more}).encode() + b"\n\n"
+
+    def delta(change: Mapping[str, object], finish: str | None = None) -> bytes:
+        return event([{"index": 0, "delta": change, "finish_reason": finish}])
+
+    fragments = reply.fragments
+    if fragments is None:
+        fragments = re.findall(r"\S+\s*|\s+", reply.text or "")
+    for fragment in fragments:
+        yield delta({"content": fragment})
+    for index, call in enumerate(reply.tool_calls):
+        opening = {"index": index, "id": call.id, "type": "function", "function": {"name": call.name, "arguments": ""}}
+        yield delta({"tool_calls": [opening]})
+        middle = len(call.arguments) // 2
+        for part in (call.arguments[:middle], call.arguments[middle:]):
+            yield delta({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
+    yield delta({}, "tool_calls" if reply.tool_calls else "stop")
+    if with_usage and reply.usage is not None:
+        yield event([], usage=_usage(reply.usage))
+    yield b"data: [DONE]\n\n"
+
+
+def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:
+    """An error body as providers send it."""
+    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

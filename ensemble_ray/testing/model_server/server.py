@@ -1,0 +1,322 @@
+"""A chat-completions server on loopback for tests and benchmarks. Room: testing.
+
+Scripted answers, latencies and faults go in; what clients sent, how often and how many at once comes out. It runs in
+a thread of this process (`with ModelServer(...) as server`), or as a process of its own
+(`python -m ensemble_ray.testing.model_server --latency-ms 200`, which prints its URL). It must never listen on
+anything but loopback, and never reach out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Self, cast
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.testing.model_server.http import Exchange, serve_http
+from ensemble_ray.testing.model_server.script import (
+    Answer,
+    Fault,
+    Reply,
+    ServedRequest,
+    completion_bytes,
+    error_bytes,
+    reply_of,
+    sse_chunks,
+)
+
+__all__ = ["ModelServer", "Script", "tool_loop"]
+
+Script = Answer | list[Answer] | Callable[[ServedRequest], Answer]
+
+
+def _echo(request: ServedRequest) -> Answer:
+    return f"echo: {request.text}"
+
+
+def tool_loop(turns: int, *, arguments: str = "{}", text: str = "done") -> Callable[[ServedRequest], Answer]:
+    """A script that asks for the first tool offered until the conversation holds `turns` results, then answers."""
+
+    def answer(request: ServedRequest) -> Answer:
+        done = sum(message.get("role") == "tool" for message in request.messages)
+        if done >= turns or not request.tools:
+            return text
+        return ToolCall(id=f"call_{done}", name=request.tools[0], arguments=arguments)
+
+    return answer
+
+
+class ModelServer:
+    """A server of the chat-completions protocol that answers by script.
+
+    Args:
+        script: A list of answers, given in order of arrival; a callable that gets each request; one answer for all;
+            None echoes the last message. An answer is a text, a `ToolCall` or several, a `ChatResponse`, a `Reply`,
+            or a `Fault`. A request beyond the end of a list is refused with status 400.
+        latency_s: Delay of every answer.
+        api_key: Refuse requests that do not carry this key.
+        models: Refuse requests for other models; None: any model.
+        rejects_stream_options: Refuse requests with `stream_options`, as older servers do.
+        keep_requests: Keep what came in `requests`; without, only counts are kept.
+        port: Where to listen; 0 finds a free port.
+
+    Example:
+        >>> with ModelServer(["hello"]) as server:
+        ...     server.base_url.startswith("http://127.0.0.1:")
+        True
+    """
+
+    def __init__(
+        self,
+        script: Script | None = None,
+        *,
+        latency_s: float = 0.0,
+        api_key: str | None = None,
+        models: Sequence[str] | None = None,
+        rejects_stream_options: bool = False,
+        keep_requests: bool = True,
+        port: int = 0,
+    ) -> None:
+        self._script = _echo if script is None else script
+        self._latency_s = latency_s
+        self._authorization = None if api_key is None else f"Bearer {api_key}"
+        self._models = None if models is None else tuple(models)
+        self._rejects_stream_options = rejects_stream_options
+        self._keep_requests = keep_requests
+        self._port = port
+        self._changed = threading.Condition()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread: threading.Thread | None = None
+        self._held: list[Callable[[], None]] | None = None
+        self._open: set[Exchange] = set()
+        self._served = 0
+        self._arrived = 0
+        #: requests in order of arrival
+        self.requests: list[ServedRequest] = []
+        #: how often each body came, by its digest
+        self.counts: Counter[str] = Counter()
+        #: most requests open at once
+        self.max_in_flight = 0
+        #: requests whose client went away before the answer was complete
+        self.abandoned = 0
+
+    @property
+    def base_url(self) -> str:
+        """What `OpenAIChatModel(base_url=...)` takes."""
+        return f"http://127.0.0.1:{self._port}/v1"
+
+    @property
+    def in_flight(self) -> int:
+        """Requests open now."""
+        return len(self._open)
+
+    @property
+    def repeated(self) -> int:
+        """Requests that were sent before, byte for byte."""
+        return sum(self.counts.values()) - len(self.counts)
+
+    def __enter__(self) -> Self:
+        ready = threading.Event()
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self.serve(ready.set)), name="model-server", daemon=True
+        )
+        self._thread.start()
+        if not ready.wait(timeout=30):
+            msg = "ModelServer did not start within 30 s"
+            raise IllegalStateError(msg)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        if self._thread is not None:
+            self._thread.join(timeout=30)
+
+    def stop(self) -> None:
+        """Stop listening and cut what is open; does not wait for it."""
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended already
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    async def serve(self, ready: Callable[[], object]) -> None:
+        """Listen and answer until stopped; `ready` is called once the port is known."""
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        server = await serve_http(self._take, self._give_up, port=self._port)
+        self._port = cast("int", server.sockets[0].getsockname()[1])
+        ready()
+        try:
+            await self._stop.wait()
+        finally:
+            server.close()
+            for exchange in tuple(self._open):
+                exchange.drop()
+
+    def pause(self) -> None:
+        """Hold all answers from now on; requests are still taken."""
+        with self._changed:
+            if self._held is None:
+                self._held = []
+
+    def resume(self) -> None:
+        """Give the held answers, and answer at once again."""
+        with self._changed:
+            held, self._held = self._held or [], None
+        for answer in held:
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(answer)
+
+    def wait_in_flight(self, count: int, *, timeout_s: float = 30.0) -> None:
+        """Return when that many requests are open at once.
+
+        Raises:
+            TimeoutError: it did not come to that.
+        """
+        self._wait(lambda: len(self._open) >= count, f"{count} requests in flight", timeout_s)
+
+    def wait_served(self, count: int, *, timeout_s: float = 30.0) -> None:
+        """Return when that many requests have been answered or abandoned.
+
+        Raises:
+            TimeoutError: it did not come to that.
+        """
+        self._wait(lambda: self._served >= count, f"{count} requests served", timeout_s)
+
+    def _wait(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
+        with self._changed:
+            if not self._changed.wait_for(is_so, timeout_s):
+                msg = (
+                    f"ModelServer: waited {timeout_s} s for {what}; in flight {len(self._open)}, served {self._served}"
+                )
+                raise TimeoutError(msg)
+
+    # ---- in the server's loop
+
+    def _take(self, exchange: Exchange) -> None:
+        http = exchange.request
+        if http.method == "GET":
+            self._answer_get(exchange)
+            return
+        request = ServedRequest(http, self._arrived)
+        with self._changed:
+            self._arrived += 1
+            self._open.add(exchange)
+            self.max_in_flight = max(self.max_in_flight, len(self._open))
+            if self._keep_requests:
+                self.requests.append(request)
+                self.counts[request.digest] += 1
+            self._changed.notify_all()
+        answer = self._refusal(request) or self._scripted(request)
+        latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
+        if latency_s > 0:
+            asyncio.get_running_loop().call_later(latency_s, self._release, exchange, request, answer)
+        else:
+            self._release(exchange, request, answer)
+
+    def _refusal(self, request: ServedRequest) -> Fault | None:
+        if self._authorization is not None and request.headers.get("authorization") != self._authorization:
+            return Fault(status=401, message="Incorrect API key provided.", code="invalid_api_key")
+        if not request.path.partition("?")[0].endswith("/chat/completions"):
+            return Fault(status=404, message=f"Unknown path {request.path}")
+        if self._models is not None and request.model not in self._models:
+            return Fault(status=404, message=f"The model '{request.model}' does not exist", code="model_not_found")
+        if self._rejects_stream_options and "stream_options" in request.body:
+            return Fault(status=400, message="Unknown parameter: stream_options", code="unknown_parameter")
+        return None
+
+    def _scripted(self, request: ServedRequest) -> Reply | Fault:
+        script = self._script
+        if callable(script):
+            try:
+                return reply_of(script(request))
+            except Exception as error:  # noqa: BLE001  a broken script is told to the client, so that the test shows it
+                return Fault(status=400, message=f"the script failed: {type(error).__name__}: {error}")
+        if isinstance(script, list):
+            if request.number >= len(script):
+                return Fault(status=400, message=f"the script of {len(script)} answers is used up")
+            return reply_of(script[request.number])
+        return reply_of(script)
+
+    def _release(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
+        if self._held is not None:
+            with self._changed:
+                if self._held is not None:
+                    self._held.append(lambda: self._answer(exchange, request, answer))
+                    return
+        self._answer(exchange, request, answer)
+
+    def _answer(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
+        if isinstance(answer, Fault):
+            _fail(exchange, answer)
+        elif request.stream:
+            model = request.model
+            chunks = sse_chunks(answer, model=model, number=request.number, with_usage=request.wants_usage)
+            exchange.start(content_type="text/event-stream")
+            self._stream(exchange, answer, chunks, 0)
+        else:
+            exchange.reply(completion_bytes(answer, model="scripted", number=request.number))
+        if not exchange.is_open:
+            self._close(exchange)
+
+    def _stream(self, exchange: Exchange, reply: Reply, chunks: Iterator[bytes], sent: int) -> None:
+        for chunk in chunks:
+            if reply.cut_after is not None and sent >= reply.cut_after:
+                exchange.drop()
+                self._close(exchange)
+                return
+            exchange.piece(chunk)
+            sent += 1
+            if reply.fragment_delay_s > 0:
+                loop = asyncio.get_running_loop()
+                loop.call_later(reply.fragment_delay_s, self._stream, exchange, reply, chunks, sent)
+                return
+        exchange.end()
+        self._close(exchange)
+
+    def _give_up(self, exchange: Exchange) -> None:
+        if exchange in self._open:
+            self.abandoned += 1
+        self._close(exchange)
+
+    def _close(self, exchange: Exchange) -> None:
+        with self._changed:
+            if exchange in self._open:
+                self._open.discard(exchange)
+                self._served += 1
+                self._changed.notify_all()
+
+    def _answer_get(self, exchange: Exchange) -> None:
+        path = exchange.request.path.partition("?")[0]
+        if path.endswith("/models"):
+            models = [{"id": name, "object": "model"} for name in self._models or ("scripted",)]
+            exchange.reply(json.dumps({"object": "list", "data": models}).encode())
+        elif path.endswith("/stats"):
+            exchange.reply(json.dumps(self.stats()).encode())
+        else:
+            exchange.reply(error_bytes(f"Unknown path {path}", kind="not_found"), status=404)
+
+    def stats(self) -> Mapping[str, int]:
+        """Counts so far; a server in its own process gives them at `/stats`."""
+        return {
+            "requests": self._arrived,
+            "served": self._served,
+            "repeated": self.repeated,
+            "abandoned": self.abandoned,
+            "max_in_flight": self.max_in_flight,
+        }
+
+
+def _fail(exchange: Exchange, fault: Fault) -> None:
+    if fault.kind == "drop":
+        exchange.drop()
+    elif fault.kind == "garbage":
+        exchange.reply(b"<html>this is not a chat completion</html>", content_type="text/html")
+    elif fault.kind == "status":
+        headers = {} if fault.retry_after_s is None else {"retry-after": f"{fault.retry_after_s:g}"}
+        body = error_bytes(fault.message, kind="scripted_error", code=fault.code)
+        exchange.reply(body, status=fault.status, headers=headers)

@@ -1,0 +1,45 @@
+"""A sink that keeps what it is given. Room: testing; fulfils the `EventSink` port."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection
+from typing import TypeVar
+
+from ensemble_ray.events import Event
+
+__all__ = ["RecordingSink"]
+
+E = TypeVar("E", bound=Event)
+
+
+class RecordingSink:
+    """An `EventSink` that keeps every event in order.
+
+    Args:
+        kinds: The types it wants; None: all.
+    """
+
+    def __init__(self, kinds: Collection[type[Event]] | None = None) -> None:
+        self._kinds = None if kinds is None else frozenset(kinds)
+        self._lock = threading.Lock()
+        self._events: list[Event] = []
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Everything emitted so far, in order."""
+        with self._lock:
+            return tuple(self._events)
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether that type is among the kinds."""
+        return self._kinds is None or kind in self._kinds
+
+    def emit(self, event: Event) -> None:
+        """Keep one event."""
+        with self._lock:
+            self._events.append(event)
+
+    def of(self, kind: type[E]) -> tuple[E, ...]:
+        """The events of one type, in order."""
+        return tuple(event for event in self.events if isinstance(event, kind))
