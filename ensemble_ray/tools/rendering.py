@@ -1,0 +1,22 @@
+"""Room tools: the text a model sees for what a tool returned. In: any value. Out: text. Pure; never blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from pydantic import BaseModel
+from pydantic_core import to_json
+
+__all__ = ["render_value"]
+
+
+def render_value(value: object) -> str:
+    """Text of a tool's return value (S-TOOL-14): strings as they are, None as "", data as JSON, the rest by `str`."""
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, BaseModel | list | Mapping):
+        return to_json(cast("object", value), fallback=str).decode()
+    return str(value)

@@ -1,0 +1,318 @@
+"""Room tools: what a tool is. In: text that a model wrote. Out: a `ToolResult`.
+
+`AgentTool` is the bare contract: a name, a description, text in, result out. `AbstractAgentTool` adds timing, metrics,
+exception safety and a `ToolContext`; built-in tools extend it. Context is looked up per execution and never stored on
+the tool, so that one tool object serves many tasks at once (S-TOOL-36).
+
+What must never happen here: a tool's exception leaves `execute`, except the two kinds that are not for the model
+(`ExitEarlyError`, `IllegalStateError`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, TypeVar, cast, final
+
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.events import Event
+from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.threads import is_async_callable, threads
+from ensemble_ray.tools.rendering import render_value
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "AbstractAgentTool",
+    "AgentTool",
+    "CustomSchemaAgentTool",
+    "DynamicToolProvider",
+    "NoOpToolMetrics",
+    "ToolContext",
+    "ToolMetrics",
+    "ToolResult",
+    "as_result",
+    "current_tool_context",
+    "run_to_end",
+    "use_tool_context",
+]
+
+T = TypeVar("T")
+
+#: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
+DEFAULT_TIMEOUT_S = 300.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What one execution of a tool gave (S-TOOL-2, S-TOOL-3). Build it with `success` or `failure`."""
+
+    #: text for the model; "" for a failure
+    output: str = ""
+    #: why it failed; None for a success
+    error_message: str | None = None
+    #: payload for programs: traces, events, the next step of a pipeline; the model does not see it
+    structured_output: Any = None
+
+    @classmethod
+    def success(cls, output: object, structured_output: object = None) -> ToolResult:
+        """It worked. `output` None is ""; what is not text becomes text as a `@tool`'s return value does."""
+        return cls(render_value(output), None, structured_output)
+
+    @classmethod
+    def failure(cls, message: str | None) -> ToolResult:
+        """It did not work; the message tells the model why."""
+        return cls("", "Tool execution failed with no message" if message is None else message)
+
+    @property
+    def is_success(self) -> bool:
+        """Whether it worked."""
+        return self.error_message is None
+
+
+def as_result(value: object) -> ToolResult:
+    """What a tool's own code returned, as a result: a `ToolResult` as it is, anything else as a success of its text."""
+    return value if isinstance(value, ToolResult) else ToolResult.success(value)
+
+
+class NoOpToolMetrics:
+    """Counts nothing; the default `ToolMetrics`."""
+
+    def increment_success(self, tool_name: str, agent_role: str) -> None:
+        """Ignore it."""
+
+    def increment_failure(self, tool_name: str, agent_role: str) -> None:
+        """Ignore it."""
+
+    def increment_error(self, tool_name: str, agent_role: str) -> None:
+        """Ignore it."""
+
+    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
+        """Ignore it."""
+
+
+_NO_METRICS = NoOpToolMetrics()
+
+
+def _emit_nowhere(_event: Event) -> None:
+    pass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolContext:
+    """What a tool may know of the call it serves (S-TOOL-35). One per call; `current_tool_context()` finds it."""
+
+    tool_name: str = ""
+    #: `unknown` outside an agent (S-TOOL-42)
+    agent_role: str = "unknown"
+    #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
+    logger: logging.Logger = _log
+    metrics: ToolMetrics = _NO_METRICS
+    #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
+    idempotency_key: str = ""
+    #: takes an event of the tool's own (a changed file); may be called from any thread
+    emit: Callable[[Event], None] = field(default=_emit_nowhere, repr=False)
+    run_id: str = ""
+    instance: str = ""
+    #: 1-based position of the task in the run; 0 outside one
+    task_index: int = 0
+
+    def __post_init__(self) -> None:
+        if self.tool_name and self.logger is _log:
+            object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
+
+    def renamed(self, tool_name: str) -> ToolContext:
+        """This context for another tool that works on behalf of this call, such as a step of a pipeline."""
+        return ToolContext(
+            tool_name=tool_name,
+            agent_role=self.agent_role,
+            metrics=self.metrics,
+            idempotency_key=f"{self.idempotency_key}/{tool_name}" if self.idempotency_key else "",
+            emit=self.emit,
+            run_id=self.run_id,
+            instance=self.instance,
+            task_index=self.task_index,
+        )
+
+
+#: The context outside any call: nothing is counted, nobody listens (S-TOOL-43).
+_OUTSIDE = ToolContext()
+_context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context", default=None)
+
+
+def current_tool_context() -> ToolContext:
+    """The context of the tool call that runs here; outside one a context with no run, no listener and no metrics."""
+    return _context.get() or _OUTSIDE
+
+
+@contextmanager
+def use_tool_context(context: ToolContext | None) -> Generator[None]:
+    """Serve the block under that context; None hides an outer one."""
+    token = _context.set(context)
+    try:
+        yield
+    finally:
+        _context.reset(token)
+
+
+class AgentTool(ABC):
+    """A tool with one text input (S-TOOL-1). Subclasses set `name` and `description` and implement `execute`.
+
+    Attributes:
+        name: What the model calls it by: ASCII letters, digits and underscores.
+        description: Tells the model when to use it and what to write as input.
+        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes (S-SET-34).
+    """
+
+    name: str
+    description: str
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S
+
+    @abstractmethod
+    def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Do the work; may be `async`. What it raises is told to the model as an error."""
+
+
+class CustomSchemaAgentTool(AgentTool):
+    """A tool that brings its own JSON schema and gets the model's whole argument text (S-TOOL-24)."""
+
+    @property
+    @abstractmethod
+    def parameter_schema(self) -> Mapping[str, object]:
+        """JSON schema of the arguments: an object with properties."""
+
+
+class DynamicToolProvider(ABC):
+    """Stands in a tool list for tools that are only known when a task begins (S-TOOL-32)."""
+
+    @abstractmethod
+    def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
+        """The tools, of either kind; asked once per task execution; may be `async`."""
+
+
+class AbstractAgentTool(AgentTool):
+    """A tool with timing, metrics and exception safety around `do_execute` (S-TOOL-40)."""
+
+    @abstractmethod
+    def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult | None] | None:
+        """Do the work; may be `async`. None is a success without text; an exception becomes a failure."""
+
+    @property
+    def context(self) -> ToolContext:
+        """The context of the call that runs here; a silent one outside an agent (S-TOOL-43)."""
+        return current_tool_context()
+
+    @final
+    def execute(self, input: str) -> ToolResult:  # noqa: A002  the public name of the argument (S-TOOL-1)
+        """Run the tool and wait for it, also where `do_execute` is async.
+
+        Raises:
+            ExitEarlyError: the tool ends the run.
+            IllegalStateError: the tool is set up wrongly.
+        """
+        call = _MeasuredCall(self)
+        try:
+            outcome = self.do_execute(input)
+            if inspect.isawaitable(outcome):
+                outcome = run_to_end(outcome)
+            return call.returned(outcome)
+        except BaseException as error:  # noqa: BLE001  `raised` raises again what is not the tool's own failure
+            return call.raised(error)
+
+    @final
+    async def aexecute(self, input: str) -> ToolResult:  # noqa: A002  same name as `execute` has
+        """Run the tool without blocking the event loop: sync code in a daemon thread, async code right here.
+
+        Raises:
+            ExitEarlyError: the tool ends the run.
+            IllegalStateError: the tool is set up wrongly.
+        """
+        call = _MeasuredCall(self)
+        try:
+            outcome = self.do_execute(input) if self._is_async() else await threads.run(self.do_execute, input)
+            return call.returned(await outcome if inspect.isawaitable(outcome) else outcome)
+        except BaseException as error:  # noqa: BLE001  as in `execute`
+            return call.raised(error)
+
+    def _is_async(self) -> bool:
+        """Whether the work is written for the event loop; if not, it gets a thread."""
+        return is_async_callable(self.do_execute)
+
+
+class _MeasuredCall:
+    """One execution of an `AbstractAgentTool`: counts exactly one of success, failure, error, and one duration."""
+
+    __slots__ = ("_context", "_name", "_started_s")
+
+    def __init__(self, tool: AbstractAgentTool) -> None:
+        self._name = tool.name
+        self._context = current_tool_context()
+        self._started_s = time.perf_counter()
+
+    def returned(self, outcome: object) -> ToolResult:
+        """The tool's code returned."""
+        result = as_result(outcome)
+        metrics = self._context.metrics
+        self._count(metrics.increment_success if result.is_success else metrics.increment_failure)
+        return result
+
+    def raised(self, error: BaseException) -> ToolResult:
+        """The tool's code raised: a failure for the model, or the same error again (S-TOOL-41)."""
+        self._count(self._context.metrics.increment_error)
+        if isinstance(error, ExitEarlyError | IllegalStateError) or not isinstance(error, Exception):
+            raise error
+        self._context.logger.warning("Tool '%s' raised: %s", self._name, message_of(error))
+        return ToolResult.failure(message_of(error))
+
+    def _count(self, increment: Callable[[str, str], object]) -> None:
+        role, metrics = self._context.agent_role, self._context.metrics
+        if metrics is _NO_METRICS:
+            return
+        try:
+            increment(self._name, role)
+            metrics.record_duration(self._name, role, time.perf_counter() - self._started_s)
+        except Exception:  # noqa: BLE001  counting must not change what the tool gave
+            _log.warning("ToolMetrics failed for tool '%s'", self._name, exc_info=True)
+
+
+def run_to_end(awaitable: Awaitable[T]) -> T:
+    """Wait for an awaitable from synchronous code, also where this thread's event loop is busy with the caller."""
+
+    async def awaited() -> T:
+        return await awaitable
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(awaited())
+    return _in_a_loop_of_its_own(awaited())
+
+
+def _in_a_loop_of_its_own(coroutine: Coroutine[object, object, T]) -> T:
+    outcome: list[T] = []
+    errors: list[BaseException] = []
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        try:
+            outcome.append(context.run(asyncio.run, cast("Coroutine[Any, Any, T]", coroutine)))
+        except BaseException as error:  # noqa: BLE001  it belongs to the waiting caller
+            errors.append(error)
+
+    thread = threading.Thread(target=work, name="ensemble-ray-tool", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return outcome[0]

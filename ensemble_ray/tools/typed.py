@@ -1,0 +1,125 @@
+"""Room tools: tools whose input is a pydantic model. In: the model's JSON text. Out: a `ToolResult`.
+
+Bad arguments are failures that tell the model what to write instead; they never reach `execute_typed` (S-TOOL-51).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Awaitable, Mapping
+from typing import Generic, TypeVar, cast
+
+import pydantic
+from pydantic import BaseModel
+from pydantic_core import from_json, to_json
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.threads import is_async_callable
+from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolResult, as_result
+
+__all__ = ["AbstractTypedAgentTool", "TypedAgentTool", "input_type_of", "parse_input"]
+
+InputT = TypeVar("InputT", bound=BaseModel)
+
+
+class TypedAgentTool(AgentTool, Generic[InputT]):
+    """A tool whose arguments are the fields of a pydantic model (S-TOOL-50).
+
+    Attributes:
+        input_type: The model class; field descriptions are what the model reads of its parameters.
+    """
+
+    input_type: type[InputT]
+
+    @abstractmethod
+    def execute_typed(self, arguments: InputT, /) -> object:
+        """Do the work; may be `async`. Returns a `ToolResult` or anything that has a text (S-SET-1)."""
+
+    def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Parse the JSON text and do the work."""
+        parsed = parse_input(text, input_type_of(self))
+        if isinstance(parsed, ToolResult):
+            return parsed
+        outcome = self.execute_typed(parsed)
+        return _awaited(cast("Awaitable[object]", outcome)) if isinstance(outcome, Awaitable) else as_result(outcome)
+
+
+class AbstractTypedAgentTool(AbstractAgentTool, TypedAgentTool[InputT]):
+    """A typed tool with the timing, metrics and exception safety of `AbstractAgentTool`."""
+
+    def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
+        """Parse the JSON text and do the work."""
+        return TypedAgentTool[InputT].execute(self, text)
+
+    def _is_async(self) -> bool:
+        return is_async_callable(self.execute_typed)
+
+
+async def _awaited(outcome: Awaitable[object]) -> ToolResult:
+    return as_result(await outcome)
+
+
+def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
+    """The tool's input model.
+
+    Raises:
+        ValidationError: `input_type` is no model class (S-TOOL-52).
+    """
+    kind: object = getattr(tool, "input_type", None)
+    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
+        msg = f"Tool '{tool.name}': input_type must be a pydantic model class, got: {kind!r}"
+        raise ValidationError(msg)
+    return cast("type[InputT]", kind)
+
+
+def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
+    """The arguments as an instance of the model, or the failure to tell the model (S-TOOL-51)."""
+    name = kind.__name__
+    try:
+        data: object = from_json(text)
+    except ValueError as error:
+        return ToolResult.failure(f"Invalid JSON input for '{name}': {error}")
+    if not isinstance(data, dict):
+        return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_kind_of(data)}")
+    given = cast("dict[str, object]", data)
+    missing = [
+        field.alias or key
+        for key, field in kind.model_fields.items()
+        if field.is_required() and all(given.get(accepted) is None for accepted in _accepted_names(key, field.alias))
+    ]
+    if missing:
+        return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
+    try:
+        if kind.model_config.get("extra") == "forbid":
+            return kind.model_validate_json(to_json(_known_only(given, kind)))
+        return kind.model_validate_json(text)
+    except pydantic.ValidationError as error:
+        return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
+
+
+def explain_arguments(error: pydantic.ValidationError) -> str:
+    """What was wrong with which argument, one clause each."""
+    parts: list[str] = []
+    for found in error.errors(include_url=False, include_context=False, include_input=False):
+        where = ".".join(str(part) for part in found["loc"])
+        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+    return "; ".join(parts)
+
+
+def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:
+    return (key,) if alias is None else (alias, key)
+
+
+def _known_only(given: Mapping[str, object], kind: type[BaseModel]) -> dict[str, object]:
+    known = {name for key, field in kind.model_fields.items() for name in _accepted_names(key, field.alias)}
+    return {name: value for name, value in given.items() if name in known}
+
+
+def _kind_of(value: object) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "array"
