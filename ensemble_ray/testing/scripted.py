@@ -1,0 +1,301 @@
+"""A model that answers from a script. Room: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
+
+One script is one script: a pickled copy is a handle, and calls of a handle go back to the process that owns the
+script, through the `DriverServices` port, as data. It must never be copied, and never call anything outside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import inspect
+import os
+import pickle
+import re
+import threading
+import weakref
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from ensemble_ray.context import services
+from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.ids import new_object_id
+from ensemble_ray.messages import ChatMessage, ChatResponse, Role, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.testing.model_server.script import Reply
+from ensemble_ray.threads import call_user
+
+__all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
+
+#: name under which a handle asks the owner of its script
+SERVICE = "scripted_model.chat"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScriptedCall:
+    """One call that a scripted model got."""
+
+    #: position in order of arrival, from 0
+    number: int
+    messages: Sequence[ChatMessage]
+    tools: Sequence[ToolSpec]
+
+    @property
+    def text(self) -> str:
+        """Text of the last message."""
+        return (self.messages[-1].content or "") if self.messages else ""
+
+
+Entry = (
+    str
+    | ToolCall
+    | Sequence[ToolCall]
+    | ChatResponse
+    | Reply
+    | BaseException
+    | type[BaseException]
+    | Callable[[ScriptedCall], object]
+)
+
+
+class ScriptedModel:
+    """A model that answers from a script, for tests of agent teams without any model.
+
+    Each call takes the next entry: a text, a `ToolCall` or several, a `ChatResponse`, a `Reply` (to say how it
+    streams), an exception to raise, or a callable that gets the `ScriptedCall` and gives one of these (it may be
+    async). Where calls come in parallel their order is not fixed: use one callable for all of them then.
+
+    Args:
+        entries: The script, in order.
+        otherwise: Answers every call after the script is used up; without it such a call fails.
+
+    Example:
+        >>> import asyncio
+        >>> model = ScriptedModel("first", "second")
+        >>> asyncio.run(model.chat([ChatMessage("user", "hello")])).text
+        'first'
+        >>> model.calls[0].text
+        'hello'
+    """
+
+    def __init__(self, *entries: Entry, otherwise: Entry | None = None) -> None:
+        self._entries = entries
+        self._otherwise = otherwise
+        self._calls: list[ScriptedCall] = []
+        self._lock = threading.Lock()
+        self._id = new_object_id()
+        #: the process that owns the script
+        self.process_id = os.getpid()
+        _doubles[self._id] = self
+
+    @property
+    def calls(self) -> tuple[ScriptedCall, ...]:
+        """Every call so far, in order of arrival, wherever it came from."""
+        with self._lock:
+            return tuple(self._calls)
+
+    @property
+    def remaining(self) -> int:
+        """Entries not used yet."""
+        with self._lock:
+            return max(0, len(self._entries) - len(self._calls))
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Answer with the next entry.
+
+        Raises:
+            IllegalStateError: the script is used up.
+        """
+        return _response(await self.reply(messages, tools))
+
+    async def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncIterator[str | ChatResponse]:
+        """The next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
+
+        Raises:
+            IllegalStateError: the script is used up.
+        """
+        reply = await self.reply(messages, tools)
+        for fragment in _fragments(reply):
+            yield fragment
+            await asyncio.sleep(0)
+        yield _response(reply)
+
+    async def reply(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> Reply:
+        """Take the next entry, in its long form; `chat` and `stream` give it on.
+
+        Raises:
+            IllegalStateError: the script is used up.
+        """
+        with self._lock:
+            call = ScriptedCall(number=len(self._calls), messages=tuple(messages), tools=tuple(tools))
+            self._calls.append(call)
+        if call.number < len(self._entries):
+            entry: object = self._entries[call.number]
+        elif self._otherwise is not None:
+            entry = self._otherwise
+        else:
+            msg = (
+                f"ScriptedModel: the script of {len(self._entries)} entries is used up; "
+                f"call {call.number + 1} asks: {call.text[:200]!r}"
+            )
+            raise IllegalStateError(msg)
+        return await _resolve(entry, call)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_double_or_handle, (self._id,))
+
+    def __repr__(self) -> str:
+        return f"ScriptedModel({len(self._entries)} entries, {len(self._calls)} calls)"
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedModelHandle:
+    """A scripted model of another process."""
+
+    double_id: str
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Ask the owner of the script.
+
+        Raises:
+            IllegalStateError: the owner cannot be reached from here.
+        """
+        return _response(await self._ask(messages, tools))
+
+    async def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncIterator[str | ChatResponse]:
+        """Ask the owner of the script; the fragments come at once, in order."""
+        reply = await self._ask(messages, tools)
+        for fragment in _fragments(reply):
+            yield fragment
+            await asyncio.sleep(0)
+        yield _response(reply)
+
+    async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Reply:
+        here = services()
+        if here is None or here.driver is None:
+            msg = "ScriptedModel: this copy is outside the run of the process that owns the script"
+            raise IllegalStateError(msg)
+        payload = {
+            "id": self.double_id,
+            "messages": [_message_data(message) for message in messages],
+            "tools": [
+                {"name": tool.name, "description": tool.description, "parameters": tool.parameters} for tool in tools
+            ],
+        }
+        return _reply_from(cast("Mapping[str, Any]", await here.driver.ask(SERVICE, payload)))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_double_or_handle, (self.double_id,))
+
+
+async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]:
+    """Answer a handle's call in the process that owns the script; the reply is JSON-able.
+
+    The Ray runtime calls it for services whose name begins with `scripted_model.`.
+    """
+    double = live_double(str(payload["id"]))
+    if double is None:
+        gone = "ScriptedModel: its owner has let go of it; keep a reference for as long as the run lasts"
+        return {"error": _error_data(IllegalStateError(gone))}
+    try:
+        messages = [_message_of(data) for data in cast("Sequence[Mapping[str, Any]]", payload["messages"])]
+        tools = [ToolSpec(**data) for data in cast("Sequence[dict[str, Any]]", payload["tools"])]
+        reply = await double.reply(messages, tools)
+    except Exception as error:  # noqa: BLE001  whatever the script raises belongs to the caller
+        return {"error": _error_data(error)}
+    return {
+        "text": reply.text,
+        "tool_calls": [[call.id, call.name, call.arguments] for call in reply.tool_calls],
+        "usage": None if reply.usage is None else [reply.usage.input_tokens, reply.usage.output_tokens],
+        "fragments": None if reply.fragments is None else list(reply.fragments),
+    }
+
+
+#: Doubles alive in this process; weak, since a test's model ends with the test.
+_doubles: weakref.WeakValueDictionary[str, ScriptedModel] = weakref.WeakValueDictionary()
+
+
+def live_double(double_id: str) -> ScriptedModel | None:
+    """The scripted model of that id, if this process owns it and it is alive."""
+    double = _doubles.get(double_id)
+    # A forked child inherits the table, but not the script: that stays with its parent.
+    return double if double is not None and double.process_id == os.getpid() else None
+
+
+def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
+    """What a pickled scripted model becomes: itself at home, a handle elsewhere."""
+    return live_double(double_id) or ScriptedModelHandle(double_id)
+
+
+async def _resolve(entry: object, call: ScriptedCall) -> Reply:
+    if isinstance(entry, type) and issubclass(entry, BaseException):
+        raise entry
+    if isinstance(entry, BaseException):
+        raise entry
+    if isinstance(entry, str):
+        return Reply(text=entry, usage=None)
+    if isinstance(entry, Reply):
+        return entry
+    if isinstance(entry, ToolCall):
+        return Reply(tool_calls=(entry,), usage=None)
+    if isinstance(entry, ChatResponse):
+        return Reply(text=entry.text, tool_calls=tuple(entry.tool_calls), usage=entry.usage)
+    if callable(entry):
+        given = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
+        return await _resolve(await given if inspect.isawaitable(given) else given, call)
+    if isinstance(entry, Sequence) and all(isinstance(item, ToolCall) for item in cast("Sequence[object]", entry)):
+        return Reply(tool_calls=tuple(cast("Sequence[ToolCall]", entry)), usage=None)
+    msg = f"ScriptedModel: cannot answer with a {type(entry).__name__}"
+    raise IllegalStateError(msg)
+
+
+def _response(reply: Reply) -> ChatResponse:
+    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage)
+
+
+def _fragments(reply: Reply) -> Sequence[str]:
+    if reply.fragments is not None:
+        return reply.fragments
+    return cast("list[str]", re.findall(r"\S+\s*|\s+", reply.text or ""))
+
+
+def _message_data(message: ChatMessage) -> Mapping[str, object]:
+    return {
+        "role": message.role,
+        "content": message.content,
+        "tool_calls": [[call.id, call.name, call.arguments] for call in message.tool_calls],
+        "tool_call_id": message.tool_call_id,
+        "name": message.name,
+    }
+
+
+def _message_of(data: Mapping[str, Any]) -> ChatMessage:
+    calls = tuple(ToolCall(*parts) for parts in data["tool_calls"])
+    return ChatMessage(cast("Role", data["role"]), data["content"], calls, data["tool_call_id"], data["name"])
+
+
+def _error_data(error: Exception) -> Mapping[str, str]:
+    return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(portable(error))).decode()}
+
+
+def _reply_from(data: Mapping[str, Any]) -> Reply:
+    """The reply as the owner sent it; an error is raised as it was there, if its class can be had here."""
+    failed = data.get("error")
+    if failed is not None:
+        try:
+            # The bytes come from the process that owns the script and this very process: nobody else's.
+            error = pickle.loads(base64.b64decode(failed["pickled"]))  # noqa: S301
+        except Exception as missing:
+            raise RuntimeError(failed["text"]) from missing
+        raise error
+    usage = data["usage"]
+    return Reply(
+        text=data["text"],
+        tool_calls=tuple(ToolCall(*parts) for parts in data["tool_calls"]),
+        usage=None if usage is None else TokenUsage(*usage),
+        fragments=data["fragments"],
+    )
