@@ -14,22 +14,25 @@ Exception
 │  ├─ GuardrailViolationError        a guardrail said no
 │  ├─ RateLimitTimeoutError          no permit in time
 │  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
-│  └─ RunExistsError                 a run of that id is running
+│  ├─ RunExistsError                 a run of that id is running
+│  ├─ RecordError                    the run's record cannot be written or read
+│  └─ StaleEpochError                somebody newer does this work; the writer must stop
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
 │  └─ ToolConfigurationError         a tool is set up wrongly
 └─ ExitEarlyError                    control flow: end the run, keep what is done
 
-Every class crosses processes with its text, fields and cause (S-ERR-33). A cause that cannot travel is replaced
-by a stand-in of the same class name and text (S-ERR-31).
+Every class crosses processes with its text, fields and chain of causes (S-ERR-33). A cause that cannot travel is
+replaced by a stand-in of the same class name and text (S-ERR-31).
 """
 
 from __future__ import annotations
 
+import importlib
 import pickle
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from datetime import timedelta
 
     from ensemble_ray.limits.rate_limit import RateLimit
@@ -49,7 +52,9 @@ __all__ = [
     "PromptTemplateError",
     "RateLimitInterruptedError",
     "RateLimitTimeoutError",
+    "RecordError",
     "RunExistsError",
+    "StaleEpochError",
     "TaskExecutionError",
     "ToolConfigurationError",
     "ToolExecutionError",
@@ -78,38 +83,90 @@ def _stand_in(name: str, text: str) -> Exception:
 
 
 def portable(error: BaseException) -> BaseException:
-    """The error itself if it survives pickling unchanged, else a stand-in of the same class name and text.
+    """The error itself if it travels unchanged, else a stand-in of the same class name and text.
 
     Source: S-ERR-31. The chain of causes is kept in both cases.
     """
+    if _travels(error, pickle.dumps) is not None or _travels(error, _dumps_by_value) is not None:
+        return error
+    return _join(_links(error))
+
+
+#: Longest chain of causes that travels; what lies deeper is dropped.
+_MAX_CHAIN = 32
+
+
+def _links(error: BaseException) -> list[tuple[object, ...]]:
+    """The chain of causes as data, one link per error; pickling alone would lose the causes of foreign errors."""
+    links: list[tuple[object, ...]] = []
+    seen: set[int] = set()
+    at: BaseException | None = error
+    while at is not None and id(at) not in seen and len(links) < _MAX_CHAIN:
+        seen.add(id(at))
+        links.append((_rebuild, type(at), at.args, at.state()) if isinstance(at, _Portable) else _foreign_link(at))
+        at = at.__cause__
+    return links
+
+
+def _foreign_link(error: BaseException) -> tuple[object, ...]:
+    """An error that is not ours: as it is, else by value, else as a stand-in."""
+    data = _travels(error, pickle.dumps) or _travels(error, _dumps_by_value)
+    return (_stand_in, type(error).__name__, message_of(error)) if data is None else (pickle.loads, data)
+
+
+def _travels(error: BaseException, dumps: Callable[[object], bytes]) -> bytes | None:
+    """The pickled error if it comes out with its class name and text, else None."""
     try:
-        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes, made one line up
-        if type(copy) is type(error) and str(copy) == str(error):
-            return error
-    except Exception:  # noqa: BLE001, S110  any failure here means one thing: it does not travel
-        pass
-    stand_in = _stand_in(type(error).__name__, message_of(error))
-    if error.__cause__ is not None:
-        stand_in.__cause__ = portable(error.__cause__)
-    return stand_in
+        data = dumps(error)
+        copy = pickle.loads(data)  # noqa: S301  our own bytes, made one line up
+    except Exception:  # noqa: BLE001  any failure here means one thing: it does not travel this way
+        return None
+    return data if type(copy).__name__ == type(error).__name__ and str(copy) == str(error) else None
 
 
-def _rebuild(
-    cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object], cause: BaseException | None
-) -> BaseException:
+def _dumps_by_value(error: object) -> bytes:
+    """For classes that only this process can import, such as those of a script."""
+    cloudpickle = importlib.import_module("cloudpickle")  # untyped, and only needed where plain pickling failed
+    return cast("bytes", cloudpickle.dumps(error))
+
+
+def _join(links: Sequence[tuple[object, ...]]) -> BaseException:
+    """The chain of causes again; gives its first error."""
+    cause: BaseException | None = None
+    for make, *args in reversed(links):
+        error = cast("Callable[..., BaseException]", make)(*args)
+        error.__cause__ = cause
+        cause = error
+    return cast("BaseException", cause)
+
+
+def _rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object]) -> BaseException:
+    """One of our errors as it was; its constructor does not run again."""
     error = cls.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
-    error.__cause__ = cause
     return error
 
 
-class _Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as such
-    """Pickles with text, fields and cause; no constructor runs again on the other side."""
+class _Chain:
+    """An error on its way through a pickle; it comes out as the error, with its causes."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
 
     def __reduce__(self) -> tuple[Any, ...]:
-        cause = None if self.__cause__ is None else portable(self.__cause__)
-        return (_rebuild, (type(self), self.args, dict(self.__dict__), cause))
+        return (_join, (_links(self._error),))
+
+
+class _Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as such
+    """Pickles with text, fields and causes; no constructor runs again on the other side."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_join, (_links(self),))
+
+    def state(self) -> dict[str, object]:
+        """The fields, in a form that pickles."""
+        return dict(self.__dict__)
 
 
 class EnsembleError(_Portable):
@@ -156,7 +213,7 @@ class TaskExecutionError(EnsembleError):
 class OutputParsingError(TaskExecutionError):
     """No attempt gave an answer of the declared type (S-OUT-33)."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0917  S-SET-3 fixes the order
         self,
         message: str,
         raw_output: str = "",
@@ -191,12 +248,10 @@ class ParallelExecutionError(EnsembleError):
         self.failed_count = len(self.failed_task_causes) if failed_count is None else failed_count
         self.completed_count = len(self.completed_task_outputs) if completed_count is None else completed_count
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        reduced = super().__reduce__()
-        args = cast("tuple[Any, ...]", reduced[1])
-        state = dict(self.__dict__)
-        state["failed_task_causes"] = {key: portable(cause) for key, cause in self.failed_task_causes.items()}
-        return (_rebuild, (args[0], args[1], state, args[3]))
+    def state(self) -> dict[str, object]:
+        """The fields; the failed tasks' causes keep their own causes."""
+        causes = {key: _Chain(cause) for key, cause in self.failed_task_causes.items()}
+        return {**super().state(), "failed_task_causes": causes}
 
 
 class ConstraintViolationError(EnsembleError):
@@ -283,6 +338,25 @@ class RateLimitInterruptedError(EnsembleError):
 
 class RunExistsError(EnsembleError):
     """A run of that id is running already (S-SET-39)."""
+
+
+class RecordError(EnsembleError):
+    """The record of a run cannot be written or read: a full disk, a directory without rights, a damaged file."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class StaleEpochError(EnsembleError):
+    """A newer writer does this work already; the refused one must stop before its next effect."""
+
+    def __init__(self, run: str, name: str, epoch: int, newest: int) -> None:
+        super().__init__(f"Run '{run}': '{name}' is written by epoch {newest} now, epoch {epoch} must stop")
+        self.run = run
+        self.name = name
+        self.epoch = epoch
+        self.newest = newest
 
 
 class IllegalStateError(_Portable, RuntimeError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
-from decimal import ROUND_HALF_UP, Decimal
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from typing import Annotated, ClassVar, Protocol
 
 from pydantic import BeforeValidator
@@ -62,7 +62,13 @@ MemoryOperationCounts.ZERO = MemoryOperationCounts()
 
 def _as_decimal(value: object) -> object:
     """Floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
-    return Decimal(str(value)) if isinstance(value, float | int | str) and not isinstance(value, bool) else value
+    if isinstance(value, bool) or not isinstance(value, float | int | str):
+        return value
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        msg = f"CostConfiguration rates must be numbers, got: {value}"
+        raise ValueError(msg) from None
 
 
 class CostEstimate(Value):

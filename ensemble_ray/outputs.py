@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Protocol, TypeVar, cast
+from typing import Annotated, Any, Protocol, Self, TypeVar, cast
 
 from pydantic import BeforeValidator, PrivateAttr, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
 from ensemble_ray.trace import ExecutionTrace, TaskTrace, jsonable
-from ensemble_ray.values import Duration, FrozenSequence, Value
+from ensemble_ray.values import Duration, FrozenSequence, Instant, Value
 
 __all__ = ["EnsembleOutput", "ExitReason", "HasObjectId", "RunState", "TaskOutput", "full_name"]
 
@@ -58,7 +58,7 @@ class TaskOutput(Value):
     #: with its variables resolved
     task_description: str
     agent_role: str
-    completed_at: datetime
+    completed_at: Instant
     duration: Duration
     tool_call_count: int = 0
     parsed_output: Any = None
@@ -133,14 +133,20 @@ class EnsembleOutput(Value):
         total_tool_calls: int,
     ) -> EnsembleOutput:
         """A completed output made by hand (S-DOM-55)."""
-        return cls(
-            raw=raw, task_outputs=task_outputs or (), total_duration=total_duration, total_tool_calls=total_tool_calls
-        )
+        took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
+        return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
     def with_positions(self, positions: Mapping[str, int]) -> EnsembleOutput:
         """This output, able to find the outputs of those task ids; for the assembly of a run."""
         self._positions = dict(positions)
         return self
+
+    def replace(self, **changes: object) -> Self:
+        """A copy with these fields changed; it still finds outputs by task while they are the same."""
+        copy = super().replace(**changes)
+        if "task_outputs" not in changes:
+            copy.with_positions(self._positions)
+        return copy
 
     @property
     def is_complete(self) -> bool:

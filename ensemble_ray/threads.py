@@ -7,6 +7,7 @@ tool that never returns (S-SET-48), and asyncio's default pool is too small for 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import queue
@@ -60,7 +61,7 @@ class DaemonThreads:
                 result = context.run(function, *args, **kwargs)
             except BaseException as caught:  # noqa: BLE001  whatever user code raises belongs to the waiting caller
                 error = _storable(caught)
-            if not loop.is_closed():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(settle, result, error)
 
         self._submit(job)

@@ -5,16 +5,25 @@ Only shapes and their JSON form; the folds that make them live in `record` and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, runtime_checkable
+from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
-from pydantic import AfterValidator, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    field_serializer,
+)
+from pydantic_core import to_jsonable_python
 
 from ensemble_ray.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
-from ensemble_ray.values import Value
+from ensemble_ray.values import Instant, Value
 
 __all__ = [
     "AgentSummary",
@@ -46,9 +55,57 @@ class CaptureMode(StrEnum):
 
 def jsonable(value: object) -> object:
     """The JSON form of anything: its own if it has one, else its text; never fails (S-TRC-52)."""
-    from pydantic_core import to_jsonable_python  # noqa: PLC0415  only traces with objects in them pay for it
+    if value is None or isinstance(value, bool | int):
+        return value
+    try:
+        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+    except Exception:  # noqa: BLE001  cycles, bytes that are no text, objects whose own serializers or texts fail
+        try:
+            return _by_hand(value, ())
+        except RecursionError:
+            return _text_of(value)
 
-    return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+
+def _by_hand(value: object, inside: tuple[int, ...]) -> object:
+    """The JSON form part by part, so that one part that has none costs no more than itself."""
+    if id(value) in inside:
+        return _text_of(value)
+    deeper = (*inside, id(value))
+    if isinstance(value, Mapping):
+        return {_text_of(key): _by_hand(each, deeper) for key, each in cast("Mapping[object, object]", value).items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_by_hand(each, deeper) for each in cast("Iterable[object]", value)]
+    try:
+        return to_jsonable_python(value, fallback=str, inf_nan_mode="strings")
+    except Exception:  # noqa: BLE001  see above
+        return _text_of(value)
+
+
+def _text_of(value: object) -> str:
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  a text of the user's class that fails
+        return f"<{type(value).__name__}>"
+
+
+def _without_halves(value: object) -> object:
+    """JSON data in which halves of surrogate pairs, which no UTF-8 file can hold, are replaced by U+FFFD."""
+    match value:
+        case str():
+            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        case dict():
+            return {
+                _without_halves(key): _without_halves(each) for key, each in cast("dict[str, object]", value).items()
+            }
+        case list():
+            return [_without_halves(each) for each in cast("list[object]", value)]
+        case _:
+            return value
+
+
+#: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
+JsonData = Annotated[Any, BeforeValidator(jsonable)]
+JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
 
 
 class CapturedMessage(Value):
@@ -69,26 +126,23 @@ class ToolCallTrace(Value):
     arguments: str
     #: full text given to the model, before any truncation
     result: str
-    structured_output: Any = None
-    started_at: datetime
-    completed_at: datetime
+    #: what the tool gave beside its text, as JSON data
+    structured_output: JsonData = None
+    started_at: Instant
+    completed_at: Instant
     duration: timedelta
     outcome: Literal["success", "failure", "error", "skipped_max_iterations"]
     #: the arguments as a dict; capture mode full only
-    parsed_input: Mapping[str, Any] | None = None
-    metadata: Mapping[str, Any] = {}
-
-    @field_serializer("structured_output", "parsed_input", "metadata", mode="wrap", when_used="json")
-    def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
-        return jsonable(value)
+    parsed_input: JsonObject | None = None
+    metadata: JsonObject = Field(default_factory=dict[str, Any])
 
 
 class LlmInteraction(Value):
     """One model call of a task, with the tool calls it asked for (S-TRC-20)."""
 
     iteration_index: int
-    started_at: datetime
-    completed_at: datetime
+    started_at: Instant
+    completed_at: Instant
     latency: timedelta
     input_tokens: int = -1
     output_tokens: int = -1
@@ -113,8 +167,8 @@ class TaskTrace(Value):
     task_description: str
     expected_output: str
     agent_role: str
-    started_at: datetime
-    completed_at: datetime
+    started_at: Instant
+    completed_at: Instant
     duration: timedelta
     prompts: TaskPrompts | None = None
     llm_interactions: tuple[LlmInteraction, ...] = ()
@@ -122,9 +176,9 @@ class TaskTrace(Value):
     parsed_output: Any = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     node_type: str | None = None
-    metadata: Mapping[str, Any] = {}
+    metadata: JsonObject = Field(default_factory=dict[str, Any])
 
-    @field_serializer("parsed_output", "metadata", mode="wrap", when_used="json")
+    @field_serializer("parsed_output", mode="wrap", when_used="json")
     def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
         return jsonable(value)
 
@@ -147,7 +201,7 @@ class ErrorTrace(Value):
     error_type: str
     message: str
     stack_trace: str = ""
-    occurred_at: datetime
+    occurred_at: Instant
 
 
 class ExecutionTrace(Value):
@@ -157,8 +211,8 @@ class ExecutionTrace(Value):
     capture_mode: CaptureMode = CaptureMode.OFF
     ensemble_id: str
     workflow: str
-    started_at: datetime
-    completed_at: datetime
+    started_at: Instant
+    completed_at: Instant
     total_duration: timedelta
     inputs: Mapping[str, str] = {}
     agents: tuple[AgentSummary, ...] = ()
@@ -167,11 +221,7 @@ class ExecutionTrace(Value):
     total_cost_estimate: CostEstimate | None = None
     errors: tuple[ErrorTrace, ...] = ()
     trace_id: str | None = None
-    metadata: Mapping[str, Any] = {}
-
-    @field_serializer("metadata", mode="wrap", when_used="json")
-    def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
-        return jsonable(value)
+    metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     def to_json(self, path: str | Path | None = None) -> str:
         """Pretty JSON text; with a path it is also written there, parent folders made (S-TRC-50, S-TRC-51).
@@ -179,7 +229,10 @@ class ExecutionTrace(Value):
         Raises:
             OSError: the file cannot be written (S-TRC-53).
         """
-        text = self.model_dump_json(indent=2)
+        try:
+            text = self.model_dump_json(indent=2)
+        except ValueError:  # half of a surrogate pair: models cut emoji in two
+            text = json.dumps(_without_halves(self.model_dump(mode="json")), indent=2, ensure_ascii=False)
         if path is not None:
             target = Path(path)
             target.parent.mkdir(parents=True, exist_ok=True)

@@ -10,11 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self, TypeVar, cast
 
 import pydantic
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["Duration", "FrozenSequence", "Value", "explain", "utc_now", "utc_of"]
+__all__ = ["Duration", "FrozenSequence", "Instant", "Value", "explain", "utc_now", "utc_of"]
 
 
 def _as_duration(value: object) -> object:
@@ -26,6 +26,15 @@ def _as_duration(value: object) -> object:
 
 #: A length of time; a number of seconds is accepted, a `timedelta` is kept.
 Duration = Annotated[timedelta, BeforeValidator(_as_duration)]
+
+
+def _in_utc(value: datetime) -> datetime:
+    """The same instant in UTC."""
+    return value if value.tzinfo is UTC else value.astimezone(UTC)
+
+
+#: A moment; any time zone is accepted, none is not, UTC is kept (S-CONV-8).
+Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 
 
 _Item = TypeVar("_Item")
