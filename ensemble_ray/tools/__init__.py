@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ensemble_ray.tools.decorator import tool
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     AgentTool,
@@ -27,4 +28,5 @@ __all__ = [
     "ToolResult",
     "TypedAgentTool",
     "current_tool_context",
+    "tool",
 ]

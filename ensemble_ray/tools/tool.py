@@ -14,6 +14,8 @@ import asyncio
 import contextvars
 import inspect
 import logging
+import math
+import re
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -24,7 +26,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.events import Event
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.threads import is_async_callable, threads
@@ -41,8 +43,10 @@ __all__ = [
     "ToolMetrics",
     "ToolResult",
     "as_result",
+    "check_tool_name",
     "current_tool_context",
     "run_to_end",
+    "timeout_seconds",
     "use_tool_context",
 ]
 
@@ -50,6 +54,7 @@ T = TypeVar("T")
 
 #: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
+_NAME = re.compile(r"[A-Za-z0-9_]+")
 
 _log = logging.getLogger(__name__)
 
@@ -182,6 +187,30 @@ class AgentTool(ABC):
     @abstractmethod
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
         """Do the work; may be `async`. What it raises is told to the model as an error."""
+
+
+def check_tool_name(name: object) -> str | None:
+    """What is wrong with a tool's name; None when nothing is (S-DOM-7, S-DOM-8)."""
+    if name is None or not str(name).strip():
+        return "Tool name must not be blank"
+    if not isinstance(name, str) or _NAME.fullmatch(name) is None:
+        return f"Tool name '{name}' must contain only alphanumeric characters and underscores"
+    return None
+
+
+def timeout_seconds(timeout: float | timedelta | None) -> float | None:
+    """A tool's timeout in seconds, None where there is none.
+
+    Raises:
+        ValidationError: it is not a length of time above zero.
+    """
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if seconds is None or seconds == math.inf:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
+        msg = f"Tool timeout must be > 0 seconds or None, got: {timeout!r}"
+        raise ValidationError(msg)
+    return float(seconds)
 
 
 class CustomSchemaAgentTool(AgentTool):

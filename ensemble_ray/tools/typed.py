@@ -15,6 +15,7 @@ from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.threads import is_async_callable
+from ensemble_ray.tools.schema import explain_arguments
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolResult, as_result
 
 __all__ = ["AbstractTypedAgentTool", "TypedAgentTool", "input_type_of", "parse_input"]
@@ -95,15 +96,6 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
-
-
-def explain_arguments(error: pydantic.ValidationError) -> str:
-    """What was wrong with which argument, one clause each."""
-    parts: list[str] = []
-    for found in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(part) for part in found["loc"])
-        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
-    return "; ".join(parts)
 
 
 def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:

@@ -1,0 +1,170 @@
+"""Room tools: `@tool`. In: a typed function. Out: the same function, marked as a tool.
+
+The function itself stays what it was: directly callable, typed, picklable by reference or by value. The mark rides on
+it as an attribute; everything derived from it (schema, validator) is made where the tool is used and never travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol, TypeVar, cast, get_type_hints, overload
+from weakref import WeakKeyDictionary
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.tools.tool import DEFAULT_TIMEOUT_S, check_tool_name, timeout_seconds
+
+__all__ = ["FunctionTool", "marked_functions", "tool", "tool_mark"]
+
+_MARK = "__ensemble_tool__"
+
+#: A function, or what `@staticmethod` and `@classmethod` made of one.
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionTool:
+    """The mark that `@tool` leaves on a function."""
+
+    name: str
+    description: str
+    #: seconds; None: as long as it likes (S-SET-34)
+    timeout_s: float | None = DEFAULT_TIMEOUT_S
+    #: heavy on the processor and stateless: it runs outside the agent's process (S-SET-35)
+    cpu: bool = False
+
+
+class _Decorator(Protocol):
+    def __call__(self, function: F, /) -> F: ...
+
+
+@overload
+def tool(function: F, /) -> F: ...
+@overload
+def tool(
+    description: str | None = None,
+    /,
+    *,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+) -> _Decorator: ...
+@overload
+def tool(
+    *,
+    description: str,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+) -> _Decorator: ...
+def tool(
+    target: Callable[..., object] | str | None = None,
+    /,
+    *,
+    description: str | None = None,
+    name: str | None = None,
+    timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
+    cpu: bool = False,
+) -> object:
+    """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
+
+    The signature becomes the tool's JSON schema: annotations, defaults, `Annotated[..., Field(description=...)]`, else
+    the parameter's words in the docstring (S-TOOL-11). The function may be `async`.
+
+    Args:
+        target: The function, or the description.
+        description: What the model reads; default: the first paragraph of the docstring.
+        name: What the model calls it by; default: the function's name.
+        timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
+        cpu: It is heavy on the processor and stateless; it then runs in another process, so that cores add up.
+
+    Raises:
+        ValidationError: the name or the timeout cannot be.
+    """
+    if target is not None and not isinstance(target, str):
+        return _marked(target, name=name, description=description, timeout_s=timeout_seconds(timeout), cpu=cpu)
+    words = target if description is None else description
+    timeout_s = timeout_seconds(timeout)
+
+    def decorate(function: F) -> F:
+        return _marked(function, name=name, description=words, timeout_s=timeout_s, cpu=cpu)
+
+    return decorate
+
+
+def tool_mark(entry: object) -> FunctionTool | None:
+    """The mark on a function or bound method; None when there is none."""
+    if inspect.isclass(entry) or not callable(entry):
+        return None
+    mark = getattr(entry, _MARK, None)
+    return mark if isinstance(mark, FunctionTool) else None
+
+
+def marked_functions(kind: type[object]) -> tuple[str, ...]:
+    """Names of a class's public `@tool` methods, inherited ones first, in the order of their definition."""
+    known = _methods.get(kind)
+    if known is not None:
+        return known
+    found: dict[str, None] = {}
+    for owner in reversed(kind.__mro__):
+        found.update(dict.fromkeys(name for name in vars(owner) if not name.startswith("_")))
+    names = tuple(name for name in found if tool_mark(_function_of(inspect.getattr_static(kind, name))) is not None)
+    _methods[kind] = names
+    return names
+
+
+def _function_of(attribute: object) -> object:
+    return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+#: Class -> names of its tool methods; classes are looked through once.
+_methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
+
+
+def _marked(function: F, *, name: str | None, description: str | None, timeout_s: float | None, cpu: bool) -> F:
+    target = cast("Callable[..., object]", _function_of(function))
+    chosen = getattr(target, "__name__", "") if name is None else name
+    problem = check_tool_name(chosen)
+    if problem is not None:
+        raise ValidationError(problem)
+    words = _summary(inspect.getdoc(target) or "") if description is None else description.strip()
+    _resolve_local_names(target)
+    mark = FunctionTool(name=chosen, description=words, timeout_s=timeout_s, cpu=cpu)
+    try:
+        setattr(target, _MARK, mark)
+    except AttributeError:
+        msg = f"@tool needs a function, got: {type(function).__name__}"
+        raise ValidationError(msg) from None
+    return function
+
+
+def _summary(doc: str) -> str:
+    """The first paragraph of a docstring as one line."""
+    lines: list[str] = []
+    for line in doc.splitlines():
+        text = line.strip()
+        if (
+            not text
+            or text.startswith(":param")
+            or text in {"Args:", "Arguments:", "Parameters:", "Returns:", "Raises:"}
+        ):
+            break
+        lines.append(text)
+    return " ".join(lines)
+
+
+def _resolve_local_names(function: Callable[..., object]) -> None:
+    """Turn string annotations of a nested function into types while the names they use are still in reach."""
+    annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
+    nested = "<locals>" in getattr(function, "__qualname__", "")
+    if not nested or not any(isinstance(value, str) for value in annotations.values()):
+        return
+    # the frame that applies the decorator; there is no public way
+    frame = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
+    around = frame.f_back.f_locals if frame.f_back is not None else {}  # the function around a class, for methods
+    with contextlib.suppress(Exception):  # a name defined later: told at resolution, if it is still missing then
+        function.__annotations__ = get_type_hints(function, localns={**around, **frame.f_locals}, include_extras=True)

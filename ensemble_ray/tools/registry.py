@@ -1,0 +1,247 @@
+"""Room tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
+
+An entry is an `AgentTool`, a `@tool` function, a bound `@tool` method, an object with `@tool` methods, or a
+`DynamicToolProvider`. Every refusal happens here, before any model call (S-ENG-60).
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from pydantic import BaseModel
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.messages import ToolSpec
+from ensemble_ray.outputs import full_name
+from ensemble_ray.threads import call_user, is_async_callable
+from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
+from ensemble_ray.tools.schema import TEXT_INPUT, Signature, model_parameters, signature_of
+from ensemble_ray.tools.tool import (
+    AgentTool,
+    CustomSchemaAgentTool,
+    DynamicToolProvider,
+    check_tool_name,
+    timeout_seconds,
+)
+from ensemble_ray.tools.typed import TypedAgentTool, input_type_of
+
+__all__ = [
+    "BoundAgentTool",
+    "BoundFunction",
+    "BoundTool",
+    "ResolvedTools",
+    "check_tool_entry",
+    "expand_providers",
+    "resolve_tools",
+]
+
+_log = logging.getLogger(__name__)
+
+#: Level below DEBUG for what is only of use when a tool's schema itself is in doubt (S-TOOL-90).
+TRACE = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundAgentTool:
+    """An `AgentTool` ready to be called."""
+
+    spec: ToolSpec
+    #: seconds; None: as long as it likes
+    timeout_s: float | None
+    tool: AgentTool
+    #: it gets the model's whole argument text instead of the value of `input` (S-TOOL-24)
+    takes_arguments: bool
+
+    @property
+    def name(self) -> str:
+        """What the model calls it by."""
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoundFunction:
+    """A `@tool` function or bound method ready to be called."""
+
+    spec: ToolSpec
+    #: seconds; None: as long as it likes
+    timeout_s: float | None
+    function: Callable[..., object]
+    signature: Signature
+    is_async: bool
+    #: it runs outside this process
+    cpu: bool
+
+    @property
+    def name(self) -> str:
+        """What the model calls it by."""
+        return self.spec.name
+
+
+#: One thing that a model can call.
+BoundTool = BoundAgentTool | BoundFunction
+
+
+class ResolvedTools:
+    """What an agent can call during one task execution, in the order in which it was listed."""
+
+    __slots__ = ("_by_name", "specs")
+
+    def __init__(self, tools: Iterable[BoundTool] = ()) -> None:
+        by_name: dict[str, BoundTool] = {}
+        for tool in tools:
+            if tool.name in by_name:
+                msg = f"Duplicate tool name: '{tool.name}'"
+                raise ValidationError(msg)
+            by_name[tool.name] = tool
+        self._by_name: Mapping[str, BoundTool] = by_name
+        #: what a model is told of them
+        self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in by_name.values())
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(self._by_name)
+
+    def get(self, name: str) -> BoundTool | None:
+        """The tool of that name; None when there is none."""
+        return self._by_name.get(name)
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[BoundTool]:
+        return iter(self._by_name.values())
+
+
+def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
+    """What is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
+
+    Args:
+        entry: What stands in the list.
+        index: Where, from 0.
+        prefix: Whose list it is in: `Tool` for an agent's, `Task tool` for a task's.
+
+    Source:
+        S-DOM-5 to S-DOM-8, S-DOM-23.
+    """
+    if entry is None:
+        return f"{prefix} at index {index} must not be None"
+    if isinstance(entry, AgentTool):
+        return check_tool_name(getattr(entry, "name", None))
+    if isinstance(entry, DynamicToolProvider) or tool_mark(entry) is not None or _method_names(entry):
+        return None
+    return f"{prefix} at index {index} ({type(entry).__name__}) is neither an AgentTool nor has @tool methods"
+
+
+async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
+    """The entries with each `DynamicToolProvider` replaced by its tools; asks each once (S-TOOL-32)."""
+    expanded: list[object] = []
+    for entry in entries:
+        if isinstance(entry, DynamicToolProvider):
+            expanded.extend(await call_user(entry.resolve))
+        else:
+            expanded.append(entry)
+    return tuple(expanded)
+
+
+def resolve_tools(entries: Sequence[object], *, injected: Sequence[object] = ()) -> ResolvedTools:
+    """Everything that these entries offer, ready to be called.
+
+    Args:
+        entries: Tool entries as the user listed them. A `DynamicToolProvider` whose `resolve` is async must have been
+            replaced by `expand_providers`.
+        injected: Entries of the library's own, such as delegation; they come first (S-TOOL-30).
+
+    Raises:
+        ValidationError: an entry is no tool, a name is taken twice, a schema cannot be made.
+    """
+    resolved = ResolvedTools(tool for entry in (*injected, *entries) for tool in _bound(entry))
+    if _log.isEnabledFor(TRACE):
+        for spec in resolved.specs:
+            _log.log(
+                TRACE, "Tool spec: %s", json.dumps({"name": spec.name, "parameters": spec.parameters}, default=str)
+            )
+    return resolved
+
+
+def _bound(entry: object) -> Iterator[BoundTool]:
+    mark = tool_mark(entry)
+    if isinstance(entry, AgentTool):
+        yield _bound_agent_tool(entry)
+    elif mark is not None:
+        yield _bound_function(cast("Callable[..., object]", entry), mark)
+    elif isinstance(entry, DynamicToolProvider):
+        offered = entry.resolve()
+        if inspect.isawaitable(offered):
+            close = getattr(offered, "close", None)
+            if close is not None:
+                close()
+            msg = f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
+            raise ValidationError(msg)
+        for inner in offered:
+            yield from _bound(inner)
+    else:
+        methods = _method_names(entry)
+        if not methods:
+            kind = full_name(type(entry))
+            msg = f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods"
+            raise ValidationError(msg)
+        for name in methods:
+            method = getattr(entry, name)
+            yield _bound_function(method, cast("FunctionTool", tool_mark(method)))
+
+
+def _method_names(entry: object) -> tuple[str, ...]:
+    return () if inspect.isclass(entry) else marked_functions(type(entry))
+
+
+def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
+    problem = check_tool_name(getattr(tool, "name", None))
+    if problem is not None:
+        raise ValidationError(problem)
+    takes_arguments = True
+    if isinstance(tool, CustomSchemaAgentTool):
+        parameters = tool.parameter_schema
+    elif isinstance(tool, TypedAgentTool):
+        parameters = model_parameters(input_type_of(cast("TypedAgentTool[BaseModel]", tool)))
+    else:
+        parameters, takes_arguments = TEXT_INPUT, False
+    spec = ToolSpec(tool.name, getattr(tool, "description", None) or "", parameters)
+    return BoundAgentTool(
+        spec=spec, timeout_s=timeout_seconds(tool.timeout), tool=tool, takes_arguments=takes_arguments
+    )
+
+
+def _bound_function(function: Callable[..., object], mark: FunctionTool) -> BoundFunction:
+    if mark.cpu and inspect.ismethod(function):
+        msg = (
+            f"Tool '{mark.name}' is a bound method, but @tool(cpu=True) is for stateless functions that run in another "
+            "process. Make it a module-level function, or leave cpu out."
+        )
+        raise ValidationError(msg)
+    _refuse_unbound_method(function, mark.name)
+    signature = signature_of(function, tool_name=mark.name)
+    return BoundFunction(
+        spec=ToolSpec(mark.name, mark.description, signature.parameters),
+        timeout_s=mark.timeout_s,
+        function=function,
+        signature=signature,
+        is_async=is_async_callable(function),
+        cpu=mark.cpu,
+    )
+
+
+def _refuse_unbound_method(function: Callable[..., object], name: str) -> None:
+    """A function that stands in a class and wants `self` cannot be called without its object."""
+    owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
+    if not owner or owner.endswith("<locals>") or inspect.ismethod(function):
+        return
+    first = next(iter(inspect.signature(function).parameters), "")
+    if first in {"self", "cls"}:
+        msg = f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
+        raise ValidationError(msg)
