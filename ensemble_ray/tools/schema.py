@@ -10,7 +10,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Optional, cast, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 from weakref import WeakKeyDictionary
 
 import pydantic
@@ -179,8 +179,8 @@ def _or_none(annotation: object) -> object:
     metadata = cast("tuple[object, ...]", getattr(annotation, "__metadata__", ()))
     if metadata:
         inner = cast("Any", annotation).__origin__
-        return cast("Any", Annotated)[(Optional[inner], *metadata)]
-    return cast("object", Optional[cast("Any", annotation)])
+        return cast("Any", Annotated)[(inner | None, *metadata)]
+    return cast("object", cast("Any", annotation) | None)
 
 
 def _is_described(annotation: object) -> bool:

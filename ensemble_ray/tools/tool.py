@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final
 
@@ -132,6 +132,8 @@ class ToolContext:
     instance: str = ""
     #: 1-based position of the task in the run; 0 outside one
     task_index: int = 0
+    #: characters of input and output in log lines: -1 all, 0 none (S-ENG-72)
+    log_truncate_length: int = 200
 
     def __post_init__(self) -> None:
         if self.tool_name and self.logger is _log:
@@ -139,6 +141,8 @@ class ToolContext:
 
     def renamed(self, tool_name: str) -> ToolContext:
         """This context for another tool that works on behalf of this call, such as a step of a pipeline."""
+        if self is _OUTSIDE:
+            return self
         return ToolContext(
             tool_name=tool_name,
             agent_role=self.agent_role,
@@ -148,7 +152,12 @@ class ToolContext:
             run_id=self.run_id,
             instance=self.instance,
             task_index=self.task_index,
+            log_truncate_length=self.log_truncate_length,
         )
+
+    def emitting(self, emit: Callable[[Event], None]) -> ToolContext:
+        """This context with another taker of events."""
+        return replace(self, emit=emit)
 
 
 #: The context outside any call: nothing is counted, nobody listens (S-TOOL-43).

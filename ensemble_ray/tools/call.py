@@ -1,0 +1,213 @@
+"""Room tools: one guarded call. In: a bound tool and the model's argument text. Out: a `ToolOutcome`, always.
+
+Sync tools run in daemon threads, async tools on this loop, processor-heavy ones in another process. What a tool raises
+becomes a text for the model; only what ends the run leaves here: `ExitEarlyError`, `IllegalStateError`, cancellation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from pydantic_core import from_json, to_json
+
+from ensemble_ray.context import services
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.events import Event
+from ensemble_ray.ports import CpuPool
+from ensemble_ray.threads import call_user
+from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
+from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_result, outcome_of_return
+from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
+from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext, as_result, use_tool_context
+
+__all__ = ["call_tool", "cut_for_log", "truncate_output"]
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
+    """Call a tool once with a model's arguments.
+
+    Args:
+        bound: The tool, as `resolve_tools` gave it.
+        arguments: What the model wrote, unchecked.
+        context: Of this call; what the tool finds under `current_tool_context()`.
+
+    Raises:
+        ExitEarlyError: the tool ends the run (S-TOOL-23).
+        IllegalStateError: the tool is set up wrongly (S-TOOL-23).
+        asyncio.CancelledError: the caller was cancelled.
+    """
+    started_s = time.perf_counter()
+    context = context.emitting(_LoopEmitter(context.emit))
+    try:
+        outcome = await _performed(bound, arguments, context)
+    except IllegalStateError as error:
+        cut = cut_for_log(arguments, context.log_truncate_length)
+        _log.error("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
+        raise
+    _log_call(bound.name, arguments, outcome, context, started_s)
+    return outcome
+
+
+def truncate_output(text: str, max_length: int) -> str:
+    """What a model is sent of a tool's text (S-ENG-70); a negative length means all of it."""
+    if max_length < 0 or len(text) <= max_length:
+        return text
+    return f"{text[:max_length]}... [truncated, full length: {len(text)} chars]"
+
+
+def cut_for_log(text: str, length: int) -> str:
+    """What a log line shows of a tool's input or output (S-ENG-72): -1 all, 0 nothing."""
+    if length < 0 or len(text) <= length:
+        return text
+    return f"{text[:length]}..." if length else ""
+
+
+class _TimedOutError(Exception):
+    """The tool's own time is up; told apart from a TimeoutError that the tool raised."""
+
+
+class _LoopEmitter:
+    """Hands events of a tool to their taker on the loop of the call, whichever thread they come from."""
+
+    __slots__ = ("_emit", "_loop", "_thread")
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
+
+    def __call__(self, event: Event) -> None:
+        if threading.get_ident() == self._thread:
+            self._emit(event)
+        elif not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._emit, event)
+
+
+async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> ToolOutcome:
+    """Call it, and make an outcome of whatever happens."""
+    prefix = "Error" if isinstance(bound, BoundAgentTool) else "Tool error"
+    try:
+        if isinstance(bound, BoundAgentTool):
+            return await _within(bound.timeout_s, _call_agent_tool(bound, arguments, context))
+        return await _call_function(bound, arguments, context)
+    except (ExitEarlyError, IllegalStateError):
+        raise
+    except _TimedOutError:
+        return ToolOutcome(f"{prefix}: timed out after {bound.timeout_s:g} s", "error")
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        return ToolOutcome(f"{prefix}: {message_of(error)}", "error")  # the tool raised it; nobody cancelled us
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything, and call sys.exit
+        return ToolOutcome(f"{prefix}: {message_of(error)}", "error")
+
+
+async def _within(timeout_s: float | None, work: Awaitable[T]) -> T:
+    timer = asyncio.timeout(timeout_s)
+    try:
+        async with timer:
+            return await work
+    except TimeoutError:
+        if timer.expired():
+            raise _TimedOutError from None
+        raise
+
+
+async def _call_agent_tool(bound: BoundAgentTool, arguments: str, context: ToolContext) -> ToolOutcome:
+    text = arguments if bound.takes_arguments else _input_of(arguments)
+    if isinstance(bound.tool, AbstractAgentTool):
+        with use_tool_context(context):
+            return outcome_of_result(await bound.tool.aexecute(text))
+    with use_tool_context(None):  # the bare contract is text in, result out; an outer tool's context is not its own
+        returned: object = await call_user(bound.tool.execute, text)
+    return outcome_of_result(as_result(returned))
+
+
+def _input_of(arguments: str) -> str:
+    """The value of `input`, or the whole text where there is none (S-TOOL-21)."""
+    try:
+        data: object = from_json(arguments)
+    except ValueError:
+        return arguments
+    value = cast("Mapping[str, object]", data).get("input") if isinstance(data, dict) else None
+    if value is None:
+        return arguments
+    return value if isinstance(value, str) else to_json(value).decode()
+
+
+async def _call_function(bound: BoundFunction, arguments: str, context: ToolContext) -> ToolOutcome:
+    positional, named = bound.signature.read(arguments)
+    if bound.cpu:
+        outcome = await _call_in_pool(bound, positional, named, context)
+        if outcome is not None:
+            return outcome
+    return await _within(bound.timeout_s, _call_here(bound, positional, named, context))
+
+
+async def _call_here(
+    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
+) -> ToolOutcome:
+    with use_tool_context(context):
+        returned: object
+        if bound.is_async:
+            returned = await cast("Awaitable[object]", bound.function(*positional, **named))
+        else:
+            returned = await call_user(bound.function, *positional, **named)
+    return outcome_of_return(returned)
+
+
+#: Function -> its form for another process; None: it was found that it cannot travel, and said once.
+_packed: WeakKeyDictionary[Callable[..., object], bytes | None] = WeakKeyDictionary()
+
+
+async def _call_in_pool(
+    bound: BoundFunction, positional: tuple[object, ...], named: Mapping[str, object], context: ToolContext
+) -> ToolOutcome | None:
+    """Call a processor-heavy function in another process; None: it cannot travel (S-SET-35)."""
+    around = services()
+    if around is None:
+        return None
+    pool: CpuPool = around.cpu
+    function = bound.function
+    try:
+        if function not in _packed:
+            _packed[function] = pack_tool(function)
+        packed = _packed[function]
+        if packed is None:
+            return None
+        call: dict[str, object] = {
+            "positional": positional,
+            "named": named,
+            "tool_name": bound.name,
+            "idempotency_key": context.idempotency_key,
+        }
+        return cast("ToolOutcome", await pool.run(packed, call, timeout_s=bound.timeout_s))
+    except CannotTravelError as error:
+        _packed[function] = None
+        _log.warning("Tool '%s' runs in a thread, since it cannot travel to another process: %s", bound.name, error)
+        return None
+    except TimeoutError:
+        raise _TimedOutError from None
+
+
+def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolContext, started_s: float) -> None:
+    """One line per call (S-TOOL-90); texts cut as the run wants it, whole on DEBUG."""
+    level = logging.INFO if outcome.outcome == "success" else logging.WARNING
+    if not _log.isEnabledFor(level):
+        return
+    took_ms = round((time.perf_counter() - started_s) * 1000)
+    said = "Tool call" if outcome.outcome == "success" else "Tool error"
+    shown, given = (cut_for_log(text, context.log_truncate_length) for text in (arguments, outcome.text))
+    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]", context.agent_role, said, name, shown, given, took_ms)
+    _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)

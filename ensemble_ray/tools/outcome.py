@@ -1,0 +1,46 @@
+"""Room tools: what came of one tool call. In: a result, a return value, an error. Out: text for the model and a verdict.
+
+Pure, and importable in the processes that run processor-heavy tools.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.tools.tool import ToolResult
+
+__all__ = ["ToolOutcome", "outcome_of_result", "outcome_of_return", "unknown_tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolOutcome:
+    """What one call gave."""
+
+    #: full text for the model, before any truncation (S-ENG-71)
+    text: str
+    #: `failure`: the tool said no; `error`: it raised, or its arguments did not fit, or it took too long
+    outcome: Literal["success", "failure", "error"] = "success"
+    #: payload of a `ToolResult`, for events and traces
+    structured_output: Any = None
+
+
+def outcome_of_result(result: ToolResult) -> ToolOutcome:
+    """An AgentTool's result (S-TOOL-22)."""
+    if result.is_success:
+        return ToolOutcome(render_value(result.output), "success", result.structured_output)
+    return ToolOutcome(f"Error: {result.error_message}", "failure")
+
+
+def outcome_of_return(value: object) -> ToolOutcome:
+    """What a `@tool` function returned (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15)."""
+    if isinstance(value, ToolResult):
+        return outcome_of_result(value)
+    failed = isinstance(value, str) and value.startswith("Error:")
+    return ToolOutcome(render_value(value), "failure" if failed else "success")
+
+
+def unknown_tool(name: str) -> ToolOutcome:
+    """The model asked for a tool that is not there (S-ENG-55, S-SET-25)."""
+    return ToolOutcome(f"Error: Unknown tool '{name}'", "failure")
