@@ -1,8 +1,15 @@
-"""Room tools: what a tool is, how one is looked up, and one guarded call of it."""
+"""Room tools: what a tool is, how one is looked up, and one guarded call of it.
+
+Built-in tools are imported when they are first asked for. Note that the name `tool` here is the decorator; the module
+of that name is reached as `from ensemble_ray.tools.tool import ...`.
+"""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ensemble_ray.tools.decorator import tool
+from ensemble_ray.tools.pipeline import PipelineErrorStrategy, ToolPipeline
 from ensemble_ray.tools.tool import (
     AbstractAgentTool,
     AgentTool,
@@ -16,17 +23,57 @@ from ensemble_ray.tools.tool import (
 )
 from ensemble_ray.tools.typed import AbstractTypedAgentTool, TypedAgentTool
 
+if TYPE_CHECKING:
+    from ensemble_ray.tools.builtin import (
+        CalculatorTool,
+        DateTimeTool,
+        FileReadTool,
+        FileWriteTool,
+        HttpAgentTool,
+        JsonParserTool,
+        ProcessAgentTool,
+        WebScraperTool,
+        WebSearchProvider,
+        WebSearchTool,
+    )
+
 __all__ = [
     "AbstractAgentTool",
     "AbstractTypedAgentTool",
     "AgentTool",
+    "CalculatorTool",
     "CustomSchemaAgentTool",
+    "DateTimeTool",
     "DynamicToolProvider",
+    "FileReadTool",
+    "FileWriteTool",
+    "HttpAgentTool",
+    "JsonParserTool",
     "NoOpToolMetrics",
+    "PipelineErrorStrategy",
+    "ProcessAgentTool",
     "ToolContext",
     "ToolMetrics",
+    "ToolPipeline",
     "ToolResult",
     "TypedAgentTool",
+    "WebScraperTool",
+    "WebSearchProvider",
+    "WebSearchTool",
     "current_tool_context",
     "tool",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Find a built-in tool."""
+    from ensemble_ray.tools import builtin
+
+    if name not in builtin.__all__:
+        msg = f"module {__name__!r} has no attribute {name!r}"
+        raise AttributeError(msg)
+    return getattr(builtin, name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
