@@ -1,1 +1,1 @@
-"""Room; see the architecture page."""
+"""Room 5, record: facts in, durable lists of them and what folds over them out. Never events, never pickles."""

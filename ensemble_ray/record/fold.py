@@ -1,0 +1,234 @@
+"""Folds over a run's facts: its trace and its output. Room: record. Pure.
+
+In: the facts of one run in order, as a journal gives them or as they are appended. Out: the `ExecutionTrace` of a
+finished, failed, cancelled or torn run; the `EnsembleOutput` of a finished one.
+Never: events, clocks, files; a torn record is no error, it is a run of which less is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.metrics import ExecutionMetrics
+from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.journal import RUN, instance_of_fact
+from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
+from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values import utc_of
+
+_E = TypeVar("_E", bound=StrEnum)
+
+__all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
+
+_USUAL_REASONS = {RunState.FAILED: ExitReason.ERROR, RunState.CANCELLED: ExitReason.CANCELLED}
+
+
+def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
+    """The trace of a run from its facts.
+
+    Raises:
+        RecordError: there are no facts, or their data is damaged.
+    """
+    return RunFold(facts).trace()
+
+
+def fold_output(
+    facts: Iterable[Fact],
+    *,
+    output_types: Mapping[str, type[Any]] | None = None,
+    object_ids: Mapping[str, str] | None = None,
+) -> EnsembleOutput:
+    """The output of a finished run from its facts (S-SET-39).
+
+    Args:
+        facts: All facts of the run.
+        output_types: By task key: what parsed outputs become; those of other tasks stay JSON data.
+        object_ids: By task key: hidden ids of the tasks, so that `get_output(task)` finds their outputs.
+
+    Raises:
+        IllegalStateError: the run failed, or has not ended.
+        RecordError: there are no facts, their data is damaged, or an output is not of its type.
+    """
+    return RunFold(facts).output(output_types or {}, object_ids or {})
+
+
+class RunFold:
+    """What the facts of one run tell, as far as they were taken."""
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        self._run_id: str | None = None
+        self._plan: Mapping[str, object] = {}
+        self._end: Mapping[str, object] | None = None
+        self._started_at: float | None = None
+        self._last_at = 0.0
+        self._tasks: dict[str, TaskFold] = {}
+        #: instances in the order in which the scheduler was told of their completion
+        self._completed: list[str] = []
+        for fact in facts:
+            self.take(fact)
+
+    def take(self, fact: Fact) -> None:
+        """Take the next fact."""
+        if self._run_id is None:
+            self._run_id = fact.run
+            self._started_at = fact.at
+        self._last_at = max(self._last_at, fact.at)
+        instance = instance_of_fact(fact)
+        if fact.kind == "plan":
+            self._plan = fact.data
+            self._started_at = as_number(fact.data.get("started_at"), fact.at)
+        elif fact.kind == "end":
+            self._end = fact.data
+            self._last_at = max(fact.at, self._started_at or 0.0)
+        elif instance != RUN:
+            if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
+                self._completed.append(instance)
+            self._tasks.setdefault(instance, TaskFold(instance=instance)).take(fact)
+
+    @property
+    def state(self) -> RunState:
+        """How the run ended; without an end it was interrupted."""
+        return _one_of(RunState, self._end, "state", RunState.INTERRUPTED)
+
+    @property
+    def exit_reason(self) -> ExitReason:
+        """Why the run ended."""
+        return _one_of(ExitReason, self._end, "exit_reason", _USUAL_REASONS.get(self.state, ExitReason.COMPLETED))
+
+    @property
+    def header(self) -> Mapping[str, object]:
+        """The data of the first fact: plan, inputs, digest, origin; empty when it is not recorded."""
+        return self._plan
+
+    def trace(self) -> ExecutionTrace:
+        """The run's trace so far.
+
+        Raises:
+            RecordError: no facts were taken, or their data is damaged.
+        """
+        run_id, started = self._begun()
+        plan = as_mapping(self._plan.get("plan"))
+        mode = _one_of(CaptureMode, self._plan, "capture_mode", CaptureMode.OFF)
+        nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
+        tasks = [(fold, nodes.get(fold.key, {})) for fold in self._in_order()]
+        traces = tuple(fold.trace(node, mode, state=self.state.value) for fold, node in tasks)
+        metrics = ExecutionMetrics.from_outputs(traces)
+        completed = max(self._last_at, started)
+        return ExecutionTrace(
+            capture_mode=mode,
+            ensemble_id=as_text(self._plan.get("ensemble_id"), run_id),
+            workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
+            started_at=utc_of(started),
+            completed_at=utc_of(completed),
+            total_duration=utc_of(completed) - utc_of(started),
+            inputs={name: str(value) for name, value in as_mapping(self._plan.get("inputs")).items()},
+            agents=tuple(_agent(each) for each in map(as_mapping, as_sequence(self._plan.get("agents")))),
+            task_traces=traces,
+            metrics=metrics,
+            total_cost_estimate=metrics.total_cost_estimate,
+            errors=(*(_error(fold, node) for fold, node in tasks if fold.failure is not None), *self._run_errors()),
+            trace_id=as_text((self._end or {}).get("trace_id")) or None,
+            metadata={} if self.state is RunState.COMPLETED else {"state": self.state.value},
+        )
+
+    def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
+        """The output of the run; see `fold_output`."""
+        run_id, _ = self._begun()
+        if self._end is None or self.state not in {RunState.COMPLETED, RunState.CANCELLED}:
+            msg = (
+                f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
+            )
+            raise IllegalStateError(msg)
+        given: list[tuple[str, TaskOutput]] = []
+        for fold in self._in_order():
+            output = fold.task_output(output_types.get(fold.key))
+            if output is not None:
+                given.append((fold.key, output))
+        outputs = tuple(output for _, output in given)
+        trace = self.trace()
+        positions = {object_ids[key]: position for position, (key, _) in enumerate(given) if key in object_ids}
+        return EnsembleOutput(
+            raw=outputs[-1].raw if outputs else "",
+            task_outputs=outputs,
+            total_duration=trace.total_duration,
+            total_tool_calls=sum(output.tool_call_count for output in outputs),
+            exit_reason=self.exit_reason,
+            metrics=ExecutionMetrics.from_outputs(outputs),
+            trace=trace,
+            run_id=run_id,
+        ).with_positions(positions)
+
+    def _begun(self) -> tuple[str, float]:
+        if self._run_id is None or self._started_at is None:
+            msg = "There are no facts to fold: the record is empty"
+            raise RecordError(msg)
+        return self._run_id, self._started_at
+
+    def _in_order(self) -> list[TaskFold]:
+        """Known tasks: completed ones in the order of completion, then failed ones, then those never finished."""
+        told = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
+
+        def rank(fold: TaskFold) -> tuple[int, int]:
+            kind = 2 if fold.is_unfinished else 0 if fold.output is not None else 1
+            return kind, told.get(fold.instance, len(told))
+
+        return sorted((fold for fold in self._tasks.values() if fold.is_known), key=rank)
+
+    def _run_errors(self) -> Iterable[ErrorTrace]:
+        """What the end tells of and no task: errors of the run itself."""
+        told = {(f.data.get("error_type"), f.data.get("message")) for t in self._tasks.values() if (f := t.failure)}
+        for error in map(as_mapping, as_sequence((self._end or {}).get("errors"))):
+            if (error.get("error_type"), error.get("message")) not in told:
+                yield ErrorTrace(
+                    agent_role=as_text(error.get("agent_role")),
+                    task_description=as_text(error.get("task_description"), as_text(error.get("key"))),
+                    error_type=as_text(error.get("error_type"), "Exception"),
+                    message=as_text(error.get("message")),
+                    stack_trace=as_text(error.get("stack_trace")),
+                    occurred_at=utc_of(self._last_at),
+                )
+
+
+def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
+    failure = fold.failure
+    if failure is None:
+        msg = "only failed tasks have an error"
+        raise IllegalStateError(msg)
+    given = failure.data.get("trace")
+    if isinstance(given, TaskTrace):
+        role, description = given.agent_role, given.task_description
+    else:
+        seen = as_mapping(given)
+        role = as_text(seen.get("agent_role"), as_text(node.get("agent_role")))
+        description = as_text(seen.get("task_description"), as_text(node.get("description"), fold.key))
+    return ErrorTrace(
+        agent_role=role,
+        task_description=description,
+        error_type=as_text(failure.data.get("error_type"), "Exception"),
+        message=as_text(failure.data.get("message")),
+        stack_trace=as_text(failure.data.get("stack_trace")),
+        occurred_at=utc_of(failure.at),
+    )
+
+
+def _agent(data: Mapping[str, object]) -> AgentSummary:
+    background = data.get("background")
+    return AgentSummary(
+        role=as_text(data.get("role")),
+        goal=as_text(data.get("goal")),
+        background=background if isinstance(background, str) else None,
+        tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
+        allow_delegation=data.get("allow_delegation") is True,
+    )
+
+
+def _one_of(kind: type[_E], data: Mapping[str, object] | None, name: str, default: _E) -> _E:
+    try:
+        return kind(as_text((data or {}).get(name)))
+    except ValueError:
+        return default

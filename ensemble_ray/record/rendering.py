@@ -1,0 +1,139 @@
+"""Facts as lines of text and back. Room: record. Pure.
+
+In: facts whose data holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: one JSON line
+each, with every long text replaced by the hash of its content; and facts of such lines.
+Never: a pickle, a class name that is imported on reading, a failure because a value has no JSON form.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from hashlib import sha256
+from typing import cast
+
+from pydantic_core import from_json, to_json
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.trace import jsonable
+
+__all__ = ["BODY_LIMIT", "FORMAT", "body_digest", "fact_of", "in_json_form", "line_of", "plain_data"]
+
+#: Version of the record format; a reader refuses a newer one.
+FORMAT = 1
+#: Longest text that stays in its fact, characters.
+BODY_LIMIT = 1024
+#: Key of a text that lies among the bodies.
+_BODY = "$body"
+#: What users' own keys of that look are written as, with one `$` more each time.
+_ESCAPED = re.compile(r"\$+body")
+
+#: Keeps a long text and gives its hash.
+Keep = Callable[[str], str]
+#: Gives the text of a hash.
+Resolve = Callable[[str], str]
+
+
+def body_digest(text: str) -> str:
+    """The SHA-256 of a text in hex; the name of a body."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def plain_data(data: Mapping[str, object]) -> dict[str, object]:
+    """A fact's data as JSON data."""
+    return cast("dict[str, object]", json.loads(_as_text(data)))
+
+
+def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None) -> Fact:
+    """The fact as a reader of the record gets it: same names, data as JSON data."""
+    return Fact(
+        run=fact.run,
+        kind=fact.kind,
+        name=fact.name,
+        at=fact.at,
+        data=plain_data(fact.data),
+        epoch=fact.epoch if epoch is None else epoch,
+        seq=fact.seq if seq is None else seq,
+    )
+
+
+def line_of(fact: Fact, epoch: int, keep: Keep) -> bytes:
+    """The fact as one line, line feed included; long texts go to `keep`."""
+    data = _as_text(fact.data)
+    if len(data) > BODY_LIMIT or b"body" in data:  # else neither a long text nor a key to escape can be in it
+        data = _as_text(_lifted(_parsed(data), keep))
+    head = to_json({"kind": fact.kind, "name": fact.name, "at": fact.at, "epoch": epoch})
+    return b'%b,"data":%b}\n' % (head[:-1], data)
+
+
+def fact_of(run: str, line: bytes, resolve: Resolve) -> Fact:
+    """The fact of a line.
+
+    Raises:
+        ValueError: it is no line of a record.
+    """
+    read: object = json.loads(line)
+    match read:
+        case {
+            "kind": str(kind),
+            "name": str(name),
+            "at": int() | float() as at,
+            "epoch": int(epoch),
+            "data": dict(data),
+        }:
+            given = cast("dict[str, object]", data)
+            fields = {key: _lowered(value, resolve) for key, value in given.items()}
+            return Fact(run=run, kind=kind, name=name, at=at, data=fields, epoch=epoch)
+        case _:
+            msg = "a fact has kind, name, at, epoch and data"
+            raise ValueError(msg)
+
+
+def _as_text(data: object) -> bytes:
+    try:
+        return to_json(data, fallback=str, inf_nan_mode="strings")
+    except Exception:  # noqa: BLE001  cycles, halves of surrogate pairs, objects whose own serializers fail
+        return json.dumps(jsonable(data)).encode()
+
+
+def _parsed(text: bytes) -> object:
+    try:
+        return from_json(text)
+    except ValueError:  # halves of surrogate pairs and very deep data are beyond the fast parser
+        return json.loads(text)
+
+
+def _lifted(value: object, keep: Keep) -> object:
+    """JSON data with its long texts replaced by references."""
+    if isinstance(value, str):
+        return {_BODY: keep(value)} if len(value) > BODY_LIMIT else value
+    if isinstance(value, dict):
+        return _lifted_mapping(cast("dict[str, object]", value), keep)
+    if isinstance(value, list):
+        return [_lifted(each, keep) for each in cast("list[object]", value)]
+    return value
+
+
+def _lifted_mapping(value: dict[str, object], keep: Keep) -> dict[str, object]:
+    if len(value) == 1:
+        (key,) = value
+        if _ESCAPED.fullmatch(key):
+            return {f"${key}": _lifted(value[key], keep)}
+    return {key: _lifted(each, keep) for key, each in value.items()}
+
+
+def _lowered(value: object, resolve: Resolve) -> object:
+    """JSON data with its references replaced by their texts."""
+    if isinstance(value, dict):
+        mapping = cast("dict[str, object]", value)
+        if len(mapping) == 1:
+            ((key, only),) = mapping.items()
+            if key == _BODY and isinstance(only, str):
+                return resolve(only)
+            if _ESCAPED.fullmatch(key):
+                return {key.removeprefix("$"): _lowered(only, resolve)}
+        return {key: _lowered(each, resolve) for key, each in mapping.items()}
+    if isinstance(value, list):
+        return [_lowered(each, resolve) for each in cast("list[object]", value)]
+    return value

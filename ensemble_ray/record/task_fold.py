@@ -1,0 +1,236 @@
+"""One task's facts as its trace and its output. Room: record. Pure.
+
+In: the facts of one instance. Out: what it gave; and what it did, also when it was never finished.
+Never: an import of a class that the record names: records are data.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar, cast, get_args
+
+import pydantic
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect
+from ensemble_ray.messages import ChatResponse, Fact, TokenUsage, ToolCall
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.trace import CaptureMode, TaskTrace
+from ensemble_ray.values import Value
+
+_V = TypeVar("_V", bound=Value)
+_Outcome = Literal["success", "failure", "error", "skipped_max_iterations"]
+
+__all__ = ["TaskFold", "as_mapping", "as_number", "as_sequence", "as_text"]
+
+_OUTCOMES = get_args(_Outcome)
+#: `facts#0/2/model`, `facts#0/2/call-1`; a task's key may hold anything.
+_EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+))", re.DOTALL)
+#: What a tool call shows that was begun and never came back.
+_NO_RESULT = "No result was recorded: the run ended during this call"
+
+
+def as_mapping(value: object) -> Mapping[str, object]:
+    """The value if it is a mapping, else an empty one: folds of broken records go on without it."""
+    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+
+
+def as_sequence(value: object) -> Sequence[object]:
+    """The value if it is a list or tuple, else an empty one."""
+    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
+
+
+def as_text(value: object, default: str = "") -> str:
+    """The value if it is a text."""
+    return value if isinstance(value, str) else default
+
+
+def as_number(value: object, default: float) -> float:
+    """The value if it is a number."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+@dataclass(slots=True, kw_only=True)
+class _Turn:
+    """One turn of a task: a model call and the tool calls of its answer."""
+
+    model: Mapping[str, object] | None = None
+    at: float = 0.0
+    intents: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    results: dict[int, Fact] = field(default_factory=dict[int, Fact])
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskFold:
+    """What is known of one instance."""
+
+    instance: str
+    output: Mapping[str, object] | TaskOutput | None = None
+    failure: Fact | None = None
+    _turns: dict[int, _Turn] = field(default_factory=dict[int, _Turn])
+    _first_at: float | None = None
+    _last_at: float = 0.0
+
+    @property
+    def key(self) -> str:
+        """The task's key: the instance without its occurrence."""
+        return self.instance.rpartition("#")[0] or self.instance
+
+    def take(self, fact: Fact) -> None:
+        """Take the next fact of this instance."""
+        if fact.kind != "stimulus":
+            self._last_at = max(self._last_at, fact.at)
+            begun = as_number(fact.data.get("started_at"), fact.at)
+            self._first_at = begun if self._first_at is None else min(begun, self._first_at)
+        match fact.kind:
+            case "output":
+                given = fact.data.get("output")
+                self.output = given if isinstance(given, TaskOutput) else as_mapping(given)
+            case "task_failed":
+                self.failure = fact
+            case "model" | "tool_intent" | "tool_result":
+                self._take_effect(fact)
+            case _:
+                pass
+
+    def _take_effect(self, fact: Fact) -> None:
+        named = _EFFECT_NAME.fullmatch(fact.name)
+        if named is None:
+            msg = f"The record is damaged: '{fact.name}' is no name of an effect"
+            raise RecordError(msg)
+        turn = self._turns.setdefault(int(named["turn"]), _Turn())
+        if fact.kind == "model":
+            turn.model, turn.at = fact.data, fact.at
+        else:
+            (turn.intents if fact.kind == "tool_intent" else turn.results)[int(named["call"] or 0)] = fact
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the task did anything that the record tells of."""
+        return self.output is not None or self.failure is not None or bool(self._turns)
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it gave no output and did not fail either."""
+        return self.output is None and self.failure is None
+
+    # What it gave.
+
+    def task_output(self, output_type: type[Any] | None = None) -> TaskOutput | None:
+        """The recorded output; its parsed output is JSON data, or of the given type.
+
+        Raises:
+            RecordError: it does not fit.
+        """
+        if self.output is None or isinstance(self.output, TaskOutput):
+            return self.output
+        data = {**self.output, "output_type": output_type}
+        if output_type is not None and data.get("parsed_output") is not None:
+            data["parsed_output"] = self._parsed(data["parsed_output"], output_type)
+        return self._value(TaskOutput, data)
+
+    def _parsed(self, data: object, output_type: type[Any]) -> object:
+        try:
+            # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
+            return pydantic.TypeAdapter(output_type).validate_json(pydantic.TypeAdapter(object).dump_json(data))
+        except pydantic.ValidationError as error:
+            msg = f"The recorded output of task '{self.key}' is no {output_type.__qualname__} any more: {error}"
+            raise RecordError(msg) from error
+
+    def _value(self, kind: type[_V], data: Mapping[str, object]) -> _V:
+        try:
+            return kind(**data)
+        except ValueError as error:
+            msg = f"The record is damaged: {kind.__name__} of task '{self.key}': {error}"
+            raise RecordError(msg) from error
+
+    # What it did.
+
+    def trace(self, node: Mapping[str, object], capture_mode: CaptureMode, *, state: str) -> TaskTrace:
+        """The task's trace; of a task that was not finished, as far as its effects tell.
+
+        Args:
+            node: The task's place in the plan.
+            capture_mode: What the run captured.
+            state: How an unfinished task is marked.
+        """
+        recorded = self._recorded_trace()
+        if recorded is not None:
+            return recorded
+        effects = self._effects(node, capture_mode)
+        output = self.task_output()
+        trace = effects.trace(
+            completed_at=max(self._last_at, effects.started_at),
+            final_output="" if output is None else output.raw,
+            parsed_output=None if output is None else output.parsed_output,
+            metrics=effects.metrics(None) if output is None else output.metrics,
+        )
+        return trace.replace(metadata={"state": state}) if self.is_unfinished else trace
+
+    def _recorded_trace(self) -> TaskTrace | None:
+        if self.failure is not None and self.output is None:
+            given = self.failure.data.get("trace")
+        else:
+            given = self.output.trace if isinstance(self.output, TaskOutput) else as_mapping(self.output).get("trace")
+        if given is None or isinstance(given, TaskTrace):
+            return given
+        return self._value(TaskTrace, as_mapping(given))
+
+    def _effects(self, node: Mapping[str, object], capture_mode: CaptureMode) -> TaskEffects:
+        models = [self._model(self._turns[number]) for number in sorted(self._turns)]
+        return TaskEffects(
+            task_description=as_text(node.get("description"), self.key),
+            expected_output=as_text(node.get("expected_output")),
+            agent_role=as_text(node.get("agent_role")),
+            started_at=self._last_at if self._first_at is None else self._first_at,
+            capture_mode=capture_mode,
+            models=models,
+            tool_call_count=sum(len(model.tools) for model in models),
+            is_handler=not models and "agent_key" in node and node["agent_key"] is None,
+        )
+
+    def _model(self, turn: _Turn) -> ModelEffect:
+        data = turn.model or {}
+        calls = tuple(
+            ToolCall(
+                id=as_text(call.get("id")), name=as_text(call.get("name")), arguments=as_text(call.get("arguments"))
+            )
+            for call in map(as_mapping, as_sequence(data.get("tool_calls")))
+        )
+        usage = TokenUsage(
+            input_tokens=int(as_number(data.get("input_tokens"), -1)),
+            output_tokens=int(as_number(data.get("output_tokens"), -1)),
+        )
+        text = data.get("text")
+        return ModelEffect(
+            started_at=as_number(data.get("started_at"), turn.at),
+            latency_s=as_number(data.get("latency_s"), 0.0),
+            response=ChatResponse(text=text if isinstance(text, str) else None, tool_calls=calls, usage=usage),
+            is_final=not calls,
+            tools=[self._tool(turn, number, calls) for number in sorted({*turn.intents, *turn.results})],
+        )
+
+    def _tool(self, turn: _Turn, number: int, calls: Sequence[ToolCall]) -> ToolEffect:
+        intent, result = turn.intents.get(number), turn.results.get(number)
+        asked = as_mapping(intent.data if intent is not None else None)
+        found = calls[number] if number < len(calls) else ToolCall(id="", name="")
+        call = ToolCall(
+            id=found.id,
+            name=as_text(asked.get("tool_name"), found.name),
+            arguments=as_text(asked.get("arguments"), found.arguments),
+        )
+        if result is None:
+            begun = intent.at if intent is not None else turn.at
+            return ToolEffect(call=call, outcome="error", text=_NO_RESULT, started_at=begun, duration_s=0.0)
+        data = result.data
+        outcome = data.get("outcome")
+        return ToolEffect(
+            call=call,
+            outcome=cast("_Outcome", outcome) if outcome in _OUTCOMES else "error",
+            text=as_text(data.get("text")),
+            started_at=as_number(data.get("started_at"), result.at),
+            duration_s=as_number(data.get("duration_s"), 0.0),
+            structured_output=data.get("structured_output"),
+        )
