@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-__all__ = ["Exchange", "HttpRequest", "serve_http"]
+__all__ = ["Connection", "Exchange", "HttpRequest", "serve_http"]
 
 _REASONS = {
     200: "OK",
@@ -52,7 +52,7 @@ class Exchange:
 
     __slots__ = ("_connection", "is_open", "request")
 
-    def __init__(self, connection: _Connection, request: HttpRequest) -> None:
+    def __init__(self, connection: Connection, request: HttpRequest) -> None:
         self._connection = connection
         self.request = request
         self.is_open = True
@@ -103,10 +103,13 @@ class Exchange:
             self._connection.finished()
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One client connection: finds requests in the bytes, hands each to the handler."""
 
-    def __init__(self, handle: Callable[[Exchange], None], lost: Callable[[Exchange], None]) -> None:
+    def __init__(
+        self, handle: Callable[[Exchange], None], lost: Callable[[Exchange], None], connections: set[Connection]
+    ) -> None:
+        self._connections = connections
         self._handle = handle
         self._lost = lost
         self._buffer = bytearray()
@@ -114,29 +117,37 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A client is there."""
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
+            self._connections.add(self)
 
     def data_received(self, data: bytes) -> None:
+        """Bytes came; they may be half a request or two."""
         self._buffer += data
         self._next()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002  the protocol's signature
+        """The client is gone, or was cut."""
         self._transport = None
+        self._connections.discard(self)
         exchange, self._exchange = self._exchange, None
         if exchange is not None and exchange.is_open:
             exchange.is_open = False
             self._lost(exchange)
 
     def write(self, data: bytes) -> None:
+        """Send bytes, unless the client is gone."""
         if self._transport is not None:
             self._transport.write(data)
 
     def cut(self) -> None:
+        """Close at once, without sending what is buffered."""
         if self._transport is not None:
             self._transport.abort()
 
     def finished(self) -> None:
+        """The answer is complete: take the next request of this connection."""
         self._exchange = None
         if self._buffer:
             self._next()
@@ -183,15 +194,20 @@ def _body(buffer: bytearray, head: bytes, start: int) -> tuple[bytes, int] | Non
 
 
 async def serve_http(
-    handle: Callable[[Exchange], None], lost: Callable[[Exchange], None], *, port: int = 0
+    handle: Callable[[Exchange], None],
+    lost: Callable[[Exchange], None],
+    *,
+    connections: set[Connection],
+    port: int = 0,
 ) -> asyncio.Server:
     """Listen on 127.0.0.1.
 
     Args:
         handle: Called with each request; it answers now or later through the exchange.
         lost: Called when a client goes away before its answer was complete.
+        connections: Holds the open connections, so that whoever stops the server can cut them.
         port: Where to listen; 0 finds a free port.
     """
     loop = asyncio.get_running_loop()
     # Fan-outs open a thousand connections at once; the default backlog of 100 would make clients retry for a second.
-    return await loop.create_server(lambda: _Connection(handle, lost), "127.0.0.1", port, backlog=4096)
+    return await loop.create_server(lambda: Connection(handle, lost, connections), "127.0.0.1", port, backlog=4096)

@@ -18,7 +18,7 @@ from typing import Self, cast
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.messages import ToolCall
-from ensemble_ray.testing.model_server.http import Exchange, serve_http
+from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
@@ -147,15 +147,17 @@ class ModelServer:
         """Listen and answer until stopped; `ready` is called once the port is known."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        server = await serve_http(self._take, self._give_up, port=self._port)
+        connections: set[Connection] = set()
+        server = await serve_http(self._take, self._give_up, connections=connections, port=self._port)
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
         try:
             await self._stop.wait()
         finally:
             server.close()
-            for exchange in tuple(self._open):
-                exchange.drop()
+            for connection in tuple(connections):
+                connection.cut()
+            await asyncio.sleep(0)  # the loop closes their sockets in its next round
 
     def pause(self) -> None:
         """Hold all answers from now on; requests are still taken."""

@@ -1,0 +1,46 @@
+"""From what a user writes as `llm` to a chat model. Room: llm; a string or a model comes in, a model goes out.
+
+Nothing is started or reached here: a model object is made, its endpoint is met at the first call.
+"""
+
+from __future__ import annotations
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.ports import ChatModel
+
+__all__ = ["KNOWN_FORMS", "resolve_llm"]
+
+#: What a string may look like.
+KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
+
+
+def resolve_llm(value: object) -> ChatModel:
+    """The chat model that a value of `llm` stands for (S-CONV-19).
+
+    Args:
+        value: A `ChatModel`, or a string: `"openai:MODEL"` for any endpoint of that protocol, `"local"` for the
+            embedded model, `"local:PATH.gguf"` for another model file.
+
+    Raises:
+        ValidationError: the prefix is unknown, or the value is no chat model.
+    """
+    if not isinstance(value, str):
+        if isinstance(value, ChatModel) and not isinstance(value, type):
+            return value
+        raise ValidationError(
+            f"llm must be a chat model or one of {_known()}, got: {type(value).__name__} without a chat method"
+        )
+    prefix, colon, rest = value.strip().partition(":")
+    if prefix == "openai" and rest.strip():
+        from ensemble_ray.llm.openai import OpenAIChatModel
+
+        return OpenAIChatModel(rest.strip())
+    if prefix == "local" and bool(colon) == bool(rest.strip()):
+        from ensemble_ray.llm.local import LocalChatModel
+
+        return LocalChatModel(path=rest.strip() or None)
+    raise ValidationError(f"Unknown llm '{value}'. Known: {_known()}")
+
+
+def _known() -> str:
+    return f"[{', '.join(KNOWN_FORMS)}]"

@@ -1,0 +1,277 @@
+"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Room: llm; fulfils `ChatModel` and streams.
+
+The definition holds data only: it pickles, and the client is made in the process that uses it (S-CONV-22). Requests
+are encoded once and sent by a lean client; the `openai` package is loaded for its error classes when a call fails,
+and for its client where `client_options` ask for it (decision 0002). The key is never shown.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from datetime import timedelta
+from typing import Any, cast
+
+from pydantic import SecretStr
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
+from ensemble_ray.llm.openai_errors import Origin
+from ensemble_ray.llm.openai_sdk import SdkClients
+from ensemble_ray.llm.openai_wire import encode_request, json_bytes
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+
+__all__ = ["OpenAIChatModel", "checked_timeout_s", "request_prefix"]
+
+_DEFAULT_BASE_URL = "https://api.openai.com/v1"
+#: Members of the request that are this library's to set.
+_OWN_MEMBERS = frozenset({"messages", "model", "stream", "stream_options", "tools"})
+_STREAMING = b'"stream":true'
+_STREAMING_WITH_USAGE = b'"stream":true,"stream_options":{"include_usage":true}'
+
+
+class OpenAIChatModel:
+    """A model behind any endpoint that speaks the chat-completions protocol: hosted, or a server of your own.
+
+    Args:
+        model: The model's name at the endpoint.
+        base_url: Where the protocol begins, often ending in `/v1`; default `OPENAI_BASE_URL`, then OpenAI's own.
+        api_key: The key; default `OPENAI_API_KEY`, read when a call is made. Never shown.
+        timeout: Longest wait for an answer (streaming: for the next piece), s or `timedelta`; default 600 s.
+        max_retries: How often a failed call is repeated before it fails; None: not at all.
+        client_options: Keyword arguments of `openai.AsyncOpenAI`; given, that client sends the requests.
+        request_options: Go into every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
+            merged into it, `extra_headers` are sent with it.
+
+    Raises:
+        ValidationError: a value cannot work.
+
+    Example:
+        >>> OpenAIChatModel("gpt-4o-mini", api_key="sk-1", temperature=0)
+        OpenAIChatModel('gpt-4o-mini', temperature=0)
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        base_url: str | None = None,
+        api_key: str | SecretStr | None = None,
+        timeout: timedelta | float | None = None,
+        max_retries: int | None = None,
+        client_options: Mapping[str, object] | None = None,
+        **request_options: object,
+    ) -> None:
+        if not isinstance(model, str) or not model.strip():
+            raise ValidationError("OpenAIChatModel model must not be blank")
+        if base_url is not None:
+            _checked_url(base_url, "base_url")
+        if max_retries is not None and (not isinstance(max_retries, int) or max_retries < 0):
+            raise ValidationError(f"OpenAIChatModel max_retries must be >= 0, got: {max_retries}")
+        self._model = model
+        self._base_url = base_url
+        self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
+        self._timeout_s = checked_timeout_s(timeout, "OpenAIChatModel")
+        self._max_retries = max_retries
+        self._client_options = None if client_options is None else dict(client_options)
+        self._request_options = dict(request_options)
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """What follows from the fields; made anew in every process."""
+        options = dict(self._request_options)
+        self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
+        extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
+        self._prefix = request_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
+        self._sdk = None if self._client_options is None else SdkClients(self._client_options)
+
+    @property
+    def model(self) -> str:
+        """The model's name at the endpoint."""
+        return self._model
+
+    @property
+    def base_url(self) -> str:
+        """Where calls made now would go.
+
+        Raises:
+            ValidationError: `OPENAI_BASE_URL` is no URL.
+        """
+        if self._base_url is not None:
+            return self._base_url
+        of_client = (self._client_options or {}).get("base_url")
+        if of_client is not None:
+            return _checked_url(str(of_client), "client_options base_url")
+        from_environment = os.environ.get("OPENAI_BASE_URL", "").strip()
+        if from_environment:
+            return _checked_url(from_environment, "OPENAI_BASE_URL")
+        return _DEFAULT_BASE_URL
+
+    @property
+    def request_options(self) -> Mapping[str, object]:
+        """What goes into every request."""
+        return dict(self._request_options)
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Answer the conversation; with `tools`, the answer may ask for calls of them.
+
+        Raises:
+            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
+            ValidationError: there is no key, and the endpoint is one that needs it.
+        """
+        body = encode_request(self._prefix, messages, tools)
+        endpoint = self._endpoint()
+        if self._sdk is None:
+            return await endpoint.complete(body)
+        return await self._sdk.complete(body, _origin(endpoint), self._connection(endpoint))
+
+    async def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncGenerator[str | ChatResponse]:
+        """Fragments of the text as they come, then one `ChatResponse` with the whole, tool calls assembled.
+
+        Raises:
+            openai.APIError: as for `chat`, also in the middle of the stream.
+            ValidationError: there is no key, and the endpoint is one that needs it.
+        """
+        endpoint = self._endpoint()
+
+        def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
+            return encode_request(
+                self._prefix, messages, tools, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING
+            )
+
+        if self._sdk is None:
+            parts = endpoint.stream(body)
+        else:
+            parts = self._sdk.stream(body(True), _origin(endpoint), self._connection(endpoint))  # noqa: FBT003  as above
+        async with aclosing(parts):
+            async for part in parts:
+                yield part
+
+    def _endpoint(self) -> Endpoint:
+        """Where and how to call, from the fields and what the environment says now."""
+        base_url = self.base_url
+        key = self._key()
+        # A client of the user's options may bring another identity; the package judges that.
+        if not key and base_url == _DEFAULT_BASE_URL and self._client_options is None:
+            raise ValidationError(
+                f"OpenAIChatModel('{self._model}'): no API key. Set OPENAI_API_KEY or pass api_key; for an endpoint of "
+                "your own, set OPENAI_BASE_URL or pass base_url; for a model on this machine, use llm='local'"
+            )
+        headers = {"Content-Type": "application/json", "User-Agent": "ensemble-ray"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        if self._extra_headers:
+            headers.update(self._extra_headers)
+        return Endpoint(
+            url=f"{base_url.rstrip('/')}/chat/completions",
+            model=self._model,
+            key=key,
+            headers=headers,
+            timeout_s=DEFAULT_TIMEOUT_S if self._timeout_s is None else self._timeout_s,
+            max_retries=self._max_retries or 0,
+        )
+
+    def _key(self) -> str:
+        if self._api_key is not None:
+            return self._api_key.get_secret_value()
+        of_client = (self._client_options or {}).get("api_key")
+        if isinstance(of_client, str):
+            return of_client
+        return os.environ.get("OPENAI_API_KEY", "").strip()
+
+    def _connection(self, endpoint: Endpoint) -> Mapping[str, object]:
+        """Arguments of the package's client that do not come from `client_options`."""
+        connection: dict[str, object] = {
+            "base_url": endpoint.url.removesuffix("/chat/completions"),
+            "timeout": endpoint.timeout_s,
+            "max_retries": endpoint.max_retries,
+        }
+        if endpoint.key:
+            connection["api_key"] = endpoint.key
+        elif not endpoint.url.startswith(_DEFAULT_BASE_URL):
+            connection["api_key"] = "none"  # the package insists on one where the endpoint does not
+        if self._extra_headers:
+            connection["default_headers"] = self._extra_headers
+        return connection
+
+    def _keywords(self) -> dict[str, object]:
+        """The arguments beside the model's name that make an equal one."""
+        return {
+            "base_url": self._base_url,
+            "api_key": self._api_key,
+            "timeout": self._timeout_s,
+            "max_retries": self._max_retries,
+            "client_options": self._client_options,
+            **self._request_options,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, OpenAIChatModel):
+            return NotImplemented
+        return self._model == other._model and self._keywords() == other._keywords()
+
+    def __hash__(self) -> int:
+        return hash((self._model, self._base_url))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (self._model, self._keywords()))
+
+    def __repr__(self) -> str:
+        shown = [repr(self._model)]
+        if self._base_url is not None:
+            shown.append(f"base_url={self._base_url.rpartition('@')[2]!r}")
+        # Options of the client and extra headers may hold keys; they are not shown.
+        hidden = {"extra_headers", "extra_body", "extra_query"}
+        shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]
+        return f"OpenAIChatModel({', '.join(shown)})"
+
+
+def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
+    return OpenAIChatModel(model, **keywords)
+
+
+def checked_timeout_s(timeout: timedelta | float | None, what: str) -> float | None:
+    """A time limit in seconds; None stays None.
+
+    Raises:
+        ValidationError: it is no length of time, or not a positive one.
+    """
+    if timeout is None:
+        return None
+    timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or timeout_s <= 0:
+        raise ValidationError(f"{what} timeout must be > 0, got: {timeout}")
+    return float(timeout_s)
+
+
+def request_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
+    """The members that are the same in every request, as JSON without its braces.
+
+    Raises:
+        ValidationError: an option is the library's own, or is not JSON.
+    """
+    for name in sorted(_OWN_MEMBERS & options.keys()):
+        raise ValidationError(f"{what}: '{name}' is set by the library and cannot be a request option")
+    members: dict[str, object] = {"model": model}
+    for name, value in options.items():
+        try:
+            json_bytes(value)
+        except (TypeError, ValueError):
+            raise ValidationError(
+                f"{what}: request option '{name}' must be JSON, got: {type(value).__name__}"
+            ) from None
+        members[name] = value
+    return json_bytes(members)[1:-1]
+
+
+def _checked_url(url: str, name: str) -> str:
+    if not url.startswith(("http://", "https://")):
+        raise ValidationError(f"OpenAIChatModel {name} must begin with http:// or https://, got: {url}")
+    return url
+
+
+def _origin(endpoint: Endpoint) -> Origin:
+    return Origin(url=endpoint.url, model=endpoint.model, key=endpoint.key, timeout_s=endpoint.timeout_s)

@@ -1,0 +1,175 @@
+"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Room: llm.
+
+Both adapters of the protocol stand on it: `OpenAIChatModel` for any endpoint, `LocalChatModel` for the embedded one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post
+from ensemble_ray.llm.openai_wire import SseParser, StreamAssembler, WireError, decode_completion
+from ensemble_ray.llm.retry import delay_before_retry
+from ensemble_ray.messages import ChatResponse
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Endpoint"]
+
+#: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
+DEFAULT_TIMEOUT_S = 600.0
+
+#: Endpoints that refused `stream_options` once; they are not asked again by this process.
+_without_usage: set[str] = set()
+
+_END = b"[DONE]"
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """Where and how to call; made for each call from what the environment says then."""
+
+    #: of the chat-completions resource
+    url: str
+    model: str
+    key: str = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False)
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    max_retries: int = 0
+
+    async def complete(self, body: bytes) -> ChatResponse:
+        """The whole answer.
+
+        Raises:
+            openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
+        """
+        try:
+            if self.max_retries:
+                answered = await self._retried(lambda: self._post(body))
+            else:
+                answered = await self._post(body)
+            return _decoded(answered)
+        except CallFailedError as failed:
+            error = await self._provider_error(failed.failure)
+        raise error
+
+    async def stream(self, body_with: Callable[[bool], bytes]) -> AsyncGenerator[str | ChatResponse]:
+        """Fragments of the text, then the whole answer.
+
+        Args:
+            body_with: Gives the request's body, with or without a wish for usage; some servers refuse the wish.
+
+        Raises:
+            openai.APIError: as for `complete`, also in the middle of the stream.
+        """
+        attempt = 0
+        while True:
+            attempt += 1
+            asks_usage = self.url not in _without_usage
+            spoke = False
+            try:
+                async with contextlib.aclosing(self._streamed(body_with(asks_usage))) as parts:
+                    async for part in parts:
+                        spoke = True
+                        yield part
+            except CallFailedError as failed:
+                if asks_usage and _refuses_usage(failed.failure):
+                    _without_usage.add(self.url)
+                    continue
+                delay_s = None if spoke else self._delay(failed.failure, attempt)
+                if delay_s is None:
+                    error = await self._provider_error(failed.failure)
+                    break
+                await asyncio.sleep(delay_s)
+            else:
+                return
+        raise error
+
+    async def _post(self, body: bytes) -> Answered:
+        answered = await post(self.url, body, self.headers, timeout_s=self.timeout_s)
+        failure = answered.failure
+        if failure is not None:
+            raise CallFailedError(failure)
+        return answered
+
+    async def _streamed(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
+        async with open_stream(self.url, body, self.headers, timeout_s=self.timeout_s) as (answered, pieces):
+            if answered.failure is not None:
+                raise CallFailedError(answered.failure)
+            if answered.body:
+                # The server does not stream; its whole answer is one fragment.
+                whole = _decoded(answered)
+                if whole.text:
+                    yield whole.text
+                yield whole
+                return
+            assembler = StreamAssembler()
+            try:
+                async for data in _events(pieces):
+                    fragment = assembler.feed_data(data)
+                    if fragment:
+                        yield fragment
+                yield assembler.finish()
+            except WireError as error:
+                raise CallFailedError(_unusable(answered, error)) from error
+
+    async def _retried(self, send: Callable[[], Awaitable[R]]) -> R:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return await send()
+            except CallFailedError as failed:
+                delay_s = self._delay(failed.failure, attempt)
+                if delay_s is None:
+                    raise
+            await asyncio.sleep(delay_s)
+
+    def _delay(self, failure: Failure, attempt: int) -> float | None:
+        if attempt > self.max_retries:
+            return None
+        jitter = random.random()  # noqa: S311  spreads load, keeps no secret
+        return delay_before_retry(
+            failure.status, attempt=attempt, retry_after=failure.retry_after, jitter=jitter, now=time.time()
+        )
+
+    async def _provider_error(self, failure: Failure) -> Exception:
+        origin = Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
+        return await provider_error(failure, origin)
+
+
+async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Data of the stream's events, up to its end mark or its end."""
+    parser = SseParser()
+    async for received in pieces:
+        for data in parser.feed(received):
+            if data == _END:
+                return
+            yield data
+    for data in parser.finish():
+        if data != _END:
+            yield data
+
+
+def _decoded(answered: Answered) -> ChatResponse:
+    try:
+        return decode_completion(answered.body)
+    except WireError as error:
+        raise CallFailedError(_unusable(answered, error)) from None
+
+
+def _unusable(answered: Answered, error: WireError) -> Failure:
+    return Failure(
+        status=answered.status, body=answered.body, reason=str(error), told_by_provider=error.told_by_provider
+    )
+
+
+def _refuses_usage(failure: Failure) -> bool:
+    return failure.status in {400, 422} and b"stream_options" in failure.body

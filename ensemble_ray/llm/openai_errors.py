@@ -1,0 +1,180 @@
+"""Failures of an endpoint as the provider's own errors. Room: llm; a failure comes in, an `openai` error goes out.
+
+The classes are those of the `openai` package, so that `except openai.RateLimitError` works and the chain of causes
+ends at a class of the provider's (S-ERR-31). The package is imported here, on the first failure, in a thread: it costs
+a second of CPU that no healthy call should pay. Texts say what, where and what to do, and never hold a key
+(S-ERR-39).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from ensemble_ray.llm.openai_wire import shown
+from ensemble_ray.threads import threads
+
+__all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
+
+
+#: Shorter ones are placeholders such as `x`, and would tear holes into every text.
+_SHORTEST_KEY = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Which call failed, as far as an error may tell."""
+
+    url: str
+    model: str
+    #: left out of every text; empty when none was sent
+    key: str = field(repr=False)
+    timeout_s: float
+
+    @property
+    def place(self) -> str:
+        """The endpoint without what may be secret in a URL: user, password, query."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return f"{parts.scheme}://{host}{parts.path.removesuffix('/chat/completions')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A call that gave no answer: a status with its body, no connection, no time left, or an answer nobody can read."""
+
+    #: None when there was no answer at all
+    status: int | None = None
+    body: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    timed_out: bool = False
+    #: why there was no answer, or what was wrong with it
+    reason: str = ""
+    #: the reason is the provider's own, sent with a status of success
+    told_by_provider: bool = False
+    #: what the transport raised where there was no answer
+    cause: BaseException | None = None
+
+    @property
+    def retry_after(self) -> str | None:
+        """The answer's wish for patience."""
+        return self.headers.get("retry-after")
+
+
+def without_secrets(text: str, key: str) -> str:
+    """The text with the key blacked out, should a provider have echoed it."""
+    return text.replace(key, "***") if len(key) >= _SHORTEST_KEY else text
+
+
+async def provider_error(failure: Failure, origin: Origin) -> Exception:
+    """The `openai` error for a failure, its cause set; the caller raises it."""
+    openai = sys.modules.get("openai") or await threads.run(importlib.import_module, "openai")
+    error = _built(openai, failure, origin)
+    if failure.status is None:
+        error.__cause__ = failure.cause
+    return error
+
+
+def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
+    # openai 3 speaks httpx2, earlier ones httpx; its errors want a request of that package, here one without headers.
+    httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
+    request = httpx.Request("POST", f"{origin.place}/chat/completions")
+    text = explanation(failure, origin)
+    if failure.timed_out:
+        late = openai.APITimeoutError(request=request)
+        late.message = text
+        late.args = (text,)
+        return cast("Exception", late)
+    if failure.status is None:
+        return cast("Exception", openai.APIConnectionError(message=text, request=request))
+    raw = without_secrets(failure.body.decode(errors="replace"), origin.key)
+    headers = {name: value for name, value in failure.headers.items() if name in {"retry-after", "x-request-id"}}
+    response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
+    body = _error_object(raw)
+    if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
+        if failure.told_by_provider:
+            return cast("Exception", openai.APIError(text, request, body=body))
+        return cast("Exception", openai.APIResponseValidationError(response, body, message=text))
+    return cast("Exception", _status_class(openai, failure.status)(text, response=response, body=body))
+
+
+def _status_class(openai: Any, status: int) -> Any:
+    names = {
+        400: "BadRequestError",
+        401: "AuthenticationError",
+        403: "PermissionDeniedError",
+        404: "NotFoundError",
+        409: "ConflictError",
+        422: "UnprocessableEntityError",
+        429: "RateLimitError",
+    }
+    fallback = "InternalServerError" if status >= 500 else "APIStatusError"  # noqa: PLR2004  HTTP's own classes
+    return getattr(openai, names.get(status, fallback))
+
+
+def explanation(failure: Failure, origin: Origin) -> str:
+    """What happened, where, and what to do about it."""
+    where = f"Endpoint {origin.place}"
+    if failure.timed_out:
+        return (
+            f"{where} gave no answer within {origin.timeout_s:g} s. Raise `timeout`, or check that the endpoint "
+            "and the model are up."
+        )
+    if failure.status is None:
+        return (
+            f"Cannot reach endpoint {origin.place}: {failure.reason}. Check that it is running and that `base_url` "
+            "(or OPENAI_BASE_URL) is right."
+        )
+    if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
+        return f"{where} sent an answer that cannot be used: {without_secrets(failure.reason, origin.key)}"
+    said = without_secrets(_provider_text(failure.body), origin.key)
+    text = f"{where} {_verdict(failure.status)} (HTTP {failure.status}){f': {said}' if said else ''}"
+    return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
+
+
+def _verdict(status: int) -> str:
+    verdicts = {
+        401: "refused the key",
+        403: "does not allow this",
+        404: "does not know the model or the path",
+        429: "refused the request for now",
+    }
+    return verdicts.get(status, "failed" if status >= 500 else "refused the request")  # noqa: PLR2004  as above
+
+
+def _advice(failure: Failure, origin: Origin) -> str:
+    if failure.status == 401:  # noqa: PLR2004  HTTP's own number
+        sent = "A key was sent" if origin.key else "No key was sent"
+        return f"{sent}; set OPENAI_API_KEY, or pass `api_key`, to one that is valid there."
+    if failure.status == 404:  # noqa: PLR2004  as above
+        return (
+            f"Check the model's name, '{origin.model}', and `base_url`: it ends where the protocol begins, often /v1."
+        )
+    if failure.status == 429:  # noqa: PLR2004  as above
+        patience = f"It asks to wait {failure.retry_after} s. " if failure.retry_after else ""
+        return f"{patience}Set a `rate_limit`, or check the account's quota."
+    return ""
+
+
+def _provider_text(body: bytes) -> str:
+    """The provider's own words, from its error object or from whatever it sent."""
+    text = body.decode(errors="replace")
+    found = _error_object(text)
+    if isinstance(found, dict):
+        words = cast("Mapping[str, object]", found)
+        text = str(words.get("message") or words.get("detail") or text)
+    return shown(text, 500)
+
+
+def _error_object(text: str) -> object:
+    """The error in a body as the SDK shows it: the inner object of `{"error": ...}`, else all of it."""
+    try:
+        data: object = json.loads(text)
+    except ValueError:
+        return text
+    return cast("Mapping[str, object]", data).get("error", data) if isinstance(data, dict) else data
