@@ -64,6 +64,9 @@ class TaskOrder:
     #: description of a context task whose output does not exist (S-ENG-11)
     missing_context: str | None = None
     is_streaming: bool = False
+    #: how many guardrails the task has; they are asked through `Callables` and need not travel with the task
+    input_guardrails: int = 0
+    output_guardrails: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

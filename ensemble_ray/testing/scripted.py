@@ -226,6 +226,11 @@ def live_double(double_id: str) -> ScriptedModel | None:
     return double if double is not None and double.process_id == os.getpid() else None
 
 
+def has_live_doubles() -> bool:
+    """Whether this process owns scripted models; a runtime then has to listen for their calls."""
+    return any(live_double(double_id) is not None for double_id in list(_doubles))
+
+
 def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
     """What a pickled scripted model becomes: itself at home, a handle elsewhere."""
     return live_double(double_id) or ScriptedModelHandle(double_id)

@@ -1,0 +1,110 @@
+"""AgentActor: a disposable house for agents. Its own tools, its own model clients, many tasks at once.
+
+It is bound to agents of runs and can be bound anew; a process that is left with a thread nobody waits for says so when
+it is released, and is replaced instead of used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
+from actors.task_host import TaskHost, open_journal
+from actors.wire import WireOrder, load_agent
+from ensemble_ray.context import Services
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.execute.callables import Callables, LocalCallables
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.threads import threads
+from ensemble_ray.tools.tool import NoOpToolMetrics
+
+__all__ = ["AgentActor", "SilentSink"]
+
+
+class SilentSink:
+    """An `EventSink` for runs that nobody listens to."""
+
+    def wants(self, kind: object) -> bool:  # noqa: ARG002  nobody wants anything
+        """Nothing."""
+        return False
+
+    def emit(self, event: object) -> None:
+        """Never called, since nothing is wanted."""
+
+
+class AgentActor:
+    """Hosts agents."""
+
+    def __init__(self, house: str) -> None:
+        from actors.cpu import RayCpuPool
+        from actors.spawn import cpu_call, existing_scheduler
+
+        self._house = house
+        self._host = TaskHost(SchedulerCourier(existing_scheduler(), house))
+        self._limiter = LeasingLimiter(LimiterLine())
+        self._cpu = RayCpuPool(cpu_call())
+        self._bound: dict[str, asyncio.Event] = {}
+
+    async def bind(
+        self,
+        frame: RunFrame,
+        agents: Mapping[str, bytes],
+        *,
+        home: str | None,
+        hub: Any = None,
+        callables: Any = None,
+    ) -> None:
+        """Be ready for tasks of these agents.
+
+        Raises:
+            ValidationError: an agent cannot be loaded in this process.
+        """
+        ready = self._bound.setdefault(frame.run_id, asyncio.Event())
+        loaded = {key: _loaded(key, body) for key, body in agents.items()}
+        line = None if hub is None else DriverLine(hub, frame.run_id)
+        self._host.host(
+            frame,
+            loaded,
+            journal=open_journal(home, frame.run_id, self._house),
+            sink=SilentSink() if hub is None else HubSink(hub, frame.run_id, frame.interest),
+            callables=self._callables_of(frame.run_id, callables),
+            services=Services(limiter=self._limiter, cpu=self._cpu, driver=line),
+            tool_metrics=ReportedToolMetrics(line) if line and frame.has_tool_metrics else NoOpToolMetrics(),
+        )
+        ready.set()
+
+    async def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
+        """Run these tasks; returns when they are under way, not when they are done."""
+        await self._bound.setdefault(run_id, asyncio.Event()).wait()
+        self._host.accept(run_id, orders)
+
+    async def stop(self, run_id: str, instances: Sequence[str]) -> None:
+        """Stop running tasks."""
+        self._host.stop(run_id, instances)
+
+    async def release(self, run_id: str) -> bool:
+        """Forget a run; whether this process may be bound to another."""
+        self._bound.pop(run_id, None)
+        await self._host.release(run_id)
+        return threads.abandoned == 0
+
+    def _callables_of(self, run_id: str, host: Any) -> Callables:
+        """The run's callables as tasks in this process ask them."""
+        return LocalCallables({}) if host is None else RemoteCallables(host, run_id)
+
+    async def watch(self) -> None:
+        """Never returns; its failure tells the scheduler that this process is gone."""
+        await asyncio.Event().wait()
+
+
+def _loaded(key: str, body: bytes) -> Any:
+    try:
+        return load_agent(body)
+    except Exception as error:
+        raise ValidationError(
+            f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "
+            "Install the module it comes from on every node, or use runtime='inline'"
+        ) from error

@@ -1,0 +1,60 @@
+"""CallableHost: one process with one copy of a run's own callables: handlers and guardrails (S-SET-31).
+
+It also runs the handler tasks themselves, since all they do is call one of these. The scheduler runs no user code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import cloudpickle
+
+from actors.agent import AgentActor
+from actors.wire import load_tasks
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import ValidationError, message_of, portable
+from ensemble_ray.execute.callables import Callables, LocalCallables
+
+__all__ = ["CallableHost"]
+
+
+class CallableHost(AgentActor):
+    """Hosts the callables of one run."""
+
+    def __init__(self) -> None:
+        super().__init__("callables")
+        self._tasks: dict[str, Mapping[str, Task]] = {}
+
+    async def hold(self, run_id: str, body: bytes) -> None:
+        """Load the tasks whose callables are asked here.
+
+        Raises:
+            ValidationError: they cannot be loaded in this process.
+        """
+        try:
+            self._tasks[run_id] = load_tasks(body)
+        except Exception as error:
+            raise ValidationError(
+                f"The run's handlers and guardrails cannot be loaded in a worker process: {message_of(error)}. "
+                "Install the modules they come from on every node, or use runtime='inline'"
+            ) from error
+
+    async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
+        """Call one; gives `(value, None)` or `(None, error)` as bytes."""
+        import pickle
+
+        try:
+            value = await LocalCallables(self._tasks[run_id]).evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
+            return cloudpickle.dumps((value, None))
+        except Exception as error:  # noqa: BLE001  it belongs to the asking task
+            return cloudpickle.dumps((None, portable(error)))
+
+    async def release(self, run_id: str) -> bool:
+        """Forget a run and its callables."""
+        self._tasks.pop(run_id, None)
+        return await super().release(run_id)
+
+    def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
+        """Handler tasks that run here ask the callables here."""
+        return LocalCallables(self._tasks[run_id])

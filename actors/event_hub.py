@@ -1,0 +1,191 @@
+"""EventHub: ordered events per run with cursors, and the desk where the driver answers requests. One per cluster.
+
+Events come as bytes and leave as bytes; nothing is loaded here. Newest events are kept in memory up to a bound, older
+ones go to an anonymous temporary file, so that a late reader still gets all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import pickle
+import tempfile
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from ensemble_ray.errors import IllegalStateError
+
+__all__ = ["EventHub", "Page", "Request"]
+
+#: Events of one run kept in memory.
+KEPT_IN_MEMORY = 4096
+#: Runs whose events are kept after they ended.
+KEPT_RUNS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Something only the driver can answer; `number` None: it is only told."""
+
+    name: str
+    payload: Mapping[str, object]
+    number: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a reader gets: events from its cursor on, the next cursor, and open requests."""
+
+    events: Sequence[bytes]
+    cursor: int
+    requests: Sequence[Request]
+
+
+class Spool:
+    """A run's events in order; bounded in memory, complete in sum."""
+
+    def __init__(self, kept_in_memory: int = KEPT_IN_MEMORY) -> None:
+        self._kept = kept_in_memory
+        self._spilled: IO[bytes] | None = None
+        self._offsets: list[int] = []
+        self._recent: list[bytes] = []
+
+    @property
+    def length(self) -> int:
+        """Events so far."""
+        return len(self._offsets) + len(self._recent)
+
+    def extend(self, events: Sequence[bytes]) -> None:
+        """Add events; the oldest go to disk when there are too many."""
+        self._recent.extend(events)
+        excess = len(self._recent) - self._kept
+        if excess > 0:
+            self._spill(self._recent[:excess])
+            del self._recent[:excess]
+
+    def read(self, cursor: int, limit: int) -> list[bytes]:
+        """At most so many events from a cursor on."""
+        found: list[bytes] = []
+        if self._spilled is not None and cursor < len(self._offsets):
+            self._spilled.seek(self._offsets[cursor])
+            for _ in range(min(limit, len(self._offsets) - cursor)):
+                size = int.from_bytes(self._spilled.read(8), "big")
+                found.append(self._spilled.read(size))
+        start = max(0, cursor - len(self._offsets))
+        found.extend(self._recent[start : start + limit - len(found)])
+        return found
+
+    def close(self) -> None:
+        """Let the file go; it has no name and vanishes."""
+        if self._spilled is not None:
+            self._spilled.close()
+
+    def _spill(self, events: Sequence[bytes]) -> None:
+        if self._spilled is None:
+            self._spilled = tempfile.TemporaryFile()  # noqa: SIM115  lives as long as the spool
+        self._spilled.seek(0, 2)
+        for event in events:
+            self._offsets.append(self._spilled.tell())
+            self._spilled.write(len(event).to_bytes(8, "big") + event)
+
+
+@dataclass(slots=True)
+class _HubRun:
+    spool: Spool = field(default_factory=Spool)
+    requests: list[Request] = field(default_factory=list["Request"])
+    waiting: dict[int, asyncio.Future[bytes]] = field(default_factory=dict[int, "asyncio.Future[bytes]"])
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    is_deserted: bool = False
+
+
+class EventHub:
+    """Keeps the events of runs, newest runs last."""
+
+    def __init__(self) -> None:
+        self._runs: OrderedDict[str, _HubRun] = OrderedDict()
+        self._numbers = itertools.count(1)
+
+    async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
+        """Add events of one producer, in its order; returning is the acknowledgement."""
+        run = self._run(run_id)
+        run.spool.extend(events)
+        run.changed.set()
+
+    async def poll(self, run_id: str, cursor: int, wait_s: float, *, attends: bool = False, limit: int = 512) -> Page:
+        """Events from a cursor on; waits up to that long for something to come.
+
+        Args:
+            run_id: Which run.
+            cursor: Number of events the reader has had.
+            wait_s: Longest wait when there is nothing new.
+            attends: Whether the reader is the driver, who also takes the open requests.
+            limit: Most events of one page.
+        """
+        run = self._run(run_id)
+        if cursor >= run.spool.length and not (attends and run.requests) and wait_s > 0:
+            run.changed.clear()
+            try:
+                await asyncio.wait_for(run.changed.wait(), wait_s)
+            except TimeoutError:
+                return Page((), cursor, ())
+        requests: list[Request] = []
+        if attends:
+            requests, run.requests = run.requests, []
+        events = run.spool.read(cursor, limit)
+        return Page(events, cursor + len(events), requests)
+
+    async def ask(self, run_id: str, name: str, payload: Mapping[str, object]) -> bytes:
+        """Ask the driver of a run; returns its pickled answer.
+
+        Raises:
+            IllegalStateError: the driver is gone.
+        """
+        run = self._run(run_id)
+        if run.is_deserted:
+            raise IllegalStateError(f"Run {run_id}: its driver is gone and cannot answer '{name}'")
+        number = next(self._numbers)
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        run.waiting[number] = answer
+        run.requests.append(Request(name, payload, number))
+        run.changed.set()
+        try:
+            return await answer
+        finally:
+            run.waiting.pop(number, None)
+
+    async def tell(self, run_id: str, requests: Sequence[tuple[str, Mapping[str, object]]]) -> None:
+        """Tell the driver of a run; no answer."""
+        run = self._run(run_id)
+        run.requests.extend(Request(name, payload, None) for name, payload in requests)
+        run.changed.set()
+
+    async def answer(self, run_id: str, answers: Mapping[int, bytes]) -> None:
+        """The driver's answers by request number."""
+        run = self._run(run_id)
+        for number, body in answers.items():
+            waiting = run.waiting.get(number)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(body)
+
+    async def desert(self, run_id: str) -> None:
+        """The driver answers no more."""
+        run = self._run(run_id)
+        run.is_deserted = True
+        gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
+        for waiting in run.waiting.values():
+            if not waiting.done():
+                waiting.set_result(gone)
+
+    def _run(self, run_id: str) -> _HubRun:
+        if run_id not in self._runs:
+            self._runs[run_id] = _HubRun()
+            self._drop_old()
+        return self._runs[run_id]
+
+    def _drop_old(self) -> None:
+        """Forget the oldest runs whose drivers have left; runs that are attended stay, however many."""
+        left = [run_id for run_id, run in self._runs.items() if run.is_deserted]
+        for run_id in left[: max(0, len(left) - KEPT_RUNS)]:
+            self._runs.pop(run_id).spool.close()

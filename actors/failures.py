@@ -1,0 +1,33 @@
+"""Ray's errors as ours: one table. No Ray class escapes from `run()` (S-CONV-32)."""
+
+from __future__ import annotations
+
+import ray
+
+from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
+
+__all__ = ["ours"]
+
+
+def ours(error: BaseException, run_id: str) -> BaseException:
+    """The error that a caller of `run()` should see for an error of a call to an actor."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, EnsembleError | IllegalStateError):
+        return cause
+    if isinstance(error, ray.exceptions.RayActorError):
+        lost = EnsembleError(
+            f"Run {run_id}: the scheduler's process died ({_first_line(error)}). "
+            f"What was recorded until then: ensemble-ray trace {run_id}"
+        )
+        lost.run_id = run_id
+        return lost
+    if isinstance(error, ray.exceptions.RayError):
+        text = message_of(cause) if isinstance(cause, BaseException) else _first_line(error)
+        broken = EnsembleError(f"Run {run_id}: the cluster failed: {text}")
+        broken.run_id = run_id
+        return broken
+    return error
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(message_of(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,207 @@
+"""Actor handles dressed as the core's ports. Ray is called here and in `runtime`, `scheduler`, `spawn`; nowhere else.
+
+Each adapter is used inside one process and knows one run or one shared actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+import ray
+
+from ensemble_ray.errors import IllegalStateError, portable
+from ensemble_ray.events import Event, TaskFailedEvent, TokenEvent
+
+if TYPE_CHECKING:
+    from actors.wire import WireReport
+    from ensemble_ray.limits.desk import Message, Reply
+
+__all__ = ["DriverLine", "HubSink", "LimiterLine", "RemoteCallables", "ReportedToolMetrics", "SchedulerCourier", "pack_event"]
+
+#: Tokens may wait so long for others to travel with them, s; all other events leave at once.
+TOKEN_BATCH_S = 0.05
+
+
+def pack_event(event: Event) -> bytes:
+    """The event as bytes; a cause that cannot travel is replaced by its stand-in."""
+    if isinstance(event, TaskFailedEvent):
+        event = TaskFailedEvent(
+            run_id=event.run_id,
+            instance=event.instance,
+            task_description=event.task_description,
+            agent_role=event.agent_role,
+            task_index=event.task_index,
+            total_tasks=event.total_tasks,
+            cause=portable(event.cause),
+            duration=event.duration,
+        )
+    return cloudpickle.dumps(event)
+
+
+class HubSink:
+    """Publishes one run's events from this process to the hub, in order and in batches."""
+
+    def __init__(self, hub: Any, run_id: str, interest: frozenset[str]) -> None:
+        self._hub = hub
+        self._run_id = run_id
+        self._interest = interest
+        self._loop = asyncio.get_running_loop()
+        self._waiting: list[bytes] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._last: asyncio.Future[object] | None = None
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens to that type."""
+        return kind.method in self._interest
+
+    def emit(self, event: Event) -> None:
+        """Send it with the next batch; may be called from any thread."""
+        body = pack_event(event)
+        delay_s = TOKEN_BATCH_S if isinstance(event, TokenEvent) else 0.0
+        try:
+            is_here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            is_here = False
+        if is_here:
+            self._add(body, delay_s)
+        else:
+            self._loop.call_soon_threadsafe(self._add, body, delay_s)
+
+    async def flushed(self) -> None:
+        """Return when the hub has acknowledged everything emitted so far."""
+        self._flush()
+        if self._last is not None:
+            await self._last
+
+    def _add(self, body: bytes, delay_s: float) -> None:
+        self._waiting.append(body)
+        if self._timer is not None and delay_s == 0.0:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_later(delay_s, self._flush)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting:
+            batch, self._waiting = self._waiting, []
+            # One caller's calls reach an actor in order, so the last acknowledgement stands for all.
+            self._last = asyncio.ensure_future(_awaited(self._hub.publish.remote(self._run_id, batch)))
+
+
+async def _awaited(reference: Any) -> object:
+    return await reference
+
+
+class SchedulerCourier:
+    """Brings reports to the scheduler."""
+
+    def __init__(self, scheduler: Any, house: str) -> None:
+        self._scheduler = scheduler
+        self._house = house
+
+    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+        """Return when the scheduler has them."""
+        await self._scheduler.report.remote(run_id, self._house, list(reports))
+
+
+class RemoteCallables:
+    """Asks the run's callables in the process that hosts them."""
+
+    def __init__(self, host: Any, run_id: str) -> None:
+        self._host = host
+        self._run_id = run_id
+
+    async def evaluate(self, path: str, argument: object) -> object:
+        """Call it there; what it raises is raised here."""
+        body = await self._host.evaluate.remote(self._run_id, path, cloudpickle.dumps(argument))
+        return _opened(body)
+
+
+def _opened(body: bytes) -> object:
+    """A value or an error that came as bytes: `(value, None)` or `(None, error)`."""
+    value, error = pickle.loads(body)  # noqa: S301  bytes of our own cluster
+    if error is not None:
+        raise error
+    return value
+
+
+class DriverLine:
+    """The driver's services, for processes away from the driver. Fulfils the `DriverServices` port."""
+
+    def __init__(self, hub: Any, run_id: str) -> None:
+        self._hub = hub
+        self._run_id = run_id
+        self._loop = asyncio.get_running_loop()
+
+    async def ask(self, name: str, payload: Mapping[str, object]) -> object:
+        """Ask and wait.
+
+        Raises:
+            IllegalStateError: the driver is gone or has no such service.
+        """
+        answer = pickle.loads(await self._hub.ask.remote(self._run_id, name, dict(payload)))  # noqa: S301  our own driver's bytes
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def tell(self, name: str, payload: Mapping[str, object]) -> None:
+        """Tell, without an answer; may be called from any thread."""
+        self._loop.call_soon_threadsafe(self._hub.tell.remote, self._run_id, [(name, dict(payload))])
+
+
+class ReportedToolMetrics:
+    """`ToolMetrics` whose counts go to the driver's own object (S-CONV-33)."""
+
+    def __init__(self, line: DriverLine) -> None:
+        self._line = line
+
+    def increment_success(self, tool_name: str, agent_role: str) -> None:
+        """A call succeeded."""
+        self._tell("increment_success", tool_name, agent_role)
+
+    def increment_failure(self, tool_name: str, agent_role: str) -> None:
+        """A call returned a failure."""
+        self._tell("increment_failure", tool_name, agent_role)
+
+    def increment_error(self, tool_name: str, agent_role: str) -> None:
+        """A call raised."""
+        self._tell("increment_error", tool_name, agent_role)
+
+    def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:
+        """How long a call took, s."""
+        self._tell("record_duration", tool_name, agent_role, duration_s)
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        self._line.tell("tool_metrics", {"method": method, "arguments": arguments})
+
+
+class LimiterLine:
+    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def __call__(self, message: Message) -> Reply:
+        """Deliver a message and give the reply; the limiter is started by the first one who needs it.
+
+        Raises:
+            ConnectionError: the limiter cannot be reached now.
+        """
+        try:
+            if self._actor is None:
+                from actors.spawn import rate_limiter
+
+                self._actor = rate_limiter()
+            reply: Reply = await self._actor.receive.remote(message)
+        except ray.exceptions.RayActorError as error:
+            raise ConnectionError(f"the cluster's rate limiter cannot be reached: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            raise getattr(error, "cause", None) or IllegalStateError(str(error)) from None
+        return reply

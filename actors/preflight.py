@@ -1,0 +1,122 @@
+"""What must travel is pickled here, before the run starts; what cannot is named with its path (S-CONV-34, S-SET-38).
+
+Also refused: what pickles in silence and is wrong on the other side, such as asyncio locks and open files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import pickle
+import types
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import cloudpickle
+
+from ensemble_ray.errors import ValidationError, message_of
+
+__all__ = ["dump"]
+
+#: Things that pickle but do not work in another process.
+_SILENTLY_WRONG = (asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue, asyncio.Future, io.IOBase)
+#: How deep the search for a culprit goes.
+_MAX_DEPTH = 8
+_WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
+
+
+class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  cloudpickle carries no types
+    """Refuses what would arrive broken."""
+
+    def reducer_override(self, obj: object) -> Any:
+        if isinstance(obj, _SILENTLY_WRONG):
+            raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
+        return super().reducer_override(obj)
+
+
+def dump(value: object, path: str) -> bytes:
+    """The value as bytes.
+
+    Args:
+        value: What travels: an agent, a task with its callables.
+        path: How the user calls it: `Agent 'Writer'`.
+
+    Raises:
+        ValidationError: it cannot travel; the path to the culprit and the way out are named.
+    """
+    try:
+        return _dumps(value)
+    except Exception as error:
+        culprit, reason = _culprit(value, path, error)
+        raise ValidationError(f"{culprit} cannot travel to a worker process: {reason}. {_WAY_OUT}") from error
+
+
+def _dumps(value: object) -> bytes:
+    buffer = io.BytesIO()
+    _StrictPickler(buffer, protocol=5).dump(value)
+    return buffer.getvalue()
+
+
+def _failure(value: object) -> str | None:
+    try:
+        _dumps(value)
+    except Exception as error:  # noqa: BLE001  any failure to pickle is the answer here
+        return message_of(error)
+    return None
+
+
+def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
+    """Go down into whatever part fails, as long as a part fails."""
+    reason = message_of(error)
+    seen: set[int] = set()
+    for _ in range(_MAX_DEPTH):
+        seen.add(id(value))
+        for name, part in _parts(value):
+            if id(part) in seen:
+                continue
+            failure = _failure(part)
+            if failure is not None:
+                value, path, reason = part, f"{path} -> {name}", failure
+                break
+        else:
+            break
+    return path, reason
+
+
+def _parts(value: object) -> Iterator[tuple[str, object]]:
+    """The named parts of a value that pickling goes into."""
+    if isinstance(value, types.MethodType):
+        yield "its object", value.__self__
+    elif isinstance(value, types.FunctionType):
+        names = value.__code__.co_freevars
+        for name, cell in zip(names, value.__closure__ or (), strict=False):
+            yield f"closure variable '{name}'", cell.cell_contents
+        for name in _global_names(value.__code__):
+            if name in value.__globals__ and not inspect.ismodule(value.__globals__[name]):
+                yield f"global '{name}'", value.__globals__[name]
+        for name, default in inspect.signature(value).parameters.items():
+            if default.default is not inspect.Parameter.empty:
+                yield f"default of '{name}'", default.default
+    elif isinstance(value, Mapping):
+        for key, item in cast("Mapping[object, object]", value).items():
+            yield f"[{key!r}]", item
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(cast("tuple[object, ...]", value)):
+            yield f"[{index}]", item
+    else:
+        for name, item in getattr(value, "__dict__", {}).items():
+            yield _attribute(name), item
+
+
+def _global_names(code: types.CodeType) -> set[str]:
+    """Names of globals that a function or one inside it may use."""
+    names = set(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _global_names(constant)
+    return names
+
+
+def _attribute(name: str) -> str:
+    return name if name.isidentifier() else repr(name)

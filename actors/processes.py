@@ -1,0 +1,98 @@
+"""Agent processes: started, watched, pooled, ended. Used by the scheduler actor.
+
+A process that a run has let go of is kept for the next one for a while, when asked; it is bound anew then, which costs
+a thousandth of a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+
+from actors import spawn
+
+__all__ = ["Process", "ProcessPool"]
+
+_log = logging.getLogger(__name__)
+#: How long an unused process is kept, s.
+IDLE_S = 120.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """One agent process."""
+
+    handle: Any
+    #: whether it hosts callables
+    is_callable_host: bool = False
+    #: instances it runs for the current run
+    busy: set[str] = field(default_factory=set[str])
+    is_alive: bool = True
+    on_death: Callable[[Process, BaseException], None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class ProcessPool:
+    """All agent processes of this scheduler."""
+
+    def __init__(self) -> None:
+        self._idle: list[Process] = []
+        self._watches: set[asyncio.Task[None]] = set()
+        self._numbers = 0
+
+    def take(self, *, is_callable_host: bool = False) -> Process:
+        """An idle process, or a fresh one; never waits, since calls queue up until it has started."""
+        for process in self._idle:
+            if process.is_callable_host == is_callable_host and process.is_alive:
+                self._idle.remove(process)
+                if process.timer is not None:
+                    process.timer.cancel()
+                return process
+        self._numbers += 1
+        handle = spawn.callable_host() if is_callable_host else spawn.agent_actor(f"agent-{self._numbers}")
+        process = Process(handle=handle, is_callable_host=is_callable_host)
+        watch = asyncio.get_running_loop().create_task(self._watch(process))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+        return process
+
+    def give_back(self, process: Process, *, keep: bool) -> None:
+        """Keep it for the next run, or end it."""
+        process.on_death = None
+        process.busy.clear()
+        if keep and process.is_alive:
+            process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
+            self._idle.append(process)
+        else:
+            self.end(process)
+
+    def cool(self) -> None:
+        """End everything idle."""
+        for process in list(self._idle):
+            self._expire(process)
+
+    def end(self, process: Process) -> None:
+        """End a process now."""
+        process.is_alive = False
+        ray.kill(process.handle)
+
+    def _expire(self, process: Process) -> None:
+        if process in self._idle:
+            self._idle.remove(process)
+            self.end(process)
+
+    async def _watch(self, process: Process) -> None:
+        """Hear of its death; `watch` never returns while it lives."""
+        try:
+            await process.handle.watch.remote()
+        except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
+            was_alive, process.is_alive = process.is_alive, False
+            if process in self._idle:
+                self._idle.remove(process)
+            if was_alive and process.on_death is not None:
+                process.on_death(process, error)

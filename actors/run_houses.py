@@ -1,0 +1,230 @@
+"""Houses of one run on the cluster: which process gets which task, and what happens when a process dies.
+
+The rule who lives where is `plan.housing`; here it is carried out. Fulfils the conductor's `Houses`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+import cloudpickle
+
+from actors.handles import pack_event
+from actors.processes import Process, ProcessPool
+from actors.wire import RunPackage, WireReport, wire_order
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
+from ensemble_ray.events import TaskFailedEvent
+from ensemble_ray.execute.conductor import Assignment, Report
+from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.ids import instance_of
+from ensemble_ray.plan.housing import Lodger, assign_houses
+
+
+__all__ = ["CALLABLES", "RunHouses"]
+
+_log = logging.getLogger(__name__)
+#: House of handler tasks and guardrails.
+CALLABLES = "callables"
+
+
+class RunHouses:
+    """Processes of one run."""
+
+    def __init__(
+        self,
+        package: RunPackage,
+        pool: ProcessPool,
+        *,
+        max_own: int,
+        hub: Any,
+        deliver: Callable[[Sequence[WireReport]], None],
+    ) -> None:
+        self._package = package
+        self._pool = pool
+        self._hub = hub
+        self._deliver = deliver
+        self._agents = {cargo.key: cargo for cargo in package.agents}
+        lodgers = [
+            Lodger(
+                key=cargo.key,
+                kind=cargo.kind,
+                isolation=cargo.isolation,
+                replicas=cargo.replicas,
+                is_synthesized=cargo.is_synthesized,
+            )
+            for cargo in package.agents
+        ]
+        self._housing = assign_houses(lodgers, max_own=max_own)
+        self._processes: dict[str, list[Process]] = {}
+        self._where: dict[str, Process] = {}
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._is_cancelled = False
+
+    def open(self) -> None:
+        """Start all processes of the run at the same time; nobody waits for one that is not its own."""
+        if self._package.callables is not None:
+            self._settle(CALLABLES)
+        for house, replicas in self._housing.replicas.items():
+            for _ in range(replicas):
+                self._settle(house)
+
+    def start(self, assignments: Sequence[Assignment[bytes]]) -> None:
+        """Send each task to the least busy process of its house."""
+        batches: dict[int, tuple[Process, list[Assignment[bytes]]]] = {}
+        for assignment in assignments:
+            process = self._choose(assignment)
+            process.busy.add(assignment.instance)
+            self._where[assignment.instance] = process
+            batches.setdefault(id(process), (process, []))[1].append(assignment)
+        for process, batch in batches.values():
+            orders = [wire_order(assignment, self._package) for assignment in batch]
+            self._send(process, process.handle.accept.remote(self._package.run_id, orders))
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop running tasks; processes that do not let them go are ended."""
+        self._is_cancelled = True
+        concerned = {id(p): p for name in instances if (p := self._where.get(name)) is not None}
+        for process in concerned.values():
+            self._send(process, process.handle.stop.remote(self._package.run_id, list(instances)))
+
+    def end_stuck(self) -> None:
+        """End processes that still hold tasks; their tasks are reported by their deaths."""
+        for process in {id(p): p for p in self._where.values()}.values():
+            process_is_alive, process.is_alive = process.is_alive, False
+            if process_is_alive:
+                self._pool.end(process)
+                self._died(process, RuntimeError("ended, since it did not stop in time"))
+
+    def reported(self, reports: Sequence[WireReport]) -> list[WireReport]:
+        """Note which tasks are no longer running; a report of a task that was given up is left out."""
+        fresh: list[WireReport] = []
+        for report in reports:
+            process = self._where.pop(instance_of(report.key), None)
+            if process is not None:
+                process.busy.discard(instance_of(report.key))
+                fresh.append(report)
+        return fresh
+
+    async def close(self, *, keep: bool) -> None:
+        """Let all processes go."""
+        processes = [process for group in self._processes.values() for process in group]
+        released = await asyncio.gather(*(self._release(process) for process in processes))
+        for process, is_clean in zip(processes, released, strict=True):
+            self._pool.give_back(process, keep=keep and is_clean)
+
+    async def _release(self, process: Process) -> bool:
+        if not process.is_alive:
+            return False
+        try:
+            async with asyncio.timeout(5):
+                return bool(await process.handle.release.remote(self._package.run_id))
+        except Exception as error:  # noqa: BLE001  a process that cannot be released is replaced
+            _log.warning("An agent process could not be released and is ended: %s", message_of(error))
+            return False
+
+    # Processes.
+
+    def _settle(self, house: str) -> Process:
+        process = self._pool.take(is_callable_host=house == CALLABLES)
+        process.on_death = self._died
+        self._processes.setdefault(house, []).append(process)
+        self._send(process, self._bound(house, process))
+        return process
+
+    async def _bound(self, house: str, process: Process) -> None:
+        package = self._package
+        callables = None
+        if house == CALLABLES:
+            agents: Mapping[str, bytes] = {}
+            await process.handle.hold.remote(package.run_id, package.callables)
+        else:
+            agents = {key: self._agents[key].body for key, home in self._housing.house_of.items() if home == house}
+            if any(counts != (0, 0) for counts in package.guardrails.values()):
+                callables = self._processes[CALLABLES][0].handle
+        await process.handle.bind.remote(
+            package.frame, agents, home=package.home, hub=self._hub, callables=callables
+        )
+
+    def _choose(self, assignment: Assignment[bytes]) -> Process:
+        key = assignment.node.agent_key
+        house = CALLABLES if key is None else self._housing.house_of[key]
+        alive = [process for process in self._processes.get(house, []) if process.is_alive]
+        if not alive:
+            return self._settle(house)
+        return min(alive, key=lambda process: len(process.busy))
+
+    def _send(self, process: Process, work: Awaitable[None]) -> None:
+        """Await a call in the background; its failure fails the tasks of that process."""
+
+        async def sent() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
+                if process.is_alive:
+                    self._fail(process, _cause_of(error))
+
+        job = asyncio.get_running_loop().create_task(sent())
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    # Failures.
+
+    def _died(self, process: Process, error: BaseException) -> None:
+        _log.warning("An agent process died with %d tasks: %s", len(process.busy), message_of(error))
+        self._fail(process, None)
+
+    def _fail(self, process: Process, error: BaseException | None) -> None:
+        """Report all tasks of a process: as failed, or as cancelled in a run that is being cancelled."""
+        lost = [name for name, where in self._where.items() if where is process]
+        nodes = {instance_of(node.key): node for node in self._package.plan.nodes if instance_of(node.key) in lost}
+        reports: list[WireReport] = []
+        for instance in lost:
+            node = nodes[instance]
+            text = f"Agent '{node.agent_role}' failed: its process died while it ran the task"
+            cause = error if isinstance(error, EnsembleError) else AgentExecutionError(text, node.agent_role, node.description)
+            now = time.time()
+            status = "cancelled" if self._is_cancelled else "failed"
+            result = TaskResult(key=node.key, instance=instance, status=status, at=now, duration_s=0.0, error=cause)
+            reports.append(
+                Report(
+                    key=node.key,
+                    status=status,
+                    at=now,
+                    failure=cloudpickle.dumps(result),
+                    error_type=type(cause).__name__,
+                    message=message_of(cause),
+                )
+            )
+            if self._hub is not None and status == "failed":
+                self._announce(instance, cause)
+        process.busy.clear()
+        if reports:
+            self._deliver(reports)
+
+    def _announce(self, instance: str, cause: BaseException) -> None:
+        """The failed event of a task whose own process can send none any more (S-EVT-10)."""
+        if TaskFailedEvent.method not in self._package.frame.interest:
+            return
+        node = next(node for node in self._package.plan.nodes if instance_of(node.key) == instance)
+        event = TaskFailedEvent(
+            run_id=self._package.run_id,
+            instance=instance,
+            task_description=node.description,
+            agent_role=node.agent_role,
+            task_index=node.index,
+            total_tasks=self._package.frame.total_tasks,
+            cause=cause,
+            duration=timedelta(),
+        )
+        self._hub.publish.remote(self._package.run_id, [pack_event(event)])
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """The error behind Ray's wrapper."""
+    inner = getattr(error, "cause", None)
+    return inner if isinstance(inner, BaseException) else error

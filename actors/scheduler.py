@@ -1,0 +1,167 @@
+"""SchedulerActor: one per cluster; a run is an id in it. Journals the stimulus, asks the machine, carries out.
+
+It makes every other actor of a run, passes bytes on without loading them, and runs no user code. The rules are in
+`ensemble_ray.schedule` and `ensemble_ray.plan.housing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from actors import spawn
+from actors.processes import ProcessPool
+from actors.run_houses import RunHouses
+from actors.wire import RunPackage, WireReport
+from ensemble_ray.errors import RunExistsError
+from ensemble_ray.execute.conductor import Conducted, RunConductor
+from ensemble_ray.inline import GRACE_S, SystemClock
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.journal_file import open_run
+
+__all__ = ["SchedulerActor"]
+
+_log = logging.getLogger(__name__)
+#: Ended runs whose results nobody has fetched yet.
+KEPT_RESULTS = 64
+
+
+def default_max_actors() -> int:
+    """How many agent processes a run may have of their own: max(4, 2 x CPUs), at most one per 200 MB of memory."""
+    cpus = int(ray.cluster_resources().get("CPU", os.cpu_count() or 1))
+    memory = int(ray.cluster_resources().get("memory", 0))
+    bound = max(1, memory // 200_000_000) if memory else cpus * 2
+    return max(1, min(max(4, 2 * cpus), bound))
+
+
+class SchedulerActor:
+    """Holds the runs of a cluster."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPool()
+        self._runs: dict[str, ScheduledRun] = {}
+        self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+
+    async def submit(self, package: RunPackage) -> None:
+        """Begin a run.
+
+        Raises:
+            RunExistsError: a run of that id is running.
+        """
+        if package.run_id in self._runs:
+            raise RunExistsError(f"Run {package.run_id} is running already. Choose another run_id, or wait for it")
+        hub = spawn.event_hub() if package.is_attended else None
+        run = self._runs[package.run_id] = ScheduledRun(package, self._pool, hub)
+        self._ended[package.run_id] = run.finished
+        run.finished.add_done_callback(lambda _done: self._forget(package.run_id))
+        await run.begin()
+
+    async def report(self, run_id: str, house: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
+        """Results of tasks, in the batches in which a house sends them."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            await run.report(reports)
+
+    async def wait(self, run_id: str) -> Conducted[bytes, bytes]:
+        """How a run ended, when it has."""
+        return await asyncio.shield(self._ended[run_id])
+
+    async def cancel(self, run_id: str) -> None:
+        """End a run soon."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            await run.cancel()
+
+    async def forget(self, run_id: str) -> None:
+        """The result was fetched."""
+        self._ended.pop(run_id, None)
+
+    async def states(self) -> dict[str, str]:
+        """Runs that have not ended."""
+        return dict.fromkeys(self._runs, RunState.RUNNING.value)
+
+    async def cool(self) -> None:
+        """End the processes that are kept for the next run."""
+        self._pool.cool()
+
+    def _forget(self, run_id: str) -> None:
+        self._runs.pop(run_id, None)
+        ended = [name for name in self._ended if name not in self._runs]
+        for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
+            del self._ended[name]
+
+
+class ScheduledRun:
+    """One run in the scheduler."""
+
+    def __init__(self, package: RunPackage, pool: ProcessPool, hub: Any) -> None:
+        self._package = package
+        self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, deliver=self._deliver)
+        opened = None
+        if package.home is not None:
+            origin = package.header.get("origin")
+            opened = open_run(Path(package.home), package.run_id, writer="scheduler", origin=str(origin or ""))
+        self._directory = None if opened is None else opened.directory
+        self._journal = MemoryJournal(package.run_id) if opened is None else opened.journal
+        self._conductor: RunConductor[bytes, bytes] = RunConductor(
+            run_id=package.run_id,
+            plan=package.plan,
+            header=package.header,
+            journal=self._journal,
+            clock=SystemClock(),
+            houses=self._houses,
+            earlier=package.earlier,
+        )
+        self._jobs: set[asyncio.Task[None]] = set()
+        self.finished: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+
+    async def begin(self) -> None:
+        """Start processes and the first tasks."""
+        self._background(self._finish())
+        if self._directory is not None:
+            self._directory.write_state(RunState.RUNNING)
+        self._houses.open()
+        await self._conductor.start()
+
+    async def report(self, reports: Sequence[WireReport]) -> None:
+        """Take results."""
+        await self._conductor.report(self._houses.reported(reports))
+
+    async def cancel(self) -> None:
+        """End the run; processes that hold on are ended after a grace."""
+        await self._conductor.cancel()
+        asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._houses.end_stuck)
+
+    async def _finish(self) -> None:
+        """When the run has ended: let the processes go, close the record, then tell the caller."""
+        try:
+            ended = await asyncio.shield(self._conductor.ended)
+            await self._houses.close(keep=self._package.keeps_warm)
+            await self._journal.close()
+            if self._directory is not None:
+                self._directory.write_state(ended.state)
+        except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
+            self.finished.set_exception(error)
+            return
+        self.finished.set_result(ended)
+
+    def _deliver(self, reports: Sequence[WireReport]) -> None:
+        self._background(self.report(reports))
+
+    def _background(self, work: Any) -> None:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._done)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        """A defect here must end the run with its error, not leave it waiting."""
+        self._jobs.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None and not self._conductor.ended.done():
+            self._conductor.ended.set_exception(error)

@@ -1,0 +1,90 @@
+"""The only place that makes actors and remote functions: names, namespace, resources, restarts, concurrency.
+
+Classes stay plain elsewhere. All actors wait on models or on each other, so none reserves a CPU; only CPU-heavy tools
+do, as tasks. Actor classes are imported where they are made, since actors make each other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+
+__all__ = [
+    "NAMESPACE",
+    "agent_actor",
+    "callable_host",
+    "cpu_call",
+    "event_hub",
+    "existing_scheduler",
+    "rate_limiter",
+    "scheduler",
+]
+
+NAMESPACE = "ensemble_ray"
+#: A ceiling far above use; the real limits are agents' slots and plans' caps.
+_CONCURRENCY = 100_000
+
+
+def _remote(cls: type[object], *, max_restarts: int) -> Any:
+    """The actor class of a plain class."""
+    return ray.remote(  # noqa: TID251  the one place
+        num_cpus=0, max_concurrency=_CONCURRENCY, max_task_retries=0, max_restarts=max_restarts
+    )(cls)
+
+
+def _shared(cls: type[object], name: str) -> Any:
+    """The cluster's one actor of that name; made if there is none. It outlives its drivers."""
+    made = _remote(cls, max_restarts=-1)
+    return made.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
+
+
+def scheduler() -> Any:
+    """The cluster's scheduler."""
+    from actors.scheduler import SchedulerActor
+
+    return _shared(SchedulerActor, "scheduler")
+
+
+def event_hub() -> Any:
+    """The cluster's event hub."""
+    from actors.event_hub import EventHub
+
+    return _shared(EventHub, "event_hub")
+
+
+def rate_limiter() -> Any:
+    """The cluster's rate limiter."""
+    from actors.rate_limiter import RateLimiter
+
+    return _shared(RateLimiter, "rate_limiter")
+
+
+def agent_actor(house: str) -> Any:
+    """A fresh process for agents. It is disposable: work is sent again to another, not restarted in it."""
+    from actors.agent import AgentActor
+
+    return _remote(AgentActor, max_restarts=0).remote(house)
+
+
+def callable_host() -> Any:
+    """A fresh process for one run's callables; a lost process is lost state."""
+    from actors.callables import CallableHost
+
+    return _remote(CallableHost, max_restarts=0).remote()
+
+
+def cpu_call() -> Any:
+    """The remote function that runs CPU-heavy tools, one CPU each."""
+    from ensemble_ray.tools.cpu import call_packed
+
+    return ray.remote(num_cpus=1, max_retries=0)(call_packed)  # noqa: TID251  the one place
+
+
+def existing_scheduler() -> Any:
+    """The scheduler, for actors that it made.
+
+    Raises:
+        ValueError: there is none in this cluster.
+    """
+    return ray.get_actor("scheduler", namespace=NAMESPACE)

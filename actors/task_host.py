@@ -1,0 +1,155 @@
+"""TaskHost: what an actor that runs tasks is made of; a plain class. It holds runners of runs, nothing else.
+
+Work comes by `accept`, results leave through `Courier` in batches: what finishes while a report is on its way goes with
+the next one, so no result waits for a slow neighbour and many short tasks share a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from actors.wire import WireOrder, WireReport, pack_result, unpack_order
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.runner import RunnerPorts, TaskRunner
+from ensemble_ray.inline import GRACE_S, SystemClock
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.journal_file import join_run
+
+if TYPE_CHECKING:
+    from ensemble_ray.context import Services
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.callables import Callables
+    from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+
+__all__ = ["Courier", "FlushingSink", "TaskHost", "open_journal"]
+
+_log = logging.getLogger(__name__)
+
+
+class FlushingSink(Protocol):
+    """An `EventSink` whose events can be waited for."""
+
+    async def flushed(self) -> None:
+        """Return when everything emitted so far has reached the hub."""
+        ...
+
+
+class Courier(Protocol):
+    """Brings reports to the scheduler."""
+
+    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+        """Return when the scheduler has them."""
+        ...
+
+
+def open_journal(home: str | None, run_id: str, writer: str) -> Journal:
+    """The journal of a run as one writer of this node sees it."""
+    if home is None:
+        return MemoryJournal(run_id)
+    return join_run(Path(home), run_id, writer=writer)
+
+
+@dataclass(slots=True, kw_only=True)
+class _HostedRun:
+    houses: LocalHouses
+    journal: Journal
+    sink: EventSink
+    outbox: list[WireReport]
+    sender: asyncio.Task[None] | None = None
+
+
+class TaskHost:
+    """Runs the tasks of any number of runs in this process."""
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+        self._runs: dict[str, _HostedRun] = {}
+
+    def host(
+        self,
+        frame: RunFrame,
+        agents: Mapping[str, Agent],
+        *,
+        journal: Journal,
+        sink: EventSink,
+        callables: Callables,
+        services: Services,
+        tool_metrics: ToolMetrics,
+    ) -> None:
+        """Be ready for tasks of that run."""
+        ports = RunnerPorts(
+            clock=SystemClock(),
+            journal=journal,
+            events=sink,
+            callables=callables,
+            services=services,
+            tool_metrics=tool_metrics,
+        )
+        run_id = frame.run_id
+
+        def deliver(results: Sequence[TaskResult]) -> None:
+            self._deliver(run_id, results)
+
+        houses = LocalHouses(TaskRunner(frame, ports, agents), agents, deliver, grace_s=GRACE_S)
+        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, sink=sink, outbox=[])
+
+    def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
+        """Run these tasks; never waits. A task that cannot be loaded here is reported as failed."""
+        loaded: list[TaskOrder] = []
+        for order in orders:
+            try:
+                loaded.append(unpack_order(run_id, order))
+            except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+                self._deliver(run_id, [_not_loaded(order, error)])
+        self._runs[run_id].houses.start(loaded)
+
+    def stop(self, run_id: str, instances: Sequence[str]) -> None:
+        """Stop running tasks of a run."""
+        if run_id in self._runs:
+            self._runs[run_id].houses.stop(instances)
+
+    async def release(self, run_id: str) -> None:
+        """Forget a run, its journal flushed."""
+        hosted = self._runs.pop(run_id, None)
+        if hosted is not None:
+            await hosted.journal.close()
+
+    def _deliver(self, run_id: str, results: Sequence[TaskResult]) -> None:
+        hosted = self._runs.get(run_id)
+        if hosted is None:
+            return
+        hosted.outbox.extend(pack_result(result) for result in results)
+        if hosted.sender is None:
+            hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
+
+    async def _send(self, run_id: str, hosted: _HostedRun) -> None:
+        """Events first, then the reports they belong to: a dependent's start can't overtake them (S-PAR-41)."""
+        try:
+            while hosted.outbox:
+                batch, hosted.outbox = hosted.outbox, []
+                if hasattr(hosted.sink, "flushed"):
+                    await hosted.sink.flushed()
+                await self._courier.report(run_id, batch)
+        finally:
+            hosted.sender = None
+
+
+def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
+    text = (
+        f"Task '{order.key}' cannot be loaded in a worker process: {message_of(error)}. "
+        "Install the module it comes from on every node, or use runtime='inline'"
+    )
+    refusal = ValidationError(text)
+    refusal.__cause__ = error
+    now = SystemClock().now()
+    return TaskResult(
+        key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=refusal
+    )

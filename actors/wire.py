@@ -1,0 +1,187 @@
+"""What crosses processes inside a living cluster. Data of ours travels as it is, user objects as bytes.
+
+A scheduler passes bytes on and never loads them, so it runs no user code. Nothing of this is written to disk.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import cloudpickle
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import AgentExecutionError, message_of, portable
+from ensemble_ray.execute.conductor import Assignment, Report
+from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.plan.plan import Plan
+
+__all__ = [
+    "AgentCargo",
+    "RunPackage",
+    "WireOrder",
+    "WireReport",
+    "load_agent",
+    "load_tasks",
+    "pack_result",
+    "unpack_order",
+    "unpack_output",
+    "unpack_result",
+]
+
+WireReport = Report[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentCargo:
+    """One agent on its way: its bytes, and what housing needs to know."""
+
+    key: str
+    body: bytes
+    #: agents of one kind may live in one house: same tools, same model
+    kind: str
+    isolation: str | None = None
+    replicas: int = 1
+    is_synthesized: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPackage:
+    """A run on its way from the driver to the scheduler."""
+
+    run_id: str
+    plan: Plan
+    frame: RunFrame
+    header: Mapping[str, object]
+    #: effects of before scheduling
+    earlier: Sequence[Fact] = ()
+    agents: Sequence[AgentCargo]
+    #: task key -> the task's bytes, without context tasks, agent, handler and guardrails
+    tasks: Mapping[str, bytes]
+    #: task key -> (input guardrails, output guardrails)
+    guardrails: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
+    #: tasks whose handlers or guardrails are asked, whole; None when there are none
+    callables: bytes | None = None
+    #: directory of the records on this cluster's nodes; None: no record on disk
+    home: str | None = None
+    #: whether the driver listens: for events, or for requests to its services
+    is_attended: bool = False
+    #: whether agent processes are kept for the next run
+    keeps_warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WireOrder:
+    """One task on its way from the scheduler to a house."""
+
+    key: str
+    instance: str
+    epoch: int
+    index: int
+    task: bytes
+    agent_key: str | None
+    agent_role: str
+    context: Sequence[bytes]
+    missing_context: str | None
+    is_streaming: bool
+    input_guardrails: int
+    output_guardrails: int
+
+
+def wire_order(assignment: Assignment[bytes], package: RunPackage) -> WireOrder:
+    """The order for an assignment of that run."""
+    node = assignment.node
+    inputs, outputs = package.guardrails.get(node.key, (0, 0))
+    return WireOrder(
+        node.key,
+        assignment.instance,
+        assignment.epoch,
+        node.index,
+        package.tasks[node.key],
+        node.agent_key,
+        node.agent_role,
+        assignment.context,
+        assignment.missing_context,
+        node.is_streaming,
+        inputs,
+        outputs,
+    )
+
+
+def unpack_order(run_id: str, order: WireOrder) -> TaskOrder:
+    """The order with its user objects, in the process that runs it."""
+    return TaskOrder(
+        run_id=run_id,
+        key=order.key,
+        instance=order.instance,
+        epoch=order.epoch,
+        index=order.index,
+        task=cast("Task", pickle.loads(order.task)),  # noqa: S301  bytes of our own driver, inside one cluster
+        agent_key=order.agent_key,
+        agent_role=order.agent_role,
+        context=tuple(unpack_output(body) for body in order.context),
+        missing_context=order.missing_context,
+        is_streaming=order.is_streaming,
+        input_guardrails=order.input_guardrails,
+        output_guardrails=order.output_guardrails,
+    )
+
+
+def pack_result(result: TaskResult) -> WireReport:
+    """A result as bytes; one that cannot travel becomes a failure that says so."""
+    try:
+        return _packed(result)
+    except Exception as error:  # noqa: BLE001  whatever pickling raised, the task must still be reported
+        role = result.output.agent_role if result.output is not None else ""
+        text = f"The result of task '{result.key}' cannot leave its agent's process: {message_of(error)}"
+        cause = AgentExecutionError(text, role, result.key)
+        return _packed(replace(result, status="failed", output=None, trace=None, error=cause))
+
+
+def _packed(result: TaskResult) -> WireReport:
+    error = None if result.error is None else portable(result.error)
+    output = None if result.output is None else _dumps(result.output)
+    return Report(
+        key=result.key,
+        status=result.status,
+        at=result.at,
+        duration_s=result.duration_s,
+        total_tokens=result.total_tokens,
+        tool_call_count=result.tool_call_count,
+        is_timeout=result.is_timeout,
+        output=output,
+        failure=_dumps(replace(result, error=error)) if output is None else None,
+        error_type="" if error is None else type(error).__name__,
+        message="" if error is None else message_of(error),
+    )
+
+
+def _dumps(value: TaskOutput | TaskResult) -> bytes:
+    """By reference where that works, by value where a class of the user's own script is in it."""
+    plain = isinstance(value, TaskOutput) and value.output_type is None
+    return pickle.dumps(value, protocol=5) if plain else cloudpickle.dumps(value)
+
+
+def unpack_output(body: bytes) -> TaskOutput:
+    """The output behind its bytes."""
+    return cast("TaskOutput", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def unpack_result(body: bytes) -> TaskResult:
+    """The result behind its bytes."""
+    return cast("TaskResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+
+
+def load_agent(body: bytes) -> Agent:
+    """The agent behind its bytes."""
+    return cast("Agent", pickle.loads(body))  # noqa: S301  bytes of our own driver
+
+
+def load_tasks(body: bytes) -> Mapping[str, Task]:
+    """The tasks whose callables this process hosts."""
+    return cast("Mapping[str, Task]", pickle.loads(body))  # noqa: S301  bytes of our own driver

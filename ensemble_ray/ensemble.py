@@ -1,0 +1,165 @@
+"""Ensemble: what a user runs. Floor: above run. Definition in, `EnsembleOutput` out; no rule stands here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Self
+
+from pydantic import PrivateAttr
+
+from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.events import Event
+from ensemble_ray.loop import on_library_loop
+from ensemble_ray.outputs import EnsembleOutput
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.plan.planner import plan_run
+from ensemble_ray.run import Run, check
+from ensemble_ray.runtime import Runtime
+
+__all__ = ["Ensemble", "run"]
+
+#: How long Ctrl-C waits for a run to let go of what it holds, s.
+RELEASE_S = 10.0
+
+
+class Ensemble(EnsembleDefinition):
+    """A team of agents and its tasks. May be run many times, also at the same time (S-CONV-37)."""
+
+    _origin: str | None = PrivateAttr(default=None)
+
+    def run(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> EnsembleOutput:
+        """Run and wait. Works in scripts and inside a running event loop (S-CONV-15). Ctrl-C ends the run (S-SET-27).
+
+        Args:
+            inputs: Values of template variables, merged over `Ensemble.inputs`.
+            runtime: `"ray"`, `"inline"` or a runtime object; default `ENSEMBLE_RAY_RUNTIME`, else `"ray"`.
+            run_id: Id of the run and name of its record; default a fresh UUID.
+            options: Overrides for this run only.
+
+        Raises:
+            ValidationError: the definition cannot run; nothing was asked of any model.
+            PromptTemplateError: inputs are missing; all of them are named.
+            EnsembleError: the run failed; the error carries what was completed and the trace.
+        """
+        return _join(self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
+
+    async def arun(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> EnsembleOutput:
+        """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
+        begun = self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+        return await _joined(begun)
+
+    def start(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> Run:
+        """Begin a run and give its handle at once."""
+        return self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+
+    async def stream(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AsyncIterator[Event | EnsembleOutput]:
+        """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
+        begun = self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        try:
+            async for event in begun.events():
+                yield event
+            yield await begun.aresult()
+        finally:
+            if not begun.state.is_final:
+                await begun.acancel()
+
+    def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
+        """What would run, in which order; no task runs.
+
+        Raises:
+            ValidationError, PromptTemplateError: as `run`.
+        """
+        return plan_run(self, check(self, inputs)).plan
+
+    def _begin(
+        self,
+        inputs: Mapping[str, object] | None,
+        *,
+        runtime: Runtime | str | None,
+        run_id: str | None,
+        options: RunOptions | None,
+        is_watched: bool,
+    ) -> Run:
+        return Run(
+            self,
+            inputs,
+            runtime=runtime,
+            run_id=run_id,
+            options=options,
+            is_watched=is_watched,
+            origin=self.origin,
+        )
+
+    @property
+    def origin(self) -> str | None:
+        """Where the definition came from, so that a record can name it: a YAML path or `module:attribute`."""
+        return self._origin
+
+    def with_origin(self, origin: str) -> Self:
+        """This ensemble, knowing where it came from; for loaders."""
+        self._origin = origin
+        return self
+
+
+def _join(begun: Run) -> EnsembleOutput:
+    """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
+    if on_library_loop():
+        begun.cancel()
+        raise IllegalStateError("run() was called on ensemble_ray's own loop, from an async callable; await arun() there")
+    try:
+        return begun.result()
+    except KeyboardInterrupt:
+        begun.cancel()
+        begun.join(RELEASE_S)
+        raise
+
+
+async def _joined(begun: Run) -> EnsembleOutput:
+    """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
+    try:
+        return await begun.aresult()
+    except asyncio.CancelledError:
+        await asyncio.shield(begun.acancel())
+        await asyncio.shield(asyncio.wait([asyncio.ensure_future(begun.aresult())]))
+        raise
+
+
+def run(*args: ChatModel | str | Task | None, inputs: Mapping[str, object] | None = None, runtime: Runtime | str | None = None) -> EnsembleOutput:
+    """The short form: `run(model, *tasks)`, or `run(*tasks)` when every task has a handler (S-DET-30 to S-DET-33).
+
+    Raises:
+        ValueError: no model or no tasks where they are needed; which one is named.
+    """
+    return Ensemble(**quick_ensemble_fields(args)).run(inputs, runtime=runtime)

@@ -1,0 +1,52 @@
+"""Where a run's own callables are asked: guardrails and handlers. Room: execute.
+
+One process holds one copy of each (S-SET-31): inline this process, on Ray the run's `CallableHost`. The path names the
+callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ensemble_ray.threads import call_user
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ensemble_ray.definition.task import Task
+
+__all__ = ["Callables", "LocalCallables", "callable_path"]
+
+
+def callable_path(key: str, kind: str, index: int = 0) -> str:
+    """Path of one callable of a task; `kind` is `input`, `output` or `handler`."""
+    return f"{key}/{kind}/{index}"
+
+
+class Callables(Protocol):
+    """Asks a callable of the run."""
+
+    async def evaluate(self, path: str, argument: object) -> object:
+        """Call it with that argument; what it raises is raised here."""
+        ...
+
+
+class LocalCallables:
+    """Callables of tasks that live in this process."""
+
+    def __init__(self, tasks: Mapping[str, Task]) -> None:
+        self._tasks = tasks
+
+    async def evaluate(self, path: str, argument: object) -> object:
+        """Call it here: async on the loop, sync in a thread (S-CONV-16)."""
+        return await call_user(self._find(path), argument)
+
+    def _find(self, path: str) -> Callable[[object], object]:
+        key, kind, position = path.rsplit("/", 2)
+        task = self._tasks[key]
+        if kind == "handler":
+            found: object = task.handler
+        else:
+            found = (task.input_guardrails if kind == "input" else task.output_guardrails)[int(position)]
+        return cast("Callable[[object], object]", found)

@@ -1,0 +1,71 @@
+"""Asks a task's guardrails, in order, and raises for the first that says no. Room: execute.
+
+The rules about verdicts are in `guardrails`; here they are only asked (S-GRD-4 to S-GRD-6, S-GRD-11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Literal
+
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.execute.callables import Callables, callable_path
+from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailType, check_verdict, violation_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import TaskOrder
+
+__all__ = ["check_guardrails"]
+
+_log = logging.getLogger(__name__)
+
+
+async def check_guardrails(
+    order: TaskOrder,
+    callables: Callables,
+    *,
+    kind: Literal["input", "output"],
+    text: str = "",
+    parsed: object = None,
+) -> None:
+    """Ask the guardrails of that side.
+
+    Raises:
+        GuardrailViolationError: one said no; later ones are not asked.
+        AgentExecutionError: one raised, or gave something that is no verdict (S-GRD-11).
+    """
+    count = order.input_guardrails if kind == "input" else order.output_guardrails
+    if not count:
+        return
+    subject: GuardrailInput | GuardrailOutput
+    if kind == "input":
+        subject = GuardrailInput(
+            task_description=order.task.description,
+            expected_output=order.task.expected_output,
+            context_outputs=tuple(order.context),
+            agent_role=order.agent_role,
+        )
+    else:
+        subject = GuardrailOutput(
+            raw_response=text,
+            parsed_output=parsed,
+            task_description=order.task.description,
+            agent_role=order.agent_role,
+        )
+    for index in range(count):
+        path = callable_path(order.key, kind, index)
+        try:
+            verdict = check_verdict(await callables.evaluate(path, subject), path)
+        except (asyncio.CancelledError, ExitEarlyError, IllegalStateError):
+            raise
+        except Exception as error:
+            raise AgentExecutionError(
+                f"Agent '{order.agent_role}' failed: {message_of(error)}", order.agent_role, order.task.description
+            ) from error
+        violation = violation_of(
+            verdict, GuardrailType(kind), task_description=order.task.description, agent_role=order.agent_role
+        )
+        if violation is not None:
+            _log.warning("Guardrail: %s [task: %s]", violation.violation_message, order.task.description[:80])
+            raise violation

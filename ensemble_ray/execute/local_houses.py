@@ -1,0 +1,98 @@
+"""Houses of one process: tasks run as asyncio tasks under their agent's own limit. Room: execute.
+
+Used by the inline runtime for a whole run, and by each agent actor for the tasks it was given. Results are handed on
+in batches: all that finish in one turn of the loop go together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.execute.orders import TaskResult
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.execute.runner import TaskRunner
+
+__all__ = ["LocalHouses"]
+
+_log = logging.getLogger(__name__)
+
+
+class LocalHouses:
+    """Runs orders of one run with one runner."""
+
+    def __init__(
+        self,
+        runner: TaskRunner,
+        agents: Mapping[str, Agent],
+        deliver: Callable[[Sequence[TaskResult]], None],
+        *,
+        grace_s: float,
+    ) -> None:
+        self._runner = runner
+        self._deliver = deliver
+        self._grace_s = grace_s
+        self._slots = {
+            key: asyncio.Semaphore(agent.max_concurrency)
+            for key, agent in agents.items()
+            if agent.max_concurrency is not None
+        }
+        self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
+        self._finished: list[TaskResult] = []
+
+    @property
+    def busy(self) -> int:
+        """Tasks that have not been reported."""
+        return len(self._tasks)
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Run these; never waits."""
+        loop = asyncio.get_running_loop()
+        for order in orders:
+            self._tasks[order.instance] = (order, loop.create_task(self._run(order)))
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Cancel these; one that does not let go within the grace is reported cancelled all the same."""
+        loop = asyncio.get_running_loop()
+        for instance in instances:
+            if instance in self._tasks:
+                order, task = self._tasks[instance]
+                task.cancel()
+                loop.call_later(self._grace_s, self._give_up, order)
+
+    async def _run(self, order: TaskOrder) -> None:
+        slot = self._slots.get(order.agent_key or "") or contextlib.nullcontext()
+        try:
+            async with slot:
+                result = await self._runner.run(order)
+        except asyncio.CancelledError:
+            # Cancelled while it waited for its slot: nothing was done.
+            now = self._runner.ports.clock.now()
+            result = TaskResult(key=order.key, instance=order.instance, status="cancelled", at=now, duration_s=0.0)
+        self._report(order, result)
+
+    def _give_up(self, order: TaskOrder) -> None:
+        if order.instance in self._tasks:
+            _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
+            now = self._runner.ports.clock.now()
+            self._report(
+                order, TaskResult(key=order.key, instance=order.instance, status="cancelled", at=now, duration_s=0.0)
+            )
+
+    def _report(self, order: TaskOrder, result: TaskResult) -> None:
+        if self._tasks.pop(order.instance, None) is None:
+            return
+        self._finished.append(result)
+        if len(self._finished) == 1:
+            asyncio.get_running_loop().call_soon(self._hand_on)
+
+    def _hand_on(self) -> None:
+        finished, self._finished = self._finished, []
+        if finished:
+            self._deliver(finished)

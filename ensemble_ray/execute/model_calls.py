@@ -1,0 +1,240 @@
+"""A task's model calls: events around them, the record, streaming, the errors they become. Room: execute.
+
+A call that the journal has an answer for is not made again; its recorded answer is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
+from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.ids import effect_name
+from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.threads import call_user
+from ensemble_ray.trace import CaptureMode
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.effects import TaskEffects
+    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.execute.runner import TaskRunner
+
+__all__ = ["ModelCalls", "RecordedModel"]
+
+_log = logging.getLogger(__name__)
+
+
+class ModelCalls:
+    """Makes the model calls of one task, one after the other."""
+
+    def __init__(self, runner: TaskRunner, order: TaskOrder, agent: Agent, effects: TaskEffects) -> None:
+        self._runner = runner
+        self._order = order
+        self._effects = effects
+        self._model = agent.llm
+        self._stream = self._streaming_model(order.is_streaming)
+        self._digest = hashlib.sha256()
+        self._digested = 0
+        self._turn = 0
+
+    async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
+        """Ask with the whole conversation.
+
+        Raises:
+            AgentExecutionError: the model failed, or gave something that is no answer (S-ENG-50, S-ENG-57).
+        """
+        self._turn = turn
+        self._started(messages, turn)
+        return await self._ask(messages, tools, turn, stream=self._stream)
+
+    async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
+        """One correction turn of structured output: two messages, no tools, no streaming (S-OUT-31)."""
+        self._turn = turn
+        messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
+        self._digest, self._digested = hashlib.sha256(), 0
+        self._started(messages, turn)
+        response = await self._ask(messages, (), turn, stream=None)
+        self.settle((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
+        return response.text
+
+    def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
+        """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
+        effect = self._effects.models[-1]
+        effect.is_final = is_final
+        if self._runner.frame.capture_mode.is_at_least(CaptureMode.STANDARD):
+            effect.messages = captured(messages)
+        order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
+        self._runner.emit(
+            LlmIterationCompletedEvent,
+            lambda: LlmIterationCompletedEvent(
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration_index=self._turn,
+                response_type="final_answer" if is_final else "tool_calls",
+                response_text=response.text,
+                tool_requests=() if is_final else tuple(response.tool_calls),
+                input_tokens=max(0, usage.input_tokens),
+                output_tokens=max(0, usage.output_tokens),
+                latency=timedelta(seconds=effect.latency_s),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
+        order = self._order
+        self._runner.emit(
+            LlmIterationStartedEvent,
+            lambda: LlmIterationStartedEvent(
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration_index=turn,
+                messages=tuple(messages),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    async def _ask(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        turn: int,
+        *,
+        stream: StreamingChatModel | None,
+    ) -> ChatResponse:
+        clock = self._runner.ports.clock
+        name = effect_name(self._order.instance, turn)
+        recorded = self._runner.ports.journal.recorded(name, "model")
+        if recorded is not None:
+            response, started_at, latency_s = _from_fact(recorded)
+        else:
+            request_digest = self._request_digest(messages)
+            started_at = clock.now()
+            try:
+                response = await (self._plain(messages, tools) if stream is None else self._streamed(stream, messages, tools))
+            except (asyncio.CancelledError, ExitEarlyError):
+                raise
+            except Exception as error:
+                raise self._failure(error, is_streaming=stream is not None) from error
+            latency_s = clock.now() - started_at
+            await self._runner.note("model", name, _fact_data(request_digest, started_at, latency_s, response), self._order)
+        self._effects.models.append(
+            ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
+        )
+        return response
+
+    async def _plain(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> ChatResponse:
+        # A list of its own per call: a model may keep what it is given.
+        if tools:
+            response: object = await call_user(self._model.chat, list(messages), tuple(tools))
+        else:
+            response = await call_user(self._model.chat, list(messages))
+        if not isinstance(response, ChatResponse):
+            raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
+        return response
+
+    async def _streamed(
+        self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
+    ) -> ChatResponse:
+        order, turn = self._order, self._turn
+        parts: list[str] = []
+        closing: ChatResponse | None = None
+        async for piece in model.stream(list(messages), tuple(tools)):
+            if isinstance(piece, ChatResponse):
+                closing = piece
+                continue
+            parts.append(piece)
+            token = piece
+            self._runner.emit(
+                TokenEvent,
+                lambda token=token: TokenEvent(
+                    token=token,
+                    agent_role=order.agent_role,
+                    task_description=order.task.description,
+                    iteration=turn,
+                    run_id=order.run_id,
+                    instance=order.instance,
+                ),
+            )
+        text = "".join(parts)
+        if closing is None:  # S-STR-10
+            return ChatResponse(text=text)
+        return ChatResponse(text=text or closing.text, tool_calls=closing.tool_calls, usage=closing.usage)
+
+    def _streaming_model(self, is_streaming: bool) -> StreamingChatModel | None:  # noqa: FBT001  a single private flag
+        if not is_streaming:
+            return None
+        if isinstance(self._model, StreamingChatModel):
+            return self._model
+        _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
+        return None
+
+    def _failure(self, error: Exception, *, is_streaming: bool) -> AgentExecutionError:
+        role = self._order.agent_role
+        text = f"Agent '{role}' failed: {message_of(error)}"
+        if is_streaming:
+            text = f"Streaming failed for agent '{role}': {message_of(error)}"
+        return AgentExecutionError(text, role, self._order.task.description)
+
+    def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
+        """SHA-256 over the conversation; only new messages are hashed, so a long loop stays linear."""
+        for message in messages[self._digested :]:
+            calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+            line = json.dumps((message.role, message.content, calls, message.tool_call_id))
+            self._digest.update(line.encode())
+        self._digested = len(messages)
+        return self._digest.hexdigest()
+
+
+def _fact_data(request_digest: str, started_at: float, latency_s: float, response: ChatResponse) -> dict[str, object]:
+    usage = response.usage or TokenUsage()
+    return {
+        "request_digest": request_digest,
+        "started_at": started_at,
+        "latency_s": latency_s,
+        "text": response.text,
+        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+
+
+def _from_fact(fact: Fact) -> tuple[ChatResponse, float, float]:
+    """The answer that was recorded."""
+    data = fact.data
+    calls = cast("Sequence[dict[str, str]]", data["tool_calls"])
+    response = ChatResponse(
+        text=cast("str | None", data["text"]),
+        tool_calls=tuple(ToolCall(id=c["id"], name=c["name"], arguments=c["arguments"]) for c in calls),
+        usage=TokenUsage(cast("int", data["input_tokens"]), cast("int", data["output_tokens"])),
+    )
+    return response, cast("float", data["started_at"]), cast("float", data["latency_s"])
+
+
+class RecordedModel:
+    """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
+
+    def __init__(self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object]) -> None:
+        self._model = model
+        self._run_id = run_id
+        self._name = name
+        self._keep = keep
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Ask the model and note its answer."""
+        started_at = time.time()
+        response = await (call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages))
+        data = _fact_data("", started_at, time.time() - started_at, response)
+        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=data))
+        return response

@@ -1,0 +1,88 @@
+"""The process's event loop for everything of ours. Floor: above threads.
+
+One daemon thread runs one loop: all inline work, all clients, all waiting for Ray. Callers bridge to it, from a
+script, from async code, or from inside a notebook's running loop (S-CONV-15).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+__all__ = ["bridge", "library_loop", "on_library_loop", "run_blocking", "submit"]
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_loop: list[asyncio.AbstractEventLoop] = []
+_THREAD = "ensemble-ray-loop"
+
+
+def library_loop() -> asyncio.AbstractEventLoop:
+    """The loop; its thread is started on first use."""
+    with _lock:
+        if not _loop:
+            loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
+            _loop.append(loop)
+        return _loop[0]
+
+
+def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+    """Run a coroutine on the loop, with the caller's context variables."""
+    context = contextvars.copy_context()
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+    loop = library_loop()
+
+    def begin() -> None:
+        task = loop.create_task(work, context=context)
+
+        def settle(done: asyncio.Task[T]) -> None:
+            if outcome.cancelled():
+                return
+            if done.cancelled():
+                outcome.cancel()
+                outcome.set_running_or_notify_cancel()
+            elif (error := done.exception()) is not None:
+                outcome.set_exception(error)
+            else:
+                outcome.set_result(done.result())
+
+        task.add_done_callback(settle)
+        outcome.add_done_callback(lambda future: loop.call_soon_threadsafe(task.cancel) if future.cancelled() else None)
+
+    loop.call_soon_threadsafe(begin)
+    return outcome
+
+
+def on_library_loop() -> bool:
+    """Whether this is the loop's own thread, where waiting for the loop would never end."""
+    return threading.current_thread().name == _THREAD
+
+
+def run_blocking(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on the loop and wait; Ctrl-C gets through and cancels it.
+
+    Raises:
+        RuntimeError: called on the library's own loop thread.
+    """
+    if on_library_loop():
+        work.close()
+        raise RuntimeError("a blocking call of ensemble_ray was made on its own loop, from an async callable")
+    future = submit(work)
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        future.cancel()
+        raise
+
+
+async def bridge(work: Coroutine[Any, Any, T]) -> T:
+    """Run it on the library's loop from any loop; directly when this is that loop."""
+    if asyncio.get_running_loop() is library_loop():
+        return await work
+    return await asyncio.wrap_future(submit(work))

@@ -1,0 +1,123 @@
+"""Makes a run's output, or its error, of how it ended. Room: record. Pure.
+
+Rules: what `run()` raises is decided here for both runtimes (S-ENG-13, S-ENG-15, S-ENG-60, S-PAR-22, S-PAR-25); every
+error carries the trace up to the failure and the run id (S-SET-26).
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import EnsembleError, ParallelExecutionError, TaskExecutionError, ValidationError, message_of
+from ensemble_ray.metrics import ExecutionMetrics
+from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
+from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace
+from ensemble_ray.values import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunOutcome, TaskFailure
+    from ensemble_ray.plan.plan import Node, Plan
+
+__all__ = ["assemble", "failure_of", "summaries"]
+
+
+def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
+    """Who takes part in a plan (S-TRC-1)."""
+    return tuple(
+        AgentSummary(role=agent.role, goal=agent.goal, background=agent.background, tool_names=agent.tool_names)
+        for agent in plan.agents
+    )
+
+
+def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
+    outputs = [output for _, output in outcome.completed]
+    metrics = ExecutionMetrics.from_outputs(outputs)
+    started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
+    traces = [output.trace for output in outputs if output.trace is not None]
+    traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
+    return ExecutionTrace(
+        capture_mode=capture_mode,
+        ensemble_id=outcome.run_id,
+        workflow=plan.workflow,
+        started_at=started,
+        completed_at=completed,
+        total_duration=completed - started,
+        inputs=dict(plan.inputs),
+        agents=summaries(plan),
+        task_traces=(*traces, *outcome.unfinished),
+        metrics=metrics,
+        total_cost_estimate=metrics.total_cost_estimate,
+        errors=tuple(_error_trace(_node(plan, failure.key), failure) for failure in outcome.failures),
+        trace_id=trace_id,
+    )
+
+
+def _node(plan: Plan, key: str) -> Node:
+    return next(node for node in plan.nodes if node.key == key)
+
+
+def _error_trace(node: Node, failure: TaskFailure) -> ErrorTrace:
+    error = failure.error
+    return ErrorTrace(
+        agent_role=node.agent_role,
+        task_description=node.description,
+        error_type=type(error).__name__,
+        message=message_of(error),
+        stack_trace="".join(traceback.format_exception(error)),
+        occurred_at=utc_of(failure.at),
+    )
+
+
+def assemble(
+    plan: Plan, outcome: RunOutcome, *, capture_mode: CaptureMode = CaptureMode.OFF, trace_id: str | None = None
+) -> EnsembleOutput:
+    """The output of a run that did not fail.
+
+    Raises:
+        EnsembleError: the run failed; which class is `failure_of`'s decision.
+    """
+    trace = _trace_of(plan, outcome, capture_mode, trace_id)
+    outputs = tuple(output for _, output in outcome.completed)
+    if outcome.state is RunState.FAILED:
+        error = failure_of(plan, outcome, outputs)
+        error.trace = trace
+        error.run_id = outcome.run_id
+        raise error
+    object_ids = {node.key: node.object_id for node in plan.nodes}
+    return EnsembleOutput(
+        raw=outputs[-1].raw if outputs else "",
+        task_outputs=outputs,
+        total_duration=trace.total_duration if outputs else timedelta(),
+        total_tool_calls=sum(output.tool_call_count for output in outputs),
+        exit_reason=outcome.exit_reason,
+        metrics=trace.metrics,
+        trace=trace,
+        run_id=outcome.run_id,
+    ).with_positions({object_ids[key]: position for position, (key, _) in enumerate(outcome.completed)})
+
+
+def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -> EnsembleError:
+    """What a failed run raises."""
+    if plan.workflow == "parallel" and plan.error_strategy == "continue_on_error":
+        causes: dict[str, BaseException] = {}
+        for failure in outcome.failures:
+            description = _node(plan, failure.key).description
+            same = sum(key == description or key.startswith(f"{description} #") for key in causes)
+            causes[f"{description} #{same + 1}" if same else description] = failure.error
+        text = f"{len(causes)} of {len(plan.nodes)} tasks failed"
+        return ParallelExecutionError(text, outputs, causes)
+    first = outcome.failures[0]
+    completed = tuple(outputs[: first.completed_before])
+    error = first.error
+    if isinstance(error, ValidationError):
+        return error
+    if isinstance(error, TaskExecutionError):
+        error.completed_task_outputs = completed
+        return error
+    node = _node(plan, first.key)
+    wrapped = TaskExecutionError(f"Task failed: {node.description}", node.description, node.agent_role, completed)
+    wrapped.__cause__ = error
+    return wrapped

@@ -1,0 +1,272 @@
+"""One run, seen from its caller: prepare, submit, wait, assemble; and the `Run` handle. Floor: above runtime.
+
+The order is the specification's (S-ENG-1): validate, resolve templates, infer the workflow, synthesize agents, execute.
+A failure in a step leaves later steps untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.config import home_directory
+from ensemble_ray.context import current_log_context, log_context
+from ensemble_ray.delivery import Delivery, listeners_of
+from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.validation import validate
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.event_log import EventLog, EventStream
+from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
+from ensemble_ray.execute.model_calls import RecordedModel
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.ids import new_run_id
+from ensemble_ray.loop import bridge, submit
+from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_tasks
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.exporters import effective_exporter, export_safely
+from ensemble_ray.record.fold import digest_of
+from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.record.result import assemble, summaries
+from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
+from ensemble_ray.tools.tool import NoOpToolMetrics
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.trace import CaptureMode
+
+__all__ = ["Interrupted", "Run", "check"]
+
+_log = logging.getLogger(__name__)
+
+
+class Interrupted:
+    """Stands for a KeyboardInterrupt of a listener; raised in the caller's thread, never on the loop (S-SET-27)."""
+
+    def __init__(self, stop: BaseException) -> None:
+        self.stop = stop
+
+
+def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
+    """Validate the definition and fill in its texts; calls no model.
+
+    Raises:
+        ValidationError: the definition cannot run.
+        PromptTemplateError: inputs are missing.
+    """
+    for warning in validate(definition):
+        _log.warning("%s", warning)
+    return resolve_tasks(definition, inputs)
+
+
+class Run:
+    """A run that was started. Results come with `result()` or `await aresult()`.
+
+    Attributes:
+        id: The run's id; also the name of its record.
+    """
+
+    def __init__(
+        self,
+        definition: EnsembleDefinition,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        origin: str | None = None,
+    ) -> None:
+        """Begin; `is_watched` says whether `events()` will be asked."""
+        self.id = run_id or new_run_id()
+        self._definition = definition.with_options(options)
+        self._inputs = inputs
+        self._listeners = listeners_of(definition)
+        self._earlier: list[Fact] = []
+        self._is_named = run_id is not None
+        self._origin = origin
+        self._state = RunState.PENDING
+        self._runtime = connect(runtime)
+        self._handle: RunHandle | None = None
+        self._is_cancelling = False
+        self._interrupt: Interrupted | None = None
+        self._events = EventLog(is_open=is_watched)
+        self._fields = {**current_log_context(), "ensemble.id": self.id}
+        self._delivery = Delivery(self._listeners, fields=self._fields, on_interrupt=self._interrupted)
+        self._future: concurrent.futures.Future[EnsembleOutput | Interrupted] = submit(self._execute())
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    def events(self) -> EventStream:
+        """All events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""
+        return self._events.stream()
+
+    def result(self, timeout_s: float | None = None) -> EnsembleOutput:
+        """Wait for the end and give the output; after `cancel()` one whose `exit_reason` is cancelled (S-SET-27).
+
+        Raises:
+            EnsembleError: the run failed.
+            TimeoutError: it did not end in that time; it goes on.
+        """
+        return self._given(self._future.result(timeout_s))
+
+    async def aresult(self) -> EnsembleOutput:
+        """`result` for async code, on any loop."""
+        return self._given(await asyncio.shield(asyncio.wrap_future(self._future)))
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the run has let go of everything; whether it did so in time. Raises nothing of the run's."""
+        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
+        return bool(done)
+
+    def cancel(self) -> None:
+        """Ask the run to end: nothing starts any more, running tasks are stopped, completed outputs are kept."""
+        submit(self.acancel())
+
+    async def acancel(self) -> None:
+        """`cancel`, and return when it was asked."""
+        await bridge(self._cancel())
+
+    async def _cancel(self) -> None:
+        self._is_cancelling = True
+        if self._handle is not None:
+            await self._handle.cancel()
+
+    def _given(self, outcome: EnsembleOutput | Interrupted) -> EnsembleOutput:
+        if isinstance(outcome, Interrupted):
+            raise outcome.stop
+        return outcome
+
+    def _interrupted(self, stop: BaseException) -> None:
+        """A listener was interrupted; called on its thread."""
+        self._interrupt = self._interrupt or Interrupted(stop)
+        self.cancel()
+
+    # On the library's loop.
+
+    async def _execute(self) -> EnsembleOutput | Interrupted:
+        with log_context(self._fields):
+            try:
+                output = await self._run()
+            except ValidationError as error:
+                self._state = RunState.FAILED
+                _log.warning("Run refused: %s", message_of(error))
+                raise
+            except Exception as error:
+                self._state = RunState.FAILED
+                _log.error("Run failed: %s", message_of(error))
+                raise
+            finally:
+                await self._delivery.close()
+                self._events.close()
+        return self._interrupt or output
+
+    async def _run(self) -> EnsembleOutput:
+        resolved = check(self._definition, self._inputs)
+        agents = await synthesize_agents(resolved, self._definition, recorded=self._recorded)
+        planned = plan_run(self._definition, resolved, agents)
+        plan = planned.plan
+        _log.info("Run started: workflow %s, %d tasks, %d agents", plan.workflow, len(plan.nodes), len(plan.agents))
+        _log.debug("Inputs: %s", dict(plan.inputs))
+        mode = effective_capture_mode(self._definition.capture_mode)
+        self.emit(EnsembleStartedEvent(run_id=self.id, ensemble_id=self.id, workflow=plan.workflow, total_tasks=len(plan.nodes)))
+        self._state = RunState.RUNNING
+        request = self._request(planned, mode)
+        if self._is_named and (known := self._recorded_output(planned, request)) is not None:
+            self._state = RunState.COMPLETED
+            return known
+        self._handle = await self._runtime.submit(request)
+        if self._is_cancelling:
+            await self._handle.cancel()
+        outcome = await self._handle.wait()
+        self._state = outcome.state
+        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
+        trace_id = next((str(found) for found in trace_ids if found is not None), None)
+        output = assemble(plan, outcome, capture_mode=mode, trace_id=trace_id)
+        await self._finish(output, mode)
+        return output
+
+    def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
+        """What a finished run of that id gave; it is not run again (S-SET-39)."""
+        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
+        object_ids = {node.key: node.object_id for node in planned.plan.nodes}
+        return recorded_output(
+            home_directory(), self.id, request.header, output_types=types, object_ids=object_ids
+        )
+
+    def _recorded(self, name: str, model: ChatModel) -> ChatModel:
+        """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
+        return RecordedModel(model, self.id, name, self._earlier.append)
+
+    async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
+        self.emit(
+            EnsembleCompletedEvent(
+                run_id=self.id,
+                ensemble_id=self.id,
+                total_duration=output.total_duration,
+                exit_reason=output.exit_reason,
+            )
+        )
+        _log.info(
+            "Run %s in %.3f s: %d tasks, %d tool calls",
+            output.exit_reason.value, output.total_duration.total_seconds(),
+            len(output.task_outputs), output.total_tool_calls,
+        )  # fmt: skip
+        exporter = effective_exporter(mode, self._definition.trace_exporter)
+        if exporter is not None and output.trace is not None and self._state is RunState.COMPLETED:
+            await export_safely(exporter, output.trace)
+
+    def _request(self, planned: Planned, mode: CaptureMode) -> RunRequest:
+        definition, plan = self._definition, planned.plan
+        frame = RunFrame(
+            run_id=self.id,
+            workflow=plan.workflow,
+            total_tasks=len(plan.nodes),
+            interest=self._delivery.interest | self._events.interest,
+            capture_mode=mode,
+            is_verbose=definition.verbose,
+            max_tool_output_length=definition.max_tool_output_length,
+            tool_log_truncate_length=definition.tool_log_truncate_length,
+            log_fields=self._fields,
+            cost=definition.cost_configuration,
+            has_tool_metrics=definition.tool_metrics is not None,
+        )
+        data = plan.to_dict()
+        header = {
+            "plan": data,
+            "ensemble_id": self.id,
+            "workflow": plan.workflow,
+            "inputs": dict(plan.inputs),
+            "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
+            "digest": digest_of(data),
+            "origin": self._origin,
+            "capture_mode": mode.value,
+        }
+        return RunRequest(
+            run_id=self.id,
+            planned=planned,
+            frame=frame,
+            header=header,
+            events=self,
+            earlier=tuple(self._earlier),
+            tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
+        )
+
+    # The sink of the run's events in this process.
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether a listener or a reader of `events()` wants that type."""
+        return self._delivery.wants(kind) or self._events.wants(kind)
+
+    def emit(self, event: Event) -> None:
+        """Hand the event to listeners and readers."""
+        self._delivery.emit(event)
+        self._events.emit(event)

@@ -1,0 +1,98 @@
+"""The `Runtime` port, and `connect`: THE SEAM between the core and its actors. Floor: above inline.
+
+The only import of `actors` in the core stands in `_ray_runtime`, inside the function; a contract names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ensemble_ray.config import Settings
+from ensemble_ray.errors import ValidationError
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunFrame, RunOutcome
+    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.ports import EventSink, ToolMetrics
+
+__all__ = ["RunHandle", "RunRequest", "Runtime", "connect"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """Everything a runtime needs to run a plan."""
+
+    run_id: str
+    planned: Planned
+    frame: RunFrame
+    #: data of the record's first fact
+    header: Mapping[str, object]
+    #: takes the run's events in this process
+    events: EventSink
+    #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
+    earlier: Sequence[Fact] = ()
+    tool_metrics: ToolMetrics
+
+
+class RunHandle(Protocol):
+    """A run that has begun."""
+
+    async def wait(self) -> RunOutcome:
+        """Return when the run ended and all its events were handed to the sink."""
+        ...
+
+    async def cancel(self) -> None:
+        """Ask the run to end; `wait` returns within seconds."""
+        ...
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """Where runs live: this process, or actors on a cluster."""
+
+    async def submit(self, request: RunRequest) -> RunHandle:
+        """Begin a run.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything the runtime keeps warm."""
+        ...
+
+
+_shared: dict[str, Runtime] = {}
+
+
+def connect(choice: Runtime | str | None = None) -> Runtime:
+    """The runtime for a choice: an object as it is, `"ray"`, `"inline"`, or the environment's default.
+
+    A runtime chosen by name is made once per process, so that the next run finds its actors warm.
+
+    Raises:
+        ValidationError: the name is unknown.
+    """
+    if choice is not None and not isinstance(choice, str):
+        return choice
+    name = (choice or Settings.from_environment().runtime).strip().lower()
+    if name not in _shared:
+        if name == "inline":
+            from ensemble_ray.inline import InlineRuntime
+
+            _shared[name] = InlineRuntime()
+        elif name == "ray":
+            _shared[name] = _ray_runtime()
+        else:
+            raise ValidationError(f"Unknown runtime '{name}'. Known: [inline, ray], or a Runtime object")
+    return _shared[name]
+
+
+def _ray_runtime() -> Runtime:
+    from actors.runtime import RayRuntime
+
+    return RayRuntime()
