@@ -7,7 +7,6 @@ what the bytes mean, and no key is ever logged.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import io
 import os
@@ -32,7 +31,6 @@ _KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 30.0
 #: aiohttp warns about larger bodies handed over in one piece.
 _LARGE_BODY_BYTES = 2**20
-_DRAIN_S = 0.2
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
@@ -89,6 +87,8 @@ async def open_stream(
         CallFailedError: no connection, a cut one, or silence for too long.
     """
     session = _session(url)
+    # Not used again: a widespread server closes the connection after a stream and says that it keeps it.
+    headers = {**headers, "Connection": "close"}
     try:
         async with session.post(
             url, data=_payload(body), headers=headers, timeout=_timeout(timeout_s, streaming=True)
@@ -96,10 +96,6 @@ async def open_stream(
             streams = response.status < 400 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
             whole = b"" if streams else await response.read()
             yield Answered(response.status, response.headers, whole), response.content.iter_any()
-            # The end mark is read; what is left is the end of the body, after which the connection can be used again.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_DRAIN_S):
-                    await response.read()
     except _failures() as error:
         raise CallFailedError(_no_answer(error)) from error
 
