@@ -74,6 +74,6 @@ class Plan:
     @classmethod
     def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
         """The plan that `to_dict` gave."""
-        from pydantic import TypeAdapter  # noqa: PLC0415  only readers of records pay for it
+        from pydantic import TypeAdapter  # only readers of records pay for it
 
         return TypeAdapter(cls).validate_python(data)

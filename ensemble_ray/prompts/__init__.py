@@ -1,1 +1,1 @@
-"""Room; see the architecture page."""
+"""Texts for models, made from values. Nothing is called and nothing is decided here."""

@@ -1,0 +1,220 @@
+"""Kinds of fields that definitions share: what a user may write, and what is read back. Room: definition.
+
+A field such as `Agent.llm` accepts more than it gives: a model or a string, always read as a model. Type checkers are
+told so with a descriptor type (`Accepts`); pydantic is told with a validator. Both stand side by side here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+
+from pydantic import BeforeValidator, SkipValidation, Strict
+
+from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.trace import CaptureMode
+
+__all__ = [
+    "Accepts",
+    "Callbacks",
+    "CaptureModeField",
+    "ErrorStrategyField",
+    "ModelField",
+    "OptionalModelField",
+    "StrictInt",
+    "StrictText",
+    "ToolsField",
+    "WorkflowField",
+    "changes_with_limit",
+    "check_positive",
+    "check_text",
+    "check_tools",
+    "initially",
+    "items_of",
+    "limited",
+    "model_of",
+    "model_under_limit",
+]
+
+Read = TypeVar("Read")
+Written = TypeVar("Written")
+E = TypeVar("E")
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+#: Numbers as numbers: "3" and True are refused, so that a check of the range cannot be passed by.
+StrictInt = Annotated[int, Strict()]
+StrictText = Annotated[str, Strict()]
+
+
+# Checks. Each runs before pydantic's own, in the order that the specification lists (S-CONV-14).
+
+
+def check_text(value: object, message: str) -> None:
+    """Refuse a text that is missing, empty or blank; other types are left to pydantic."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        raise ValidationError(message)
+
+
+def check_positive(value: object, message: str) -> None:
+    """Refuse a number that is 0 or less; what is no number is left to pydantic."""
+    if isinstance(value, int | float) and value <= 0:
+        raise ValidationError(f"{message}, got: {value}")
+
+
+def items_of(value: object) -> object:
+    """A collection as a tuple, so that the caller's own can change later (S-CONV-5); None is empty."""
+    if value is None:
+        return ()
+    if isinstance(value, list | tuple | set | frozenset):
+        return tuple(cast("Sequence[object]", value))
+    return value
+
+
+def check_tools(value: object, *, subject: str) -> object:
+    """The tools of an agent or a task as a tuple.
+
+    Args:
+        value: What the user gave.
+        subject: How a message begins: `Tool` or `Task tool`.
+
+    Raises:
+        ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the first bad entry is reported.
+    """
+    entries = items_of(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"{subject}s must be given as a list, got: {type(entries).__name__}")
+    if not entries:
+        return ()
+    from ensemble_ray.tools.registry import check_tool_entry  # only agents with tools pay for it
+
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        problem = check_tool_entry(entry, index, prefix=subject)
+        if problem is not None:
+            raise ValidationError(problem)
+    return entries
+
+
+# Models and their limits.
+
+
+def model_of(value: object) -> ChatModel | None:
+    """The model that was meant: itself, or the one that a string names (S-CONV-19); None stays None.
+
+    Raises:
+        ValidationError: it is no model, or the string names no known kind of model.
+    """
+    # Not isinstance: checking a protocol at run time costs more than all other checks of a definition together.
+    if value is None or (callable(getattr(value, "chat", None)) and not isinstance(value, type)):
+        return cast("ChatModel | None", value)
+    from ensemble_ray.llm.factory import resolve_llm  # models given as objects do not need it
+
+    return resolve_llm(value)
+
+
+def limited(model: ChatModel, limit: RateLimit | None) -> ChatModel:
+    """The model held to that limit; one that already is held to an equal limit stays as it is, with its bucket."""
+    if limit is None:
+        return model
+    from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
+
+    if isinstance(model, RateLimitedChatModel) and model.rate_limit == limit:
+        return model
+    return RateLimitedChatModel.of(model, limit)
+
+
+def model_under_limit(given: Mapping[str, object]) -> ChatModel | None:
+    """The model of a definition as it is kept: resolved, and under the definition's own limit (S-RATE-30, S-RATE-31)."""
+    model, limit = model_of(given.get("llm")), given.get("rate_limit")
+    # A limit of another type is refused by pydantic a moment later.
+    if model is None or not isinstance(limit, RateLimit):
+        return model
+    return limited(model, limit)
+
+
+def changes_with_limit(
+    model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
+) -> Mapping[str, object]:
+    """Changes for `replace`, such that a new limit takes the place of the old one instead of standing above it."""
+    if limit is None or model is None or "rate_limit" not in changes or "llm" in changes:
+        return changes
+    return {**changes, "llm": getattr(model, "delegate", model)}
+
+
+# Fields that accept more than they give.
+
+
+def _nearest(value: str, known: Sequence[str]) -> str:
+    import difflib  # only mistakes pay for it
+
+    close = difflib.get_close_matches(value.lower(), known, n=1)
+    return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def _member(kind: type[_Enum], field: str) -> Callable[[object], object]:
+    """A converter of plain strings to that enum (S-CONV-6)."""
+    known = [member.value for member in kind]
+
+    def convert(value: object) -> object:
+        if not isinstance(value, str) or isinstance(value, kind):
+            return value
+        if value in known:
+            return kind(value)
+        raise ValidationError(f"Unknown {field} '{value}'.{_nearest(value, known)} Known: [{', '.join(known)}]")
+
+    return convert
+
+
+def _callbacks_of(value: object) -> object:
+    return (value,) if callable(value) else items_of(value)
+
+
+def initially(value: object) -> Any:
+    """A default, for fields whose declared type is a descriptor to type checkers and a plain type at run time."""
+    return value
+
+
+if TYPE_CHECKING:
+
+    class Accepts(Generic[Read, Written]):
+        """A field that is written as one type and read as another."""
+
+        def __get__(self, instance: object, owner: object) -> Read: ...
+        def __set__(self, instance: object, value: Written) -> None: ...
+
+    ModelField = Accepts[ChatModel, ChatModel | str]
+    OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
+    ToolsField = Accepts[tuple[object, ...], Sequence[object] | None]
+    WorkflowField = Accepts[Workflow | None, Workflow | str | None]
+    ErrorStrategyField = Accepts[ParallelErrorStrategy | None, ParallelErrorStrategy | str | None]
+    CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
+    #: listeners to one kind of event: a callable or several
+    Callbacks = Accepts[
+        tuple[Callable[[E], object], ...], Callable[[E], object] | Sequence[Callable[[E], object]] | None
+    ]
+else:
+
+    class Accepts:
+        """Only type checkers look into it."""
+
+        def __class_getitem__(cls, types: object) -> type:
+            return cls
+
+    class Callbacks:
+        """A tuple of callables, whichever event they take."""
+
+        def __class_getitem__(cls, event: object) -> object:
+            return Annotated[tuple[Callable[..., object], ...], BeforeValidator(_callbacks_of)]
+
+    # Checked by the definition itself, in its place among the other checks.
+    ModelField = Annotated[ChatModel, SkipValidation]
+    OptionalModelField = Annotated[ChatModel | None, SkipValidation]
+    ToolsField = Annotated[tuple, SkipValidation]
+    WorkflowField = Annotated[Workflow | None, BeforeValidator(_member(Workflow, "workflow"))]
+    ErrorStrategyField = Annotated[
+        ParallelErrorStrategy | None, BeforeValidator(_member(ParallelErrorStrategy, "parallel_error_strategy"))
+    ]
+    CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(_member(CaptureMode, "capture_mode"))]

@@ -1,0 +1,210 @@
+"""A task: what to do, by whom, after what. Room: definition.
+
+In: what the user declares. Out: a frozen value; variables such as `{topic}` stay in it and are resolved only in a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_origin
+
+from pydantic import InstanceOf, SkipValidation, model_validator
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.fields import (
+    OptionalModelField,
+    StrictInt,
+    StrictText,
+    ToolsField,
+    changes_with_limit,
+    check_positive,
+    check_text,
+    check_tools,
+    initially,
+    items_of,
+    model_under_limit,
+)
+from ensemble_ray.definition.identity import Identified
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.values import FrozenSequence
+
+if TYPE_CHECKING:
+    from ensemble_ray.tools.tool import AgentTool
+
+    #: What does a task without a model: a function of a `TaskHandlerContext`, sync or async, or a tool.
+    Handler: TypeAlias = Callable[[Any], object] | AgentTool
+else:
+    Handler = Any  # checked by `_check_handler`: importing the tools here would cost every start
+
+__all__ = ["Handler", "Task"]
+
+_DEFAULT_EXPECTED_OUTPUT = "Produce a complete and accurate response to the task."
+_PRIMITIVES: tuple[object, ...] = (int, float, bool, complex, bytes)
+_ARRAYS: tuple[object, ...] = (list, tuple, set, frozenset)
+
+
+class Task(Identified):
+    """A piece of work. It is equal only to itself: two built alike are two tasks (S-CONV-31).
+
+    Attributes:
+        name: What YAML, plans and records call it; None: its position does.
+        description: What to do; `{topic}` is filled in from the run's inputs.
+        expected_output: What the result looks like; a template as well.
+        agent: Who does it; None: an agent is made for the run, unless a handler does the work.
+        context: Tasks whose outputs it is given, in this order.
+        output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict, enum, `str`, `dict`.
+        max_output_retries: Corrections asked for when the answer does not parse; no effect without `output_type`.
+        input_guardrails: Asked before anything else; each may refuse the task.
+        output_guardrails: Asked about the answer; each may refuse it.
+        llm: Model of the agent that is made for it; no effect with an agent of its own.
+        stream: Whether the answer streams; None: as the ensemble says.
+        tools: Tools of the agent that is made for it.
+        max_iterations: Tool requests allowed to the agent that is made for it; None: the agent's own number.
+        rate_limit: Limit of the model calls of this task, when it names no agent.
+        handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
+        revision_feedback: What was wrong with the previous attempt.
+        prior_attempt_output: The previous attempt.
+        attempt_number: 0 for the first attempt.
+    """
+
+    name: StrictText | None = None
+    description: StrictText
+    expected_output: StrictText
+    agent: InstanceOf[Agent] | None = None
+    context: Annotated[Sequence[Task], SkipValidation] = ()
+    output_type: Annotated[type[Any] | None, SkipValidation] = None
+    max_output_retries: StrictInt = 3
+    input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
+    output_guardrails: FrozenSequence[Callable[[Any], object]] = ()
+    llm: OptionalModelField = initially(None)
+    stream: bool | None = None
+    tools: ToolsField = initially(())
+    max_iterations: StrictInt | None = None
+    rate_limit: RateLimit | None = None
+    handler: Annotated[Handler | None, SkipValidation] = None
+    revision_feedback: StrictText | None = None
+    prior_attempt_output: StrictText | None = None
+    attempt_number: StrictInt = 0
+
+    __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
+
+    @classmethod
+    def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
+        """A task in one line (S-DOM-34); the agent is made for it."""
+        return cls(description=description, expected_output=expected_output)
+
+    def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
+        """This task for another attempt (S-DOM-36): the same task, so its output is found under it."""
+        return self.rewritten(
+            revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
+        )
+
+    def replace(self, **changes: object) -> Self:
+        """A copy with these fields changed, checked like a new one; it is another task with an id of its own.
+
+        A new `rate_limit` takes the place of the old one.
+
+        Raises:
+            ValidationError: a field is unknown or its value is refused.
+        """
+        return super().replace(**changes_with_limit(self.llm, self.rate_limit, changes))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        """The table of checks (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
+        if not isinstance(data, Mapping):
+            return data
+        given = dict(cast("Mapping[str, Any]", data))
+        if given.get("name") is not None:
+            check_text(given["name"], "Task name must not be blank when set")
+        check_text(given.get("description"), "Task description must not be blank")
+        check_text(given.get("expected_output"), "Task expected_output must not be blank")
+        given["tools"] = check_tools(given.get("tools"), subject="Task tool")
+        check_positive(given.get("max_iterations"), "Task max_iterations must be > 0 when set")
+        given["context"] = _checked_context(given)
+        _check_output_type(given.get("output_type"))
+        retries = given.get("max_output_retries")
+        if isinstance(retries, int | float) and retries < 0:
+            raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
+        _check_handler(given)
+        given["llm"] = model_under_limit(given)
+        return given
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Only what was given, and context by name: a chain of tasks would otherwise be shown over and over."""
+        for field, info in type(self).model_fields.items():
+            value = getattr(self, field)
+            if field == "context" and value:
+                yield field, [task.name or task.description[:40] for task in self.context]
+            elif field == "agent" and value is not None:
+                yield field, value.role
+            elif value != info.default:
+                yield field, value
+
+
+def _checked_context(given: Mapping[str, Any]) -> object:
+    """The context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
+    entries = items_of(given.get("context"))
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
+    agent = given.get("agent")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if entry is None:
+            raise ValidationError(f"Task context element at index {index} must not be None")
+        if not isinstance(entry, Task):
+            raise ValidationError(f"Task context element at index {index} must be a Task, got: {type(entry).__name__}")
+    for entry in cast("tuple[Task, ...]", entries):
+        # A frozen task cannot hold itself; what a user can do by mistake is to build it twice (S-DOM-33).
+        if (
+            agent is not None
+            and entry.agent == agent
+            and entry.description == given.get("description")
+            and entry.expected_output == given.get("expected_output")
+        ):
+            raise ValidationError("Task cannot reference itself in context")
+    return cast("object", entries)
+
+
+def _check_output_type(kind: object) -> None:
+    """Refuse what no answer can be parsed into (S-DOM-27 to S-DOM-29, S-DOM-32)."""
+    if kind is None or kind is str or kind is dict or get_origin(kind) is dict:
+        return
+    if kind in _PRIMITIVES:
+        raise ValidationError(f"Task output_type must not be a primitive type: {cast('type', kind).__name__}")
+    if kind is type(None):
+        raise ValidationError("Task output_type must not be Void")
+    if (get_origin(kind) or kind) in _ARRAYS:
+        raise ValidationError("Task output_type must not be an array type. Wrap the array in a record or class.")
+    of = kind if isinstance(kind, type) else get_origin(kind)
+    if not isinstance(of, type) or of is UnionType:
+        raise ValidationError(f"Task output_type must be a class or dict[K, V], got: {kind!r}")
+
+
+def _check_handler(given: Mapping[str, Any]) -> None:
+    """Refuse fields that only a model could use beside a handler (S-DET-3), and handlers that cannot be called."""
+    handler = given.get("handler")
+    if handler is None:
+        return
+    exclusive = (
+        (given.get("agent") is not None, "an explicit agent", "agent"),
+        (given.get("llm") is not None, "a llm", "llm"),
+        (given.get("stream") is not None, "a streaming_llm", "stream"),
+        (bool(given.get("tools")), "tools", "tools"),
+        (given.get("max_iterations") is not None, "max_iterations", "max_iterations"),
+        (given.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
+    )
+    for is_given, what, field in exclusive:
+        if is_given:
+            raise ValidationError(
+                f"Task cannot have both a handler and {what}. "
+                f"A handler does its task without a model: leave out either handler or {field}."
+            )
+    if callable(handler):
+        return
+    from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions
+
+    if not isinstance(handler, AgentTool):
+        raise ValidationError(f"Task handler must be a callable or an AgentTool, got: {type(handler).__name__}")

@@ -1,0 +1,260 @@
+"""From a definition and its inputs to a plan. Room: plan. Pure but for log lines.
+
+A run goes: `validate` -> `resolve_tasks` -> `synthesize_agents` (only it calls models) -> `plan_run`. A task whose texts
+hold no variables is the same object in every step: planning a thousand tasks copies nothing that did not change.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.validation import infer_workflow
+from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.plan.dependencies import TaskDependencyGraph
+from ensemble_ray.plan.plan import AgentEntry, Node, Plan
+from ensemble_ray.plan.templates import resolve_template
+
+__all__ = [
+    "DETERMINISTIC",
+    "SYNTHESIZED",
+    "Planned",
+    "ResolvedTasks",
+    "needs_synthesis",
+    "plan_run",
+    "resolve_tasks",
+    "task_keys",
+]
+
+_log = logging.getLogger(__name__)
+
+#: Role that is shown for a handler task (S-ENG-18).
+DETERMINISTIC = "(deterministic)"
+#: Role that is shown for a task whose agent is not made yet.
+SYNTHESIZED = "(synthesized)"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedTasks:
+    """The tasks of one run with their variables filled in."""
+
+    #: in list order; their context holds resolved tasks too
+    tasks: tuple[Task, ...]
+    #: key of each task, in the same order
+    keys: tuple[str, ...]
+    #: the ensemble's inputs with the run's above them
+    inputs: Mapping[str, str]
+    #: chosen, or inferred where none was chosen
+    workflow: Workflow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan, and what of it cannot be data."""
+
+    plan: Plan
+    #: by task key: resolved tasks as they travel, without context, agent, tools and model: those are in the plan and in
+    #: `agents`, and a chain of tasks inside each other would grow with the square of its length
+    tasks: Mapping[str, Task]
+    #: by agent key
+    agents: Mapping[str, Agent]
+
+
+def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
+    """Fill in the variables of all tasks and find the workflow (S-ENG-1, second and third step).
+
+    Args:
+        definition: Validated.
+        inputs: Values of this run; they win over the ensemble's own (S-DOM-66).
+
+    Raises:
+        PromptTemplateError: a variable has no value; told of the first such text in task order (S-TPL-12).
+    """
+    merged = {str(name): _text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
+    tasks = tuple(definition.tasks)
+    workflow = infer_workflow(definition)
+    if definition.workflow is None:
+        _log.info("Workflow inferred: %s", workflow.value)
+    return ResolvedTasks(tasks=_resolve_all(tasks, merged), keys=task_keys(tasks), inputs=merged, workflow=workflow)
+
+
+def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """Tasks for which an agent has to be made: no handler does them and they name none (S-DET-20)."""
+    return tuple(task for task in tasks if task.agent is None and task.handler is None)
+
+
+def plan_run(
+    definition: EnsembleDefinition, resolved: ResolvedTasks, synthesized: Mapping[str, Agent] | None = None
+) -> Planned:
+    """Put tasks and agents in their places.
+
+    Args:
+        definition: The ensemble.
+        resolved: What `resolve_tasks` gave for this run.
+        synthesized: Agents by object id of the task they were made for; a task without its agent is planned as
+            `(synthesized)`, which is enough to show a plan (S-SET-46).
+    """
+    made = synthesized or {}
+    key_of: dict[str, str] = {}
+    for task, key in zip(resolved.tasks, resolved.keys, strict=True):
+        key_of.setdefault(task.object_id, key)
+    places = _Places(definition, key_of)
+    nodes: list[Node] = []
+    for index, (task, key) in enumerate(zip(resolved.tasks, resolved.keys, strict=True), start=1):
+        agent = task.agent if task.agent is not None else made.get(task.object_id)
+        nodes.append(places.node(task, key, index=index, agent=agent))
+    strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
+    plan = Plan(
+        workflow=resolved.workflow.value,
+        nodes=tuple(nodes),
+        agents=tuple(places.entries),
+        error_strategy=strategy.value,
+        max_parallel_tasks=definition.max_parallel_tasks,
+        inputs=resolved.inputs,
+    )
+    tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
+    return Planned(plan=plan, tasks=tasks, agents=places.agents)
+
+
+def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
+    """A key for each task: its name, else its position; the second of a kind gets `~2`, and so on.
+
+    `/` and `#` become `_`: they part the steps of an instance's path.
+    """
+    names = _Names()
+    return tuple(
+        names.take(re.sub(r"[/#]", "_", task.name) if task.name else f"task-{index}")
+        for index, task in enumerate(tasks, start=1)
+    )
+
+
+@dataclass(slots=True)
+class _Names:
+    """Gives out names, each once."""
+
+    _taken: set[str] = field(default_factory=set[str])
+    _next: dict[str, int] = field(default_factory=dict[str, int])
+
+    def take(self, wanted: str) -> str:
+        name = wanted
+        while name in self._taken:
+            # The next number is kept per name, or a thousand researchers would take half a million look-ups.
+            number = self._next.get(wanted, 2)
+            self._next[wanted] = number + 1
+            name = f"{wanted}~{number}"
+        self._taken.add(name)
+        return name
+
+
+class _Places:
+    """Puts tasks into their places, and agents too, in the order of their first use (S-DOM-65)."""
+
+    def __init__(self, definition: EnsembleDefinition, key_of: Mapping[str, str]) -> None:
+        self.entries: list[AgentEntry] = []
+        self.agents: dict[str, Agent] = {}
+        self._definition = definition
+        self._key_of = key_of
+        self._agent_keys: dict[str, str] = {}
+        self._names = _Names()
+
+    def node(self, task: Task, key: str, *, index: int, agent: Agent | None) -> Node:
+        """The place of a task; `agent` is who does it, None for a handler task or before synthesis."""
+        role, agent_key = SYNTHESIZED, None
+        if task.handler is not None:
+            role = DETERMINISTIC
+        elif agent is not None:
+            role, agent_key = agent.role, self._agent_key(agent, is_synthesized=task.agent is None)
+        inside = self._key_of
+        return Node(
+            key=key,
+            index=index,
+            object_id=task.object_id,
+            description=task.description,
+            expected_output=task.expected_output,
+            agent_role=role,
+            agent_key=agent_key,
+            context=tuple(inside[entry.object_id] for entry in task.context if entry.object_id in inside),
+            context_outside=tuple(entry.description for entry in task.context if entry.object_id not in inside),
+            is_streaming=task.handler is None and _streams(agent, task, self._definition),
+        )
+
+    def _agent_key(self, agent: Agent, *, is_synthesized: bool) -> str:
+        key = self._agent_keys.get(agent.object_id)
+        if key is not None:
+            return key
+        key = self._names.take(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
+        self._agent_keys[agent.object_id] = key
+        self.agents[key] = agent
+        self.entries.append(
+            AgentEntry(
+                key=key,
+                role=agent.role,
+                goal=agent.goal,
+                background=agent.background,
+                tool_names=_tool_names(agent),
+                is_synthesized=is_synthesized,
+            )
+        )
+        return key
+
+
+def _streams(agent: Agent | None, task: Task, definition: EnsembleDefinition) -> bool:
+    """The first of agent, task and ensemble that says anything (S-STR-1)."""
+    for chosen in (None if agent is None else agent.stream, task.stream):
+        if chosen is not None:
+            return chosen
+    return definition.is_streaming
+
+
+def _tool_names(agent: Agent) -> tuple[str, ...]:
+    """Names of its tools as far as they are declared; what a provider offers is known when a task begins."""
+    if not agent.tools:
+        return ()
+    from ensemble_ray.tools.decorator import marked_functions, tool_mark  # only agents with tools pay
+    from ensemble_ray.tools.tool import AgentTool  # same
+
+    names: list[str] = []
+    for entry in agent.tools:
+        if isinstance(entry, AgentTool):
+            names.append(entry.name)
+            continue
+        methods = marked_functions(type(entry)) if tool_mark(entry) is None else ()
+        marks = (tool_mark(getattr(entry, method)) for method in methods) if methods else (tool_mark(entry),)
+        names.extend(mark.name for mark in marks if mark is not None)
+    return tuple(names)
+
+
+def _resolve_all(tasks: tuple[Task, ...], inputs: Mapping[str, str]) -> tuple[Task, ...]:
+    """Fill in texts in list order, then point context at the resolved tasks, dependencies first (S-TPL-11)."""
+    changes: dict[str, dict[str, object]] = {}
+    for task in tasks:
+        description = resolve_template(task.description, inputs)
+        expected_output = resolve_template(task.expected_output, inputs)
+        if description is not task.description or expected_output is not task.expected_output:
+            changes[task.object_id] = {"description": description, "expected_output": expected_output}
+    if not changes:
+        return tasks
+    resolved: dict[str, Task] = {}
+    for task in TaskDependencyGraph(tasks).in_dependency_order():
+        changed = changes.get(task.object_id, {})
+        context = tuple(resolved.get(entry.object_id, entry) for entry in task.context)
+        if any(new is not old for new, old in zip(context, task.context, strict=True)):
+            changed["context"] = context
+        resolved[task.object_id] = task.rewritten(**changed) if changed else task
+    return tuple(resolved[task.object_id] for task in tasks)
+
+
+def _as_it_travels(task: Task) -> Task:
+    if not task.context and task.agent is None and task.llm is None and not task.tools:
+        return task
+    return task.rewritten(context=(), agent=None, llm=None, tools=())
+
+
+def _text_of(value: object) -> str:
+    """An input as text (S-DOM-70); None is "" (S-TPL-4)."""
+    return "" if value is None else str(value)

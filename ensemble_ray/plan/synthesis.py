@@ -1,0 +1,257 @@
+"""Agents for tasks that name none. Room: plan. The only step of planning that may call a model.
+
+In: resolved tasks. Out: an agent per task, by the task's object id. The user's tasks stay as they are (S-DET-22).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any, cast
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import AgentExecutionError, ValidationError, message_of
+from ensemble_ray.ids import effect_name, instance_of
+from ensemble_ray.messages import ChatMessage, ChatResponse
+from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.threads import call_user
+from ensemble_ray.values import Value
+
+__all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
+
+_log = logging.getLogger(__name__)
+
+#: How many words of a description are searched for a verb (S-DET-23).
+_SEARCHED_WORDS = 8
+_NO_VERB = "Agent"
+_ROLES: Mapping[str, str] = {
+    verb: role
+    for role, verbs in {
+        "Researcher": "research investigate find discover search",
+        "Writer": "write draft compose document",
+        "Analyst": "analyze analyse evaluate assess compare",
+        "Developer": "build implement develop code program",
+        "Tester": "test verify",
+        "Summarizer": "summarize summarise",
+        "Classifier": "classify categorize",
+        "Calculator": "calculate compute",
+        "Creator": "create",
+        "Generator": "generate",
+        "Reviewer": "review",
+        "Auditor": "audit",
+        "Designer": "design",
+        "Planner": "plan",
+        "Validator": "validate",
+        "Translator": "translate",
+        "Extractor": "extract",
+        "Monitor": "monitor",
+        "Tracker": "track",
+        "Collector": "scrape",
+        "Parser": "parse",
+        "Converter": "convert",
+        "Formatter": "format",
+        "Cleaner": "clean",
+        "Processor": "process",
+    }.items()
+    for verb in verbs.split()
+}
+_ASK_FOR_AGENT = """\
+Describe the person best suited to do the task below. Answer with ONLY one JSON object with these string fields:
+"role" (a short job title), "goal" (what that person works towards), "backstory" (experience and manner, one or two \
+sentences). Write the values in the language with the code "{locale}".
+
+## Task
+{description}
+
+## Expected Output
+{expected_output}"""
+
+
+class SynthesisContext(Value):
+    """What a synthesizer may use (S-DET-25).
+
+    Attributes:
+        model: The model that the agent will have, unless the synthesizer chooses another.
+        locale: Language of generated texts, such as `"en"` (S-SET-12).
+    """
+
+    model: ChatModel
+    locale: str = "en"
+
+
+class AgentSynthesizer(ABC):
+    """Makes an agent for a task that names none. Subclass it, or give any object or function of the same shape."""
+
+    @abstractmethod
+    def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent | Awaitable[Agent]:
+        """The agent for that task; may be `async`."""
+
+    @staticmethod
+    def template() -> AgentSynthesizer:
+        """Role from the first verb of the description, without a model call (S-DET-23); the default."""
+        return _TemplateSynthesizer()
+
+    @staticmethod
+    def llm_based() -> AgentSynthesizer:
+        """Asks the model for role, goal and background: one call per task (S-DET-24)."""
+        return _LlmSynthesizer()
+
+
+class _TemplateSynthesizer(AgentSynthesizer):
+    def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent:
+        return _from_template(task, context.model)
+
+
+class _LlmSynthesizer(AgentSynthesizer):
+    async def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent:
+        text = await self._ask(task, context)
+        given = _json_object(text)
+        role, goal, background = (_text(given.get(name)) for name in ("role", "goal", "backstory"))
+        if not role or not goal:
+            _log.warning("Agent synthesis for task '%s' gave no usable JSON; using the template", task.description[:80])
+            return _from_template(task, context.model)
+        return Agent(role=role, goal=goal, background=background or None, llm=context.model)
+
+    async def _ask(self, task: Task, context: SynthesisContext) -> str:
+        prompt = _ASK_FOR_AGENT.format(
+            locale=context.locale, description=task.description, expected_output=task.expected_output
+        )
+        try:
+            response = await call_user(context.model.chat, [ChatMessage("user", prompt)])
+        except Exception as error:
+            raise AgentExecutionError(
+                f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
+            ) from error
+        return (response.text or "") if isinstance(response, ChatResponse) else ""
+
+
+async def synthesize_agents(
+    resolved: ResolvedTasks,
+    definition: EnsembleDefinition,
+    *,
+    locale: str = "en",
+    recorded: Callable[[str, ChatModel], ChatModel] | None = None,
+) -> Mapping[str, Agent]:
+    """Make an agent for each task that names none and has no handler (S-DET-20), all at the same time.
+
+    Args:
+        resolved: The run's tasks.
+        definition: The ensemble; its model is limited here, once per run, so that all agents made share one bucket.
+        locale: Passed to the synthesizer.
+        recorded: Dresses a model such that calls of it are recorded under the given effect name (S-SET-46); the agents
+            themselves keep the model undressed.
+
+    Returns:
+        Agents by object id of their tasks.
+
+    Raises:
+        AgentExecutionError: a model call of the LLM-based synthesizer failed.
+        ValidationError: a synthesizer gave something that is no agent.
+    """
+    shared = None if definition.llm is None else limited(definition.llm, definition.rate_limit)
+    waiting: dict[str, tuple[Task, str]] = {}
+    for task, key in zip(resolved.tasks, resolved.keys, strict=True):
+        if task.agent is None and task.handler is None:
+            waiting.setdefault(task.object_id, (task, key))
+    made: dict[str, Agent] = {}
+    slow: dict[str, Awaitable[Agent]] = {}
+    synthesizer = definition.agent_synthesizer or AgentSynthesizer.template()
+    for object_id, (task, key) in waiting.items():
+        model = _model_for(task, definition, shared)
+        if isinstance(synthesizer, _TemplateSynthesizer):
+            made[object_id] = _fitted(_from_template(task, model), task)
+            continue
+        dressed = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
+        context = SynthesisContext(model=dressed, locale=locale)
+        slow[object_id] = _ask_synthesizer(synthesizer, task, context, model)
+    if slow:
+        made.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
+    return made
+
+
+def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:
+    """The task's own model, else the ensemble's under the task's limit, else the ensemble's under its own (S-DET-20)."""
+    if task.llm is not None:
+        return task.llm
+    if definition.llm is None or shared is None:
+        raise ValidationError(f"Task '{task.description}' has no LLM available.")
+    return shared if task.rate_limit is None else limited(definition.llm, task.rate_limit)
+
+
+async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisContext, model: ChatModel) -> Agent:
+    function = cast("Callable[[Task, SynthesisContext], object]", getattr(synthesizer, "synthesize", synthesizer))
+    agent = await call_user(cast("Callable[..., Any]", function), task, context)
+    if not isinstance(agent, Agent):
+        raise ValidationError(
+            f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"
+        )
+    if agent.llm is context.model and model is not context.model:
+        agent = agent.rewritten(llm=model)
+    return _fitted(agent, task)
+
+
+def _fitted(agent: Agent, task: Task) -> Agent:
+    """The agent with the tools and the limit that the task asks for (S-DET-21)."""
+    changes: dict[str, object] = {}
+    if task.tools:
+        changes["tools"] = task.tools
+    if task.max_iterations is not None:
+        changes["max_iterations"] = task.max_iterations
+    # A copy with an id of its own: a synthesizer may give one agent to several tasks.
+    return agent.replace(**changes) if changes else agent
+
+
+async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
+    """All results in order, at most `cap` asked at the same time; the first failure ends the others."""
+    places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+
+    async def in_place(call: Awaitable[Agent]) -> Agent:
+        async with places:
+            return await call
+
+    asked = [asyncio.ensure_future(in_place(call)) for call in calls]
+    try:
+        return await asyncio.gather(*asked)
+    except BaseException:
+        for one in asked:
+            one.cancel()
+        raise
+
+
+def _from_template(task: Task, model: ChatModel) -> Agent:
+    role = _role_of(task.description)
+    background = f"You have worked as an expert {role} for many years."
+    return Agent(role=role, goal=task.description, background=background, llm=model)
+
+
+def _role_of(description: str) -> str:
+    for word in description.split()[:_SEARCHED_WORDS]:
+        role = _ROLES.get("".join(letter for letter in word.lower() if letter.isalpha()))
+        if role is not None:
+            return role
+    return _NO_VERB
+
+
+def _json_object(text: str) -> Mapping[str, object]:
+    """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
+    start = text.find("{")
+    while start >= 0:
+        try:
+            found, _ = json.JSONDecoder().raw_decode(text, start)
+        except ValueError:
+            start = text.find("{", start + 1)
+            continue
+        return cast("Mapping[str, object]", found)
+    return {}
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""

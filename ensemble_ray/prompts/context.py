@@ -1,0 +1,43 @@
+"""What earlier tasks gave, as a section of the user prompt. Room: prompts.
+
+Texts of other tasks are inserted as they are: never cut, never resolved as templates (S-TPL-34, S-TPL-37).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ensemble_ray.outputs import TaskOutput
+
+__all__ = ["LONG_OUTPUT", "context_section", "warn_of_long_outputs"]
+
+_log = logging.getLogger(__name__)
+
+#: Characters of one context output above which a warning is logged (S-TPL-34).
+LONG_OUTPUT = 10_000
+_SHOWN = 80
+_HEADING = "## Context from Previous Tasks"
+_EXPLANATION = "Earlier tasks gave the results below. Use what helps you with your task."
+
+
+def context_section(outputs: Sequence[TaskOutput]) -> str:
+    """The section, without a line break at its end; "" when there are no outputs (S-TPL-32)."""
+    if not outputs:
+        return ""
+    lines = [_HEADING, _EXPLANATION]
+    for output in outputs:
+        lines += ["", "---", f"### {output.agent_role}: {output.task_description}", output.raw, "---"]
+    return "\n".join(lines)
+
+
+def warn_of_long_outputs(outputs: Sequence[TaskOutput]) -> None:
+    """Log a warning for each output that fills much of a model's window; it is passed on uncut (S-TPL-34)."""
+    for output in outputs:
+        if len(output.raw) > LONG_OUTPUT:
+            _log.warning(
+                "Context output of task '%s' is %d characters long (threshold %d); it is passed on uncut",
+                output.task_description[:_SHOWN],
+                len(output.raw),
+                LONG_OUTPUT,
+            )

@@ -1,0 +1,57 @@
+"""The user prompt: what to do, after what. Room: prompts. In: a resolved task and outputs. Out: text."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ensemble_ray.definition.task import Task
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
+
+__all__ = ["build_user_prompt", "context_section"]
+
+_log = logging.getLogger(__name__)
+
+_REVISION = "A previous attempt at this task was not accepted. Take the feedback into account."
+
+
+def build_user_prompt(task: Task, context_outputs: Sequence[TaskOutput] = ()) -> str:
+    """Context, revision notes, the task, the expected output and the output format; sections without content are left out.
+
+    Args:
+        task: With its variables resolved.
+        context_outputs: Outputs of its context tasks, in the order of its context list.
+    """
+    warn_of_long_outputs(context_outputs)
+    sections = [
+        context_section(context_outputs),
+        _revision_section(task),
+        f"## Task\n{task.description}",
+        f"## Expected Output\n{task.expected_output}",
+        _format_section(task),
+    ]
+    prompt = "\n\n".join(section for section in sections if section)
+    _log.debug("User prompt built: %d characters", len(prompt))
+    return prompt
+
+
+def _revision_section(task: Task) -> str:
+    """What was wrong with the previous attempt (S-TPL-36)."""
+    feedback = task.revision_feedback
+    if feedback is None or not feedback.strip():
+        return ""
+    attempt = f" (Attempt {task.attempt_number + 1})" if task.attempt_number > 0 else ""
+    lines = [f"## Revision Instructions{attempt}", _REVISION, "", "### Feedback", feedback]
+    previous = task.prior_attempt_output
+    if previous is not None and previous.strip():
+        lines += ["", "### Previous Output", previous]
+    return "\n".join(lines)
+
+
+def _format_section(task: Task) -> str:
+    if task.output_type is None:
+        return ""
+    from ensemble_ray.prompts.output_format import output_format_section  # only typed tasks need schemas
+
+    return output_format_section(task.output_type)

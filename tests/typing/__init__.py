@@ -1,0 +1,1 @@
+"""What type checkers of users see: checked by mypy and pyright, and run so that it cannot rot."""

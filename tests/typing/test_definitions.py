@@ -1,0 +1,77 @@
+"""What an editor and a type checker see of the definitions: constructors take more than fields give."""
+
+from __future__ import annotations
+
+from typing import Any, assert_type
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.events import TaskStartEvent
+from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.tools.decorator import tool
+from ensemble_ray.tools.tool import AgentTool, ToolResult
+
+
+@tool
+def word_count(text: str) -> int:
+    """Count the words of a text."""
+    return len(text.split())
+
+
+class Echo(AgentTool):
+    """An `AgentTool` of a user."""
+
+    name = "echo"
+    description = "Repeats."
+
+    def execute(self, text: str, /) -> ToolResult:
+        """Repeat it."""
+        return ToolResult.success(text)
+
+
+async def slow_handler(context: Any) -> str:
+    """A handler may be async."""
+    return str(context)
+
+
+def test_model_is_written_as_a_string_and_read_as_a_model() -> None:
+    """S-CONV-19."""
+    short = Agent(role="x", goal="y", llm="openai:m")
+    full = Agent(role="x", goal="y", llm=OpenAIChatModel("m"), tools=[word_count, Echo()], max_iterations=3)
+    assert_type(short.llm, ChatModel)
+    assert_type(full.tools, tuple[object, ...])
+    assert_type(Task.of("d").llm, ChatModel | None)
+    assert_type(EnsembleDefinition(llm="openai:m").llm, ChatModel | None)
+    assert_type({short: 1}, dict[Agent, int])
+
+
+def test_tasks_are_linked_by_lists_and_read_as_sequences() -> None:
+    """The first example of the README, without a run."""
+    facts = Task(name="facts", description="Find facts", expected_output="A list", tools=[word_count])
+    article = Task(description="Write", expected_output="Prose", context=[facts], output_type=dict[str, int])
+    check = Task(description="Check", expected_output="Yes", context=(facts, article), handler=slow_handler)
+    echo = Task(description="Echo", expected_output="Same", handler=Echo(), input_guardrails=[str])
+    assert_type(check.context[0], Task)
+    assert_type({facts, article, echo}, set[Task])
+
+
+def test_words_are_written_and_members_are_read() -> None:
+    """S-CONV-6."""
+    seen: list[int] = []
+    made = EnsembleDefinition(
+        tasks=[Task.of("d")],
+        workflow="parallel",
+        parallel_error_strategy="continue_on_error",
+        capture_mode="full",
+        on_task_start=lambda event: seen.append(event.task_index),
+        on_ensemble_started=[lambda _run, _workflow, tasks: seen.append(tasks)],
+        inputs={"topic": "tides"},
+    )
+    assert_type(made.workflow, Workflow | None)
+    for callback in made.on_task_start:
+        callback(TaskStartEvent(task_description="d", agent_role="r", task_index=1, total_tasks=1))
+    made.on_ensemble_started[0]("id", "parallel", 2)
+    assert seen == [1, 2]
