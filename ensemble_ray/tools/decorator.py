@@ -12,10 +12,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol, TypeVar, cast, get_type_hints, overload
+from typing import Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.tools.schema import parameter_types
 from ensemble_ray.tools.tool import DEFAULT_TIMEOUT_S, check_tool_name, timeout_seconds
 
 __all__ = ["FunctionTool", "marked_functions", "tool", "tool_mark"]
@@ -167,4 +168,4 @@ def _resolve_local_names(function: Callable[..., object]) -> None:
     frame = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]
     around = frame.f_back.f_locals if frame.f_back is not None else {}  # the function around a class, for methods
     with contextlib.suppress(Exception):  # a name defined later: told at resolution, if it is still missing then
-        function.__annotations__ = get_type_hints(function, localns={**around, **frame.f_locals}, include_extras=True)
+        function.__annotations__ = {**annotations, **parameter_types(function, {**around, **frame.f_locals})}

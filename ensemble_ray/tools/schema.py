@@ -27,6 +27,7 @@ __all__ = [
     "Signature",
     "explain_arguments",
     "model_parameters",
+    "parameter_types",
     "signature_of",
 ]
 
@@ -140,19 +141,30 @@ def _built(function: Callable[..., object], tool_name: str) -> Signature:
     )
 
 
-def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, object]:
-    """Annotations of the parameters, strings resolved; the return type does not matter and may be unknown."""
-    inner = inspect.unwrap(cast("Callable[..., object]", getattr(function, "__func__", function)))
-    if not hasattr(inner, "__annotations__"):
-        inner = cast("Callable[..., object]", type(inner).__call__)
-    raw = cast("Mapping[str, object]", getattr(inner, "__annotations__", {}))
+def parameter_types(function: Callable[..., object], around: Mapping[str, object]) -> dict[str, object]:
+    """Types of the annotated parameters, strings resolved; the return type does not matter and may be unknown.
+
+    Args:
+        function: The function, not a bound method.
+        around: Names in reach besides the function's globals.
+
+    Raises:
+        NameError: an annotation names what is not there; other errors are those of evaluating it.
+    """
+    raw = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
     wanted = {name: value for name, value in raw.items() if name != "return"}
     if not wanted:
         return {}
     holder = type("Parameters", (), {"__annotations__": wanted})
+    return get_type_hints(holder, getattr(function, "__globals__", {}), dict(around), include_extras=True)
+
+
+def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, object]:
+    inner = inspect.unwrap(cast("Callable[..., object]", getattr(function, "__func__", function)))
+    if not hasattr(inner, "__annotations__"):
+        inner = cast("Callable[..., object]", type(inner).__call__)
     try:
-        names = inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {}
-        return get_type_hints(holder, getattr(inner, "__globals__", {}), dict(names), include_extras=True)
+        return parameter_types(inner, inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {})
     except Exception as error:
         msg = f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
         raise ValidationError(msg) from error

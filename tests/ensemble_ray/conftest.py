@@ -1,0 +1,25 @@
+"""Tests of the core are offline: no network, no Ray. What needs a server lives in tests/contracts or tests/scenarios."""
+
+from __future__ import annotations
+
+import socket
+import sys
+
+import pytest
+
+
+def _refuse(*_args: object, **_kwargs: object) -> object:
+    msg = "Tests of the core are offline: no sockets, no ray.init; see tests/ensemble_ray/conftest.py"
+    raise AssertionError(msg)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make sockets and Ray raise; the socket pairs of event loops need neither `connect` nor `bind`."""
+    for way_out in ("bind", "connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, way_out, _refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", _refuse)
+    if "ray" in sys.modules:
+        monkeypatch.setattr(sys.modules["ray"], "init", _refuse, raising=False)
+    else:
+        monkeypatch.setitem(sys.modules, "ray", None)  # `import ray` now fails

@@ -1,0 +1,119 @@
+"""Tools whose input is a pydantic model."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.tools import AbstractTypedAgentTool, ToolResult, TypedAgentTool
+from ensemble_ray.tools.registry import resolve_tools
+
+
+class Unit(StrEnum):
+    METRIC = "metric"
+    IMPERIAL = "imperial"
+
+
+class Forecast(BaseModel):
+    city: str = Field(description="Where")
+    days: int = Field(description="How many")
+    unit: Unit = Unit.METRIC
+    tags: list[str] = []
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    city: str = Field(alias="place")
+
+
+class ForecastTool(AbstractTypedAgentTool[Forecast]):
+    name = "forecast"
+    description = "Tells the weather"
+    input_type = Forecast
+
+    def __init__(self) -> None:
+        self.seen: list[Forecast] = []
+
+    def execute_typed(self, arguments: Forecast, /) -> object:
+        self.seen.append(arguments)
+        return {"city": arguments.city, "unit": arguments.unit}
+
+
+class StrictTool(TypedAgentTool[Strict]):
+    name = "strict"
+    description = "Takes one thing only"
+    input_type = Strict
+
+    async def execute_typed(self, arguments: Strict, /) -> ToolResult:
+        return ToolResult.success(arguments.city, arguments)
+
+
+def test_schema_has_a_property_per_field_when_input_is_typed() -> None:
+    """S-TOOL-50: descriptions, required without default, enum values, items of lists."""
+    spec = resolve_tools([ForecastTool()]).specs[0]
+    assert spec.parameters == {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string", "description": "Where"},
+            "days": {"type": "integer", "description": "How many"},
+            "unit": {"type": "string", "enum": ["metric", "imperial"], "default": "metric"},
+            "tags": {"type": "array", "items": {"type": "string"}, "default": []},
+        },
+        "required": ["city", "days"],
+    }
+
+
+def test_model_instance_arrives_when_arguments_fit() -> None:
+    """S-SET-1, S-TOOL-50: execute_typed gets the model and returns anything that has a text; surplus is ignored."""
+    tool = ForecastTool()
+    result = tool.execute('{"city": "Oslo", "days": 3, "unit": "imperial", "moon": true}')
+    assert result == ToolResult.success('{"city":"Oslo","unit":"imperial"}')
+    assert tool.seen == [Forecast(city="Oslo", days=3, unit=Unit.IMPERIAL)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("Oslo", "Invalid JSON input for 'Forecast': "),
+        ("", "Invalid JSON input for 'Forecast': "),
+        ('["Oslo"]', "Expected a JSON object for 'Forecast' but received: array"),
+        ('"Oslo"', "Expected a JSON object for 'Forecast' but received: string"),
+        ("3.5", "Expected a JSON object for 'Forecast' but received: number"),
+        ("true", "Expected a JSON object for 'Forecast' but received: boolean"),
+        ("null", "Expected a JSON object for 'Forecast' but received: null"),
+        ("{}", "Missing required parameter(s) for 'Forecast': city, days"),
+        ('{"days": null, "city": "Oslo"}', "Missing required parameter(s) for 'Forecast': days"),
+        ('{"city": "Oslo", "days": "many"}', "Failed to deserialize input for 'Forecast': 'days': "),
+    ],
+)
+def test_failure_says_what_to_write_when_arguments_do_not_fit(arguments: str, message: str) -> None:
+    """S-TOOL-51, S-SET-23: a failure that names the model class; the tool's own code is not reached."""
+    tool = ForecastTool()
+    result = tool.execute(arguments)
+    assert not result.is_success
+    assert result.error_message is not None
+    assert result.error_message.startswith(message)
+    assert tool.seen == []
+
+
+async def test_surplus_is_ignored_when_the_model_forbids_it() -> None:
+    """S-TOOL-51: unknown properties are ignored, also for a model that forbids them; aliases are what counts."""
+    outcome = StrictTool().execute('{"place": "Oslo", "moon": 1}')
+    assert not isinstance(outcome, ToolResult)
+    assert await outcome == ToolResult.success("Oslo", Strict(place="Oslo"))
+    assert StrictTool().execute("{}") == ToolResult.failure("Missing required parameter(s) for 'Strict': place")
+
+
+def test_tool_is_refused_when_input_type_is_no_model_class() -> None:
+    """S-TOOL-52: found at resolution, as a ValueError."""
+
+    class Wrong(ForecastTool):
+        input_type = dict  # type: ignore[assignment]
+
+    with pytest.raises(ValueError, match="Tool 'forecast': input_type must be a pydantic model class") as caught:
+        resolve_tools([Wrong()])
+    assert isinstance(caught.value, ValidationError)
