@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import cloudpickle
-
 from actors.agent import AgentActor
+from actors.handles import as_bytes
 from actors.wire import load_tasks
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError, message_of, portable
@@ -46,9 +45,9 @@ class CallableHost(AgentActor):
 
         try:
             value = await LocalCallables(self._tasks[run_id]).evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
-            return cloudpickle.dumps((value, None))
+            return as_bytes((value, None))
         except Exception as error:  # noqa: BLE001  it belongs to the asking task
-            return cloudpickle.dumps((None, portable(error)))
+            return as_bytes((None, portable(error)))
 
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables."""

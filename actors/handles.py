@@ -20,10 +20,23 @@ if TYPE_CHECKING:
     from actors.wire import WireReport
     from ensemble_ray.limits.desk import Message, Reply
 
-__all__ = ["DriverLine", "HubSink", "LimiterLine", "RemoteCallables", "ReportedToolMetrics", "SchedulerCourier", "pack_event"]
+__all__ = [
+    "DriverLine",
+    "HubSink",
+    "LimiterLine",
+    "RemoteCallables",
+    "ReportedToolMetrics",
+    "SchedulerCourier",
+    "pack_event",
+]
 
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.
 TOKEN_BATCH_S = 0.05
+
+
+def as_bytes(value: object) -> bytes:
+    """Any value as bytes for another process of the same cluster."""
+    return bytes(cloudpickle.dumps(value))
 
 
 def pack_event(event: Event) -> bytes:
@@ -39,7 +52,7 @@ def pack_event(event: Event) -> bytes:
             cause=portable(event.cause),
             duration=event.duration,
         )
-    return cloudpickle.dumps(event)
+    return as_bytes(event)
 
 
 class HubSink:

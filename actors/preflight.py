@@ -20,13 +20,21 @@ from ensemble_ray.errors import ValidationError, message_of
 __all__ = ["dump"]
 
 #: Things that pickle but do not work in another process.
-_SILENTLY_WRONG = (asyncio.Lock, asyncio.Event, asyncio.Condition, asyncio.Semaphore, asyncio.Queue, asyncio.Future, io.IOBase)
+_SILENTLY_WRONG = (
+    asyncio.Lock,
+    asyncio.Event,
+    asyncio.Condition,
+    asyncio.Semaphore,
+    asyncio.Queue,
+    asyncio.Future,
+    io.IOBase,
+)
 #: How deep the search for a culprit goes.
 _MAX_DEPTH = 8
 _WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
 
 
-class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  cloudpickle carries no types
+class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle carries no types
     """Refuses what would arrive broken."""
 
     def reducer_override(self, obj: object) -> Any:
@@ -89,15 +97,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
     if isinstance(value, types.MethodType):
         yield "its object", value.__self__
     elif isinstance(value, types.FunctionType):
-        names = value.__code__.co_freevars
-        for name, cell in zip(names, value.__closure__ or (), strict=False):
-            yield f"closure variable '{name}'", cell.cell_contents
-        for name in _global_names(value.__code__):
-            if name in value.__globals__ and not inspect.ismodule(value.__globals__[name]):
-                yield f"global '{name}'", value.__globals__[name]
-        for name, default in inspect.signature(value).parameters.items():
-            if default.default is not inspect.Parameter.empty:
-                yield f"default of '{name}'", default.default
+        yield from _parts_of_function(value)
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[object, object]", value).items():
             yield f"[{key!r}]", item
@@ -105,8 +105,19 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for index, item in enumerate(cast("tuple[object, ...]", value)):
             yield f"[{index}]", item
     else:
-        for name, item in getattr(value, "__dict__", {}).items():
-            yield _attribute(name), item
+        yield from getattr(value, "__dict__", {}).items()
+
+
+def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
+    """What a function carries with it: its closure, the globals it names, its defaults."""
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        yield f"closure variable '{name}'", cell.cell_contents
+    for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
+        if not inspect.ismodule(function.__globals__[name]):
+            yield f"global '{name}'", function.__globals__[name]
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.default is not inspect.Parameter.empty:
+            yield f"default of '{name}'", parameter.default
 
 
 def _global_names(code: types.CodeType) -> set[str]:
@@ -117,6 +128,3 @@ def _global_names(code: types.CodeType) -> set[str]:
             names |= _global_names(constant)
     return names
 
-
-def _attribute(name: str) -> str:
-    return name if name.isidentifier() else repr(name)

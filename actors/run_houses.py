@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import cloudpickle
 
@@ -23,7 +23,6 @@ from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.ids import instance_of
 from ensemble_ray.plan.housing import Lodger, assign_houses
-
 
 __all__ = ["CALLABLES", "RunHouses"]
 
@@ -146,9 +145,7 @@ class RunHouses:
             agents = {key: self._agents[key].body for key, home in self._housing.house_of.items() if home == house}
             if any(counts != (0, 0) for counts in package.guardrails.values()):
                 callables = self._processes[CALLABLES][0].handle
-        await process.handle.bind.remote(
-            package.frame, agents, home=package.home, hub=self._hub, callables=callables
-        )
+        await process.handle.bind.remote(package.frame, agents, home=package.home, hub=self._hub, callables=callables)
 
     def _choose(self, assignment: Assignment[bytes]) -> Process:
         key = assignment.node.agent_key
@@ -186,9 +183,13 @@ class RunHouses:
         for instance in lost:
             node = nodes[instance]
             text = f"Agent '{node.agent_role}' failed: its process died while it ran the task"
-            cause = error if isinstance(error, EnsembleError) else AgentExecutionError(text, node.agent_role, node.description)
+            cause = (
+                error
+                if isinstance(error, EnsembleError)
+                else AgentExecutionError(text, node.agent_role, node.description)
+            )
             now = time.time()
-            status = "cancelled" if self._is_cancelled else "failed"
+            status: Literal["cancelled", "failed"] = "cancelled" if self._is_cancelled else "failed"
             result = TaskResult(key=node.key, instance=instance, status=status, at=now, duration_s=0.0, error=cause)
             reports.append(
                 Report(

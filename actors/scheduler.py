@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -35,8 +35,9 @@ KEPT_RESULTS = 64
 
 def default_max_actors() -> int:
     """How many agent processes a run may have of their own: max(4, 2 x CPUs), at most one per 200 MB of memory."""
-    cpus = int(ray.cluster_resources().get("CPU", os.cpu_count() or 1))
-    memory = int(ray.cluster_resources().get("memory", 0))
+    resources = cast("dict[str, float]", cast("Any", ray.cluster_resources)())
+    cpus = int(resources.get("CPU", os.cpu_count() or 1))
+    memory = int(resources.get("memory", 0))
     bound = max(1, memory // 200_000_000) if memory else cpus * 2
     return max(1, min(max(4, 2 * cpus), bound))
 

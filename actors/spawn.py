@@ -6,7 +6,7 @@ do, as tasks. Actor classes are imported where they are made, since actors make 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import ray
 
@@ -28,9 +28,13 @@ _CONCURRENCY = 100_000
 
 def _remote(cls: type[object], *, max_restarts: int) -> Any:
     """The actor class of a plain class."""
-    return ray.remote(  # noqa: TID251  the one place
-        num_cpus=0, max_concurrency=_CONCURRENCY, max_task_retries=0, max_restarts=max_restarts
-    )(cls)
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "max_concurrency": _CONCURRENCY,
+        "max_task_retries": 0,
+        "max_restarts": max_restarts,
+    }
+    return cast("Any", ray.remote)(**options)(cls)  # noqa: TID251  the one place
 
 
 def _shared(cls: type[object], name: str) -> Any:

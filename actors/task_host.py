@@ -150,6 +150,4 @@ def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
     refusal = ValidationError(text)
     refusal.__cause__ = error
     now = SystemClock().now()
-    return TaskResult(
-        key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=refusal
-    )
+    return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=refusal)

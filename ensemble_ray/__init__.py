@@ -1,1 +1,254 @@
+"""ensemble_ray: teams of LLM agents as actors on Ray. The face: users import from here alone.
 
+Importing it loads neither Ray nor a model's SDK; both come with the first run that needs them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ensemble_ray.context import LogContextFilter
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.ensemble import Ensemble, run
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    ConstraintViolationError,
+    EnsembleError,
+    ExitEarlyError,
+    GuardrailViolationError,
+    IllegalStateError,
+    MaxIterationsExceededError,
+    OutputParsingError,
+    ParallelExecutionError,
+    PromptTemplateError,
+    RateLimitInterruptedError,
+    RateLimitTimeoutError,
+    RecordError,
+    RunExistsError,
+    StaleEpochError,
+    TaskExecutionError,
+    ToolConfigurationError,
+    ToolExecutionError,
+    ValidationError,
+)
+from ensemble_ray.event_log import EventStream
+from ensemble_ray.events import (
+    EnsembleCompletedEvent,
+    EnsembleStartedEvent,
+    Event,
+    FileChangedEvent,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskInputEvent,
+    TaskStartEvent,
+    TokenEvent,
+    ToolCallEvent,
+    ToolCallRequest,
+)
+from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, GuardrailType
+from ensemble_ray.execute.handler import TaskHandlerContext
+from ensemble_ray.execute.structured import ParseResult, describe_schema, extract_json, parse_output
+from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.llm.local import LocalChatModel
+from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.metrics import CostConfiguration, CostEstimate, ExecutionMetrics, MemoryOperationCounts, TaskMetrics
+from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.plan.dependencies import TaskDependencyGraph
+from ensemble_ray.plan.plan import AgentEntry, Node, Plan
+from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
+from ensemble_ray.plan.templates import resolve_template
+from ensemble_ray.ports import ChatModel, StreamingChatModel, ToolMetrics
+from ensemble_ray.prompts.agent import build_system_prompt
+from ensemble_ray.prompts.task import build_user_prompt
+from ensemble_ray.record.exporters import JsonTraceExporter
+from ensemble_ray.run_handle import Run
+from ensemble_ray.runtime import Runtime
+from ensemble_ray.tools import (
+    AbstractAgentTool,
+    AbstractTypedAgentTool,
+    AgentTool,
+    CustomSchemaAgentTool,
+    DynamicToolProvider,
+    NoOpToolMetrics,
+    PipelineErrorStrategy,
+    ToolContext,
+    ToolPipeline,
+    ToolResult,
+    TypedAgentTool,
+    current_tool_context,
+    tool,
+)
+from ensemble_ray.trace import (
+    AgentSummary,
+    CapturedMessage,
+    CaptureMode,
+    ErrorTrace,
+    ExecutionTrace,
+    ExecutionTraceExporter,
+    LlmInteraction,
+    TaskPrompts,
+    TaskTrace,
+    ToolCallTrace,
+)
+
+if TYPE_CHECKING:
+    from actors.runtime import RayRuntime
+    from ensemble_ray.tools.builtin import (
+        CalculatorTool,
+        DateTimeTool,
+        FileReadTool,
+        FileWriteTool,
+        HttpAgentTool,
+        JsonParserTool,
+        ProcessAgentTool,
+        WebScraperTool,
+        WebSearchProvider,
+        WebSearchTool,
+    )
+
+__all__ = [
+    "AbstractAgentTool",
+    "AbstractTypedAgentTool",
+    "Agent",
+    "AgentEntry",
+    "AgentExecutionError",
+    "AgentSummary",
+    "AgentSynthesizer",
+    "AgentTool",
+    "CalculatorTool",
+    "CaptureMode",
+    "CapturedMessage",
+    "ChatMessage",
+    "ChatModel",
+    "ChatResponse",
+    "ConstraintViolationError",
+    "CostConfiguration",
+    "CostEstimate",
+    "CustomSchemaAgentTool",
+    "DateTimeTool",
+    "DynamicToolProvider",
+    "Ensemble",
+    "EnsembleCompletedEvent",
+    "EnsembleError",
+    "EnsembleListener",
+    "EnsembleOutput",
+    "EnsembleStartedEvent",
+    "ErrorTrace",
+    "Event",
+    "EventStream",
+    "ExecutionMetrics",
+    "ExecutionTrace",
+    "ExecutionTraceExporter",
+    "ExitEarlyError",
+    "ExitReason",
+    "FileChangedEvent",
+    "FileReadTool",
+    "FileWriteTool",
+    "GuardrailInput",
+    "GuardrailOutput",
+    "GuardrailResult",
+    "GuardrailType",
+    "GuardrailViolationError",
+    "HttpAgentTool",
+    "IllegalStateError",
+    "InlineRuntime",
+    "JsonParserTool",
+    "JsonTraceExporter",
+    "LlmInteraction",
+    "LlmIterationCompletedEvent",
+    "LlmIterationStartedEvent",
+    "LocalChatModel",
+    "LogContextFilter",
+    "MaxIterationsExceededError",
+    "MemoryOperationCounts",
+    "NoOpToolMetrics",
+    "Node",
+    "OpenAIChatModel",
+    "OutputParsingError",
+    "ParallelErrorStrategy",
+    "ParallelExecutionError",
+    "ParseResult",
+    "PipelineErrorStrategy",
+    "Plan",
+    "ProcessAgentTool",
+    "PromptTemplateError",
+    "RateLimit",
+    "RateLimitInterruptedError",
+    "RateLimitTimeoutError",
+    "RateLimitedChatModel",
+    "RayRuntime",
+    "RecordError",
+    "Run",
+    "RunExistsError",
+    "RunOptions",
+    "RunState",
+    "Runtime",
+    "StaleEpochError",
+    "StreamingChatModel",
+    "SynthesisContext",
+    "Task",
+    "TaskCompleteEvent",
+    "TaskDependencyGraph",
+    "TaskExecutionError",
+    "TaskFailedEvent",
+    "TaskHandlerContext",
+    "TaskInputEvent",
+    "TaskMetrics",
+    "TaskOutput",
+    "TaskPrompts",
+    "TaskStartEvent",
+    "TaskTrace",
+    "TokenEvent",
+    "TokenUsage",
+    "ToolCall",
+    "ToolCallEvent",
+    "ToolCallRequest",
+    "ToolCallTrace",
+    "ToolConfigurationError",
+    "ToolContext",
+    "ToolExecutionError",
+    "ToolMetrics",
+    "ToolPipeline",
+    "ToolResult",
+    "ToolSpec",
+    "TypedAgentTool",
+    "ValidationError",
+    "WebScraperTool",
+    "WebSearchProvider",
+    "WebSearchTool",
+    "Workflow",
+    "build_system_prompt",
+    "build_user_prompt",
+    "current_tool_context",
+    "describe_schema",
+    "extract_json",
+    "parse_output",
+    "resolve_template",
+    "run",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Load what costs time only when it is asked for: built-in tools, and Ray with its runtime."""
+    if name == "RayRuntime":
+        from ensemble_ray.runtime import ray_runtime_class
+
+        return ray_runtime_class()
+    builtin = importlib.import_module("ensemble_ray.tools.builtin")
+    if name in builtin.__all__:
+        return getattr(builtin, name)
+    raise AttributeError(f"module 'ensemble_ray' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    """What editors without type information complete."""
+    return __all__

@@ -67,7 +67,7 @@ class _Recipient:
             outcome = call_listener(self._listener, event)
             if inspect.isawaitable(outcome):
                 self._await(outcome)
-        except Exception:
+        except Exception:  # noqa: BLE001  S-EVT-3: whatever a listener raises stays with it
             _log.warning("Listener %s.%s raised", type(self._listener).__name__, event.method, exc_info=True)
         except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
             self._on_interrupt(stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Self
+from typing import Self, cast
 
 from pydantic import PrivateAttr
 
@@ -15,9 +15,9 @@ from ensemble_ray.events import Event
 from ensemble_ray.loop import on_library_loop
 from ensemble_ray.outputs import EnsembleOutput
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.ports import ChatModel
 from ensemble_ray.plan.planner import plan_run
-from ensemble_ray.run import Run, check
+from ensemble_ray.ports import ChatModel
+from ensemble_ray.run_handle import Run, check
 from ensemble_ray.runtime import Runtime
 
 __all__ = ["Ensemble", "run"]
@@ -137,7 +137,9 @@ def _join(begun: Run) -> EnsembleOutput:
     """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
     if on_library_loop():
         begun.cancel()
-        raise IllegalStateError("run() was called on ensemble_ray's own loop, from an async callable; await arun() there")
+        raise IllegalStateError(
+            "run() was called on ensemble_ray's own loop, from an async callable; await arun() there"
+        )
     try:
         return begun.result()
     except KeyboardInterrupt:
@@ -156,10 +158,34 @@ async def _joined(begun: Run) -> EnsembleOutput:
         raise
 
 
-def run(*args: ChatModel | str | Task | None, inputs: Mapping[str, object] | None = None, runtime: Runtime | str | None = None) -> EnsembleOutput:
+def run(
+    *args: ChatModel | str | Task | None,
+    inputs: Mapping[str, object] | None = None,
+    runtime: Runtime | str | None = None,
+) -> EnsembleOutput:
     """The short form: `run(model, *tasks)`, or `run(*tasks)` when every task has a handler (S-DET-30 to S-DET-33).
 
+    The workflow is inferred: parallel if a task has another one as context, else sequential.
+
     Raises:
-        ValueError: no model or no tasks where they are needed; which one is named.
+        ValueError: the model, tasks or handlers are missing; which one is named.
+        EnsembleError: as `Ensemble.run`.
     """
-    return Ensemble(**quick_ensemble_fields(args)).run(inputs, runtime=runtime)
+    if args and isinstance(args[0], Task):
+        model, tasks = None, args
+    else:
+        model, tasks = (args[0] if args else None), args[1:]
+        if model is None:
+            raise ValueError("model must not be None")
+    if not tasks:
+        raise ValueError("tasks must not be None or empty")
+    for index, task in enumerate(tasks):
+        if not isinstance(task, Task):
+            raise ValueError(f"tasks[{index}] must not be None" if task is None else f"tasks[{index}] is not a Task")  # noqa: TRY004  S-DET-31 names the class
+        if model is None and task.handler is None:
+            raise ValueError(
+                f"Task '{task.description}' has no handler configured. "
+                "Give every task a handler, or pass a model as the first argument"
+            )
+    chosen = cast("tuple[Task, ...]", tasks)
+    return Ensemble(tasks=chosen, llm=cast("ChatModel | str | None", model), workflow=None).run(inputs, runtime=runtime)

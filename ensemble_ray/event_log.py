@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 
 from ensemble_ray.events import EVENT_TYPES, Event
 from ensemble_ray.loop import library_loop, submit
@@ -87,7 +87,12 @@ class EventLog:
         self._changed.notify_all()
         if self._waiters:
             waiters = tuple(self._waiters)
-            library_loop().call_soon_threadsafe(lambda: [waiter.set() for waiter in waiters])
+            library_loop().call_soon_threadsafe(_set_all, waiters)
+
+
+def _set_all(waiters: Iterable[asyncio.Event]) -> None:
+    for waiter in waiters:
+        waiter.set()
 
 
 class EventStream:

@@ -1,6 +1,6 @@
 """The `Runtime` port, and `connect`: THE SEAM between the core and its actors. Floor: above inline.
 
-The only import of `actors` in the core stands in `_ray_runtime`, inside the function; a contract names it.
+The only import of `actors` in the core stands in `ray_runtime_class`, inside the function; a contract names it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from ensemble_ray.config import Settings
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
+    from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome
-    from ensemble_ray.plan.planner import Planned
     from ensemble_ray.messages import Fact
+    from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, ToolMetrics
 
-__all__ = ["RunHandle", "RunRequest", "Runtime", "connect"]
+__all__ = ["RunHandle", "RunRequest", "Runtime", "connect", "ray_runtime_class"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +87,14 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
             _shared[name] = InlineRuntime()
         elif name == "ray":
-            _shared[name] = _ray_runtime()
+            _shared[name] = ray_runtime_class()()
         else:
             raise ValidationError(f"Unknown runtime '{name}'. Known: [inline, ray], or a Runtime object")
     return _shared[name]
 
 
-def _ray_runtime() -> Runtime:
+def ray_runtime_class() -> type[RayRuntime]:
+    """The runtime on Ray; Ray is imported here and not before."""
     from actors.runtime import RayRuntime
 
-    return RayRuntime()
+    return RayRuntime

@@ -93,5 +93,5 @@ class Value(BaseModel):
         Raises:
             ValidationError: a field is unknown or its value is refused.
         """
-        fields = cast("dict[str, object]", {name: getattr(self, name) for name in type(self).model_fields})
+        fields = {info.alias or name: getattr(self, name) for name, info in type(self).model_fields.items()}
         return type(self)(**{**fields, **changes})

@@ -159,5 +159,3 @@ class AgentLoop:
     def _log_lines(machine: StructuredMachine) -> None:
         for level, line in machine.log_lines():
             _log.log(level, "%s", line)
-
-

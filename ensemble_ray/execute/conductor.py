@@ -183,7 +183,9 @@ class RunConductor(Generic[Output, Failure]):
             case "failed":
                 if report.failure is not None:
                     self._failed.append(
-                        Failed(key=report.key, at=report.at, failure=report.failure, completed_before=len(self._outputs))
+                        Failed(
+                            key=report.key, at=report.at, failure=report.failure, completed_before=len(self._outputs)
+                        )
                     )
                 self._errors.append({"key": report.key, "error_type": report.error_type, "message": report.message})
                 return TaskFailed(at=report.at, key=report.key, error_type=report.error_type, message=report.message)
@@ -201,7 +203,9 @@ class RunConductor(Generic[Output, Failure]):
     async def _tell(self, stimuli: Sequence[Stimulus]) -> None:
         """Journal first, then act (design: the scheduler journals a stimulus before it acts on it)."""
         facts = [
-            self._fact("stimulus", instance_of(key) if (key := getattr(s, "key", "")) else "run", stimulus_fields(s), s.at)
+            self._fact(
+                "stimulus", instance_of(key) if (key := getattr(s, "key", "")) else "run", stimulus_fields(s), s.at
+            )
             for s in stimuli
         ]
         await self._journal.append(facts, epoch=self._epoch)

@@ -17,8 +17,9 @@ from ensemble_ray.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics,
 from ensemble_ray.trace import CapturedMessage, CaptureMode, LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
 from ensemble_ray.values import utc_of
 
-__all__ = ["ModelEffect", "TaskEffects", "ToolEffect", "captured"]
+__all__ = ["ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
 
+#: What came of a tool request (S-TRC-31).
 Outcome = Literal["success", "failure", "error", "skipped_max_iterations"]
 
 
@@ -107,7 +108,9 @@ class TaskEffects:
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
         )
 
-    def trace(self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics) -> TaskTrace:
+    def trace(
+        self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
+    ) -> TaskTrace:
         """The tree of this task (S-TRC-10)."""
         started, completed = utc_of(self.started_at), utc_of(completed_at)
         return TaskTrace(

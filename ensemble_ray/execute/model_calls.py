@@ -122,13 +122,17 @@ class ModelCalls:
             request_digest = self._request_digest(messages)
             started_at = clock.now()
             try:
-                response = await (self._plain(messages, tools) if stream is None else self._streamed(stream, messages, tools))
+                response = await (
+                    self._plain(messages, tools) if stream is None else self._streamed(stream, messages, tools)
+                )
             except (asyncio.CancelledError, ExitEarlyError):
                 raise
             except Exception as error:
                 raise self._failure(error, is_streaming=stream is not None) from error
             latency_s = clock.now() - started_at
-            await self._runner.note("model", name, _fact_data(request_digest, started_at, latency_s, response), self._order)
+            await self._runner.note(
+                "model", name, _fact_data(request_digest, started_at, latency_s, response), self._order
+            )
         self._effects.models.append(
             ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
         )
@@ -147,7 +151,7 @@ class ModelCalls:
     async def _streamed(
         self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
     ) -> ChatResponse:
-        order, turn = self._order, self._turn
+        turn = self._turn
         parts: list[str] = []
         closing: ChatResponse | None = None
         async for piece in model.stream(list(messages), tuple(tools)):
@@ -155,22 +159,25 @@ class ModelCalls:
                 closing = piece
                 continue
             parts.append(piece)
-            token = piece
-            self._runner.emit(
-                TokenEvent,
-                lambda token=token: TokenEvent(
-                    token=token,
-                    agent_role=order.agent_role,
-                    task_description=order.task.description,
-                    iteration=turn,
-                    run_id=order.run_id,
-                    instance=order.instance,
-                ),
-            )
+            self._emit_token(piece, turn)
         text = "".join(parts)
         if closing is None:  # S-STR-10
             return ChatResponse(text=text)
         return ChatResponse(text=text or closing.text, tool_calls=closing.tool_calls, usage=closing.usage)
+
+    def _emit_token(self, token: str, turn: int) -> None:
+        order = self._order
+        self._runner.emit(
+            TokenEvent,
+            lambda: TokenEvent(
+                token=token,
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration=turn,
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
 
     def _streaming_model(self, is_streaming: bool) -> StreamingChatModel | None:  # noqa: FBT001  a single private flag
         if not is_streaming:
@@ -234,7 +241,9 @@ class RecordedModel:
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Ask the model and note its answer."""
         started_at = time.time()
-        response = await (call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages))
+        response = await (
+            call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)
+        )
         data = _fact_data("", started_at, time.time() - started_at, response)
         self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=data))
         return response

@@ -18,13 +18,12 @@ from ensemble_ray.context import Services, log_context, use_services
 from ensemble_ray.errors import ExitEarlyError, TaskExecutionError, message_of
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
-from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.checks import check_guardrails
+from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
-
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -137,7 +136,13 @@ class TaskRunner:
             ),
         )
         seconds = output.duration.total_seconds()
-        _log.info("Task %d/%d completed in %.3f s, %d tool calls", order.index, self.frame.total_tasks, seconds, output.tool_call_count)
+        _log.info(
+            "Task %d/%d completed in %.3f s, %d tool calls",
+            order.index,
+            self.frame.total_tasks,
+            seconds,
+            output.tool_call_count,
+        )
         _log.log(logging.INFO if self.frame.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
         return TaskResult(
             key=order.key,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import AgentExecutionError, IllegalStateError, message_of
 from ensemble_ray.events import Event, ToolCallEvent
-from ensemble_ray.execute.effects import ToolEffect
+from ensemble_ray.execute.effects import Outcome, ToolEffect
 from ensemble_ray.ids import effect_name, uuid_of
 from ensemble_ray.tools.batch import call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
@@ -24,11 +24,24 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.runner import TaskRunner
-    from ensemble_ray.messages import ToolCall, ToolSpec
+    from ensemble_ray.messages import Fact, ToolCall, ToolSpec
 
 __all__ = ["ToolCalls"]
 
 _log = logging.getLogger(__name__)
+
+
+def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
+    """The result that was recorded."""
+    data = fact.data
+    return ToolEffect(
+        call=call,
+        outcome=cast("Outcome", data["outcome"]),
+        text=str(data["text"]),
+        started_at=cast("float", data["started_at"]),
+        duration_s=cast("float", data["duration_s"]),
+        structured_output=data["structured_output"],
+    )
 
 
 class ToolCalls:
@@ -78,7 +91,7 @@ class ToolCalls:
         name = effect_name(self._order.instance, turn, f"call-{index}")
         recorded = self._runner.ports.journal.recorded(name, "tool_result")
         if recorded is not None:
-            return ToolEffect(call=call, **cast("dict[str, object]", recorded.data))  # type: ignore[arg-type]  data is JSON
+            return _from_fact(call, recorded)
         bound = self._tools.get(call.name)
         clock = self._runner.ports.clock
         started_at = clock.now()

@@ -6,6 +6,7 @@ of that name is reached as `from ensemble_ray.tools.tool import ...`.
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING
 
 from ensemble_ray.tools.decorator import tool
@@ -67,8 +68,7 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     """Find a built-in tool."""
-    from ensemble_ray.tools import builtin
-
+    builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name not in builtin.__all__:
         msg = f"module {__name__!r} has no attribute {name!r}"
         raise AttributeError(msg)

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.config import home_directory
 from ensemble_ray.context import current_log_context, log_context
-from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.validation import validate
+from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
@@ -177,7 +177,11 @@ class Run:
         _log.info("Run started: workflow %s, %d tasks, %d agents", plan.workflow, len(plan.nodes), len(plan.agents))
         _log.debug("Inputs: %s", dict(plan.inputs))
         mode = effective_capture_mode(self._definition.capture_mode)
-        self.emit(EnsembleStartedEvent(run_id=self.id, ensemble_id=self.id, workflow=plan.workflow, total_tasks=len(plan.nodes)))
+        self.emit(
+            EnsembleStartedEvent(
+                run_id=self.id, ensemble_id=self.id, workflow=plan.workflow, total_tasks=len(plan.nodes)
+            )
+        )
         self._state = RunState.RUNNING
         request = self._request(planned, mode)
         if self._is_named and (known := self._recorded_output(planned, request)) is not None:
@@ -198,9 +202,7 @@ class Run:
         """What a finished run of that id gave; it is not run again (S-SET-39)."""
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         object_ids = {node.key: node.object_id for node in planned.plan.nodes}
-        return recorded_output(
-            home_directory(), self.id, request.header, output_types=types, object_ids=object_ids
-        )
+        return recorded_output(home_directory(), self.id, request.header, output_types=types, object_ids=object_ids)
 
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
