@@ -232,7 +232,7 @@ class ExecutionTrace(Value):
         try:
             text = self.model_dump_json(indent=2)
         except ValueError:  # half of a surrogate pair: models cut emoji in two
-            text = json.dumps(_without_halves(self.model_dump(mode="json")), indent=2, ensure_ascii=False)
+            text = json.dumps(_without_halves(jsonable(self.model_dump())), indent=2, ensure_ascii=False)
         if path is not None:
             target = Path(path)
             target.parent.mkdir(parents=True, exist_ok=True)
