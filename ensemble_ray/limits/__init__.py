@@ -1,1 +1,5 @@
-"""Room; see the architecture page."""
+"""Shared permits: how many model calls may begin in a span of time. Room: limits."""
+
+from ensemble_ray.limits.rate_limit import RateLimit
+
+__all__ = ["RateLimit"]

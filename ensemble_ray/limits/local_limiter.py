@@ -1,0 +1,51 @@
+"""The limiter of one process. Room: limits; fulfils the `Limiter` port.
+
+Callers may be on one event loop or several. Nothing here waits in a thread, and nothing polls.
+"""
+
+from __future__ import annotations
+
+import itertools
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RateLimitTimeoutError
+from ensemble_ray.limits.desk import Acquire, Granted, LimiterDesk
+
+if TYPE_CHECKING:
+    from ensemble_ray.limits.rate_limit import RateLimit
+    from ensemble_ray.ports import Clock
+
+__all__ = ["LocalLimiter", "process_limiter"]
+
+
+class LocalLimiter:
+    """A `Limiter` whose buckets live in this object.
+
+    Args:
+        clock: Where time comes from; a steady clock by default.
+    """
+
+    def __init__(self, *, clock: Clock | None = None) -> None:
+        self._desk = LimiterDesk(clock=clock)
+        self._waiters = itertools.count()
+
+    async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
+        """Take one permit, first come first served. A cancelled caller takes none (S-RATE-13).
+
+        Raises:
+            RateLimitTimeoutError: none came in time.
+            IllegalStateError: the bucket is known with another limit.
+        """
+        waiter = str(next(self._waiters))
+        ask = Acquire(bucket=bucket, limit=limit, holder="local", waiter=waiter, timeout_s=timeout_s)
+        if not isinstance(await self._desk.receive(ask), Granted):
+            raise RateLimitTimeoutError(limit, timedelta(seconds=timeout_s))
+
+
+_process_limiter = LocalLimiter()
+
+
+def process_limiter() -> LocalLimiter:
+    """The limiter of this process for calls outside any run."""
+    return _process_limiter

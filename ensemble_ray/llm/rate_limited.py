@@ -1,0 +1,165 @@
+"""A model behind a rate limit. Room: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
+
+In: a conversation. Out: the answer of the model behind it, unchanged. Must never happen: a call of that model without
+a permit, or a second bucket for the same wrapper: the bucket's name is made at construction and travels with it, so
+a pickled copy, in whatever process, is a handle to the one bucket (S-RATE-20).
+
+There is no blocking form of `chat`: a model's client belongs to one event loop, and a private loop per call would give
+it another. Synchronous code that asks a limited model does so through the loop, where a cancelled wait is a
+`CancelledError` (S-RATE-14).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.context import services
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.ids import new_object_id
+from ensemble_ray.limits.local_limiter import process_limiter
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.threads import call_user
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import Limiter
+
+__all__ = ["RateLimitedChatModel"]
+
+_DEFAULT_WAIT = timedelta(seconds=30)
+
+
+class RateLimitedChatModel:
+    """A chat model whose calls wait for permits; make one with `of`.
+
+    Whoever holds it, or a pickled copy of it, draws from one bucket. Wrappers are equal when their bucket is the same.
+
+    Args:
+        delegate: The model behind it.
+        rate_limit: How many calls may begin in which time.
+        wait_timeout: How long a call waits for its permit.
+
+    Example:
+        >>> from ensemble_ray.limits.rate_limit import RateLimit
+        >>> from ensemble_ray.testing import ScriptedModel
+        >>> model = RateLimitedChatModel.of(ScriptedModel("hello"), RateLimit.per_minute(60))
+        >>> model.wait_timeout
+        datetime.timedelta(seconds=30)
+    """
+
+    def __init__(self, delegate: ChatModel, rate_limit: RateLimit, wait_timeout: timedelta = _DEFAULT_WAIT) -> None:
+        self._delegate = delegate
+        self._rate_limit = rate_limit
+        self._wait_timeout = wait_timeout
+        self._bucket = new_object_id()
+
+    @classmethod
+    def of(
+        cls,
+        delegate: ChatModel | str,
+        rate_limit: RateLimit,
+        wait_timeout: timedelta | float = _DEFAULT_WAIT,
+    ) -> RateLimitedChatModel:
+        """The model behind a limit of its own; it streams if the model does (S-RATE-10).
+
+        Args:
+            delegate: A model, or its name as in `Agent.llm`.
+            rate_limit: How many calls may begin in which time.
+            wait_timeout: How long a call waits for its permit; a number means seconds.
+
+        Raises:
+            ValueError: an argument is None.
+            ValidationError: the model's name is unknown, or the timeout is negative.
+        """
+        given = {"delegate": delegate, "rate_limit": rate_limit, "wait_timeout": wait_timeout}
+        for name, value in given.items():
+            if value is None:
+                msg = f"RateLimitedChatModel {name} must not be None"
+                raise ValueError(msg)
+        model = _resolved(delegate)
+        wait = timedelta(seconds=wait_timeout) if isinstance(wait_timeout, int | float) else wait_timeout
+        if wait < timedelta():
+            msg = f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}"
+            raise ValidationError(msg)
+        kind = _RateLimitedStreamingModel if isinstance(model, StreamingChatModel) else RateLimitedChatModel
+        return kind(model, rate_limit, wait)
+
+    @property
+    def delegate(self) -> ChatModel:
+        """The model behind it."""
+        return self._delegate
+
+    @property
+    def rate_limit(self) -> RateLimit:
+        """How many calls may begin in which time."""
+        return self._rate_limit
+
+    @property
+    def wait_timeout(self) -> timedelta:
+        """How long a call waits for its permit."""
+        return self._wait_timeout
+
+    @property
+    def bucket(self) -> str:
+        """Name of the bucket, the same for all copies of this wrapper."""
+        return self._bucket
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Wait for a permit, then ask the model. A call that fails has used its permit (S-RATE-16).
+
+        Raises:
+            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+        """
+        await self._permit()
+        # No tools: asked without them, as a model is that has no limit.
+        offered = (tools,) if tools else ()
+        return await call_user(self._delegate.chat, messages, *offered)
+
+    async def _permit(self) -> None:
+        here = services()
+        limiter: Limiter = process_limiter() if here is None else here.limiter
+        await limiter.acquire(self._bucket, self._rate_limit, timeout_s=self._wait_timeout.total_seconds())
+
+    def __eq__(self, other: object) -> bool:
+        return self._bucket == other._bucket if isinstance(other, RateLimitedChatModel) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._bucket)
+
+    def __repr__(self) -> str:
+        per = f"{self._rate_limit.requests} requests per {self._rate_limit.period}"
+        return f"RateLimitedChatModel({self._delegate!r}, {per})"
+
+
+class _RateLimitedStreamingModel(RateLimitedChatModel):
+    """With `stream`; a class of its own, since having the method is what makes a `StreamingChatModel`."""
+
+    async def stream(
+        self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+    ) -> AsyncIterator[str | ChatResponse]:
+        """Wait for a permit, then pass the model's stream through as it comes (S-RATE-22).
+
+        Raises:
+            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+        """
+        assert isinstance(self._delegate, StreamingChatModel)  # noqa: S101  `of` chose this class because of it
+        await self._permit()
+        pieces = self._delegate.stream(messages, tools)
+        try:
+            async for piece in pieces:
+                yield piece
+        finally:
+            # Whoever leaves this stream early leaves the model's too, at once and not when it is collected.
+            if isinstance(pieces, AsyncGenerator):
+                await pieces.aclose()
+
+
+def _resolved(delegate: ChatModel | str) -> ChatModel:
+    if not isinstance(delegate, str):
+        return delegate
+    from ensemble_ray.llm.factory import resolve_llm  # models given as objects do not need it
+
+    return resolve_llm(delegate)

@@ -1,0 +1,231 @@
+"""What a model is told about the form of its answer. Room: prompts. In: a type. Out: text.
+
+The schema text is an example-like object, not a JSON schema: small models follow an example better, and it is shorter.
+Types are read, never built; nothing is parsed here (that is `execute.structured`).
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import inspect
+import pathlib
+import types
+import typing
+import uuid
+from collections.abc import Mapping
+
+import pydantic
+from pydantic.fields import FieldInfo
+
+__all__ = ["correction_prompt", "describe_schema", "output_format_section"]
+
+#: The described type is level 0; objects below this level are named only, so that recursive types end (S-SET-22).
+_DEEPEST = 5
+_INDENT = "  "
+
+_ONLY_JSON = "Respond with ONLY valid JSON: no code fences, no explanation, no text before or after it."
+
+_SCALARS: tuple[tuple[type[object], str], ...] = (
+    (bool, '"boolean"'),  # before int, of which it is a subclass
+    (int, '"integer"'),
+    (float, '"number"'),
+    (decimal.Decimal, '"number"'),
+    (str, '"string"'),
+    # Their JSON form is a string, and that is how pydantic reads them.
+    (bytes, '"string"'),
+    (dt.date, '"string"'),
+    (dt.time, '"string"'),
+    (dt.timedelta, '"string"'),
+    (uuid.UUID, '"string"'),
+    (pathlib.PurePath, '"string"'),
+)
+_LISTS = (
+    *(list, tuple, set, frozenset, collections.deque),
+    *(collections.abc.Sequence, collections.abc.Set, collections.abc.Collection, collections.abc.Iterable),
+)
+
+
+def describe_schema(kind: type[object] | None) -> str:
+    """The schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
+
+    Args:
+        kind: A pydantic model, dataclass or `TypedDict`.
+
+    Raises:
+        ValueError: there is no type, or it has no fields to describe: a primitive, None, or a collection (S-OUT-5).
+
+    Example:
+        >>> from dataclasses import dataclass
+        >>> @dataclass
+        ... class City:
+        ...     name: str
+        ...     districts: list[str]
+        >>> print(describe_schema(City))
+        {
+          "name": "string",
+          "districts": ["string"]
+        }
+    """
+    if kind is None or kind is type(None):
+        msg = "Cannot describe the schema of None. Give a pydantic model, a dataclass or a TypedDict"
+        raise ValueError(msg)
+    if _is_record(typing.get_origin(kind) or kind):
+        return _object(kind, 0)
+    msg = f"Cannot describe the schema of {_name(kind)}: it is no object. Wrap it in a pydantic model or a dataclass"
+    raise ValueError(msg)
+
+
+def output_format_section(kind: type[object]) -> str:
+    """The section of the user prompt that asks for that type (S-OUT-1)."""
+    return f"## Output Format\n{_ONLY_JSON} It must match this schema:\n{describe_schema(kind)}"
+
+
+def correction_prompt(kind: type[object], *, problem: str, response: str) -> str:
+    """What a model is told after an answer that could not be parsed (S-OUT-31).
+
+    Args:
+        kind: The type that is wanted.
+        problem: Why the latest answer could not be parsed.
+        response: The latest answer, uncut.
+    """
+    return (
+        "Your previous response could not be parsed.\n\n"
+        f"## Error\n{problem}\n\n"
+        f"## Your Previous Response\n{response}\n\n"
+        f"## Required Schema\n{describe_schema(kind)}\n\n"
+        f"{_ONLY_JSON}"
+    )
+
+
+# Values.
+
+
+def _describe(kind: object, level: int) -> str:
+    """How a value of that type is shown; `level` is the level of the object that holds it."""
+    kind, level = _plain(kind, level)
+    origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if _is_record(origin):
+        return _object(kind, level + 1)
+    if origin is typing.Literal:
+        return _choices([value.value if isinstance(value, enum.Enum) else value for value in arguments])
+    if isinstance(origin, type):
+        if issubclass(origin, enum.Enum):
+            return _choices([member.value for member in origin])
+        for scalar, text in _SCALARS:
+            if issubclass(origin, scalar):
+                return text
+        if origin in _LISTS:
+            return _list(arguments, level)
+        if issubclass(origin, collections.abc.Mapping):
+            return _mapping(arguments, level)
+    return '"any"'
+
+
+def _plain(kind: object, level: int) -> tuple[object, int]:
+    """Without what says nothing of the JSON: Annotated, Optional, NewType, aliases."""
+    while True:
+        origin = typing.get_origin(kind)
+        if origin in {typing.Annotated, typing.Required, typing.NotRequired, typing.Final}:
+            kind = typing.get_args(kind)[0]
+        elif origin in {typing.Union, types.UnionType}:
+            options = [option for option in typing.get_args(kind) if option is not type(None)]
+            if len(options) != 1:
+                return typing.Any, level
+            kind = options[0]
+        elif isinstance(kind, typing.NewType):
+            kind = kind.__supertype__
+        elif type(kind).__name__ == "TypeAliasType":
+            # A `type` statement's alias, of typing or its backport. It may contain itself, so it counts as a level.
+            level += 1
+            kind = getattr(kind, "__value__", typing.Any) if level <= _DEEPEST else _TooDeep
+        else:
+            return kind, level
+
+
+def _choices(values: list[object]) -> str:
+    return f'"enum: {", ".join(str(value) for value in values)}"'
+
+
+def _list(arguments: tuple[object, ...], level: int) -> str:
+    items = [_describe(item, level) for item in arguments if item is not Ellipsis]
+    return f"[{', '.join(items)}]" if items else '["any"]'
+
+
+def _mapping(arguments: tuple[object, ...], level: int) -> str:
+    if len(arguments) != 2:  # noqa: PLR2004  key and value
+        return '{"key": "value"}'
+    key, value = (_describe(argument, level) for argument in arguments)
+    return f"{{{key}: {value}}}"
+
+
+# Objects.
+
+
+class _TooDeep(pydantic.BaseModel):
+    """Stands for whatever lies too deep; described as `object` there."""
+
+
+def _is_record(kind: object) -> bool:
+    if not isinstance(kind, type):
+        return False
+    # `typing.is_typeddict` knows only its own kind, pydantic wants the backport's before Python 3.12.
+    is_typed_dict = issubclass(kind, dict) and hasattr(kind, "__total__")
+    is_named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    is_class_of_fields = issubclass(kind, pydantic.BaseModel) or dataclasses.is_dataclass(kind)
+    return is_class_of_fields or is_typed_dict or is_named_tuple
+
+
+def _object(kind: object, level: int) -> str:
+    if level > _DEEPEST:
+        return '"object"'
+    if isinstance(kind, type) and issubclass(kind, pydantic.RootModel):
+        return _describe(kind.model_fields["root"].annotation, level)
+    fields = _fields(kind)
+    if not fields:
+        return "{}"
+    # A nested value's lines are one level further in than the object that holds it.
+    inner = [f'"{name}": {_describe(field, level)}'.replace("\n", f"\n{_INDENT}") for name, field in fields.items()]
+    lines = f",\n{_INDENT}".join(inner)
+    return f"{{\n{_INDENT}{lines}\n}}"
+
+
+def _fields(kind: object) -> Mapping[str, object]:
+    """JSON name -> type of each field, in declaration order (S-OUT-3, S-OUT-4)."""
+    origin = typing.get_origin(kind) or kind
+    known: Mapping[str, FieldInfo] | None = getattr(origin, "__pydantic_fields__", None)
+    if known is not None:
+        by_name = _is_by_name(origin)
+        return {
+            (name if by_name else _json_name(name, field)): field.annotation
+            for name, field in known.items()
+            if field.init is not False
+        }
+    hints = typing.get_type_hints(origin, include_extras=True)
+    if dataclasses.is_dataclass(origin):
+        return {field.name: hints[field.name] for field in dataclasses.fields(origin) if field.init}
+    return hints
+
+
+def _is_by_name(kind: object) -> bool:
+    """Whether the type is read by its fields' own names although they have aliases."""
+    config: object = getattr(kind, "model_config", None) or getattr(kind, "__pydantic_config__", None) or {}
+    return isinstance(config, Mapping) and config.get("validate_by_alias") is False
+
+
+def _json_name(name: str, field: FieldInfo) -> str:
+    """The name under which the field is read."""
+    alias = field.validation_alias or field.alias
+    if isinstance(alias, pydantic.AliasChoices):
+        alias = alias.choices[0]
+    if isinstance(alias, pydantic.AliasPath):
+        # Only a path of one step is a name.
+        return str(alias.path[0]) if len(alias.path) == 1 else name
+    return alias or name
+
+
+def _name(kind: object) -> str:
+    return kind.__name__ if inspect.isclass(kind) else str(kind)

@@ -1,0 +1,416 @@
+"""The bucket machine, fed with stimuli: its instructions are compared, its invariants checked after each one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.limits.bucket import LEASE_S, TokenBucket
+from ensemble_ray.limits.steps import (
+    Cancelled,
+    Dismiss,
+    Expire,
+    Grant,
+    HolderGone,
+    Instruction,
+    Recall,
+    Refunded,
+    Requested,
+    Returned,
+    Stimulus,
+    Ticked,
+    Used,
+    WakeAt,
+)
+
+#: Seeded and without a store of examples, so that a run gives the same everywhere.
+SEEDED = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+
+
+def asked(waiter: str, at: float = 0.0, *, timeout_s: float = 30.0, holder: str = "h", want: int = 1) -> Requested:
+    """A request at that instant."""
+    return Requested(at=at, waiter=waiter, holder=holder, deadline=at + timeout_s, want=want)
+
+
+def told(bucket: TokenBucket, *stimuli: Stimulus) -> list[Instruction]:
+    """What the bucket answers; its invariants hold afterwards."""
+    instructions = bucket.handle(*stimuli)
+    bucket.validate()
+    return instructions
+
+
+def full_bucket(*, requests: int, period_s: float = 1.0) -> TokenBucket:
+    """A bucket that had been left alone for long when time 0 came."""
+    bucket = TokenBucket(requests=requests, period_s=period_s, at=-10.0 * period_s)
+    assert told(bucket, Ticked(at=0.0)) == []
+    return bucket
+
+
+# Tokens.
+
+
+def test_second_call_waits_for_one_interval_when_the_bucket_is_new() -> None:
+    """S-RATE-11: a new bucket holds one token; the next one is there after period / requests."""
+    bucket = TokenBucket(requests=10, period_s=5.0, at=0.0)
+    assert told(bucket, asked("a")) == [Grant(waiter="a")]
+    assert told(bucket, asked("b")) == [WakeAt(at=0.5, waiter="b")]
+    assert told(bucket, Ticked(at=0.25)) == [WakeAt(at=0.5, waiter="b")]
+    assert told(bucket, Ticked(at=0.5)) == [Grant(waiter="b")]
+
+
+def test_refill_is_continuous_when_a_fraction_has_passed() -> None:
+    """S-RATE-11: half an interval before the call is half an interval less to wait."""
+    bucket = TokenBucket(requests=1, period_s=4.0, at=0.0)
+    told(bucket, asked("a"))
+    assert told(bucket, asked("b", at=3.0)) == [WakeAt(at=4.0, waiter="b")]
+
+
+def test_at_most_capacity_is_kept_when_nobody_calls() -> None:
+    """S-RATE-11: after any quiet time `requests` calls pass at once, and not one more."""
+    bucket = full_bucket(requests=3, period_s=3.0)
+    assert bucket.tokens == 3
+    given_now = told(bucket, asked("a"), asked("b"), asked("c"), asked("d"))
+    assert given_now == [*map(_grant, "abc"), WakeAt(at=1.0, waiter="d")]
+
+
+def test_nothing_is_lost_when_the_tick_comes_late() -> None:
+    """S-RATE-11: tokens of the time that has passed are all given out."""
+    bucket = TokenBucket(requests=10, period_s=10.0, at=0.0)
+    told(bucket, *(asked(name) for name in "abcd"))
+    assert told(bucket, Ticked(at=2.5)) == [*map(_grant, "bc"), WakeAt(at=3.0, waiter="d")]
+
+
+def test_time_stands_still_when_a_stimulus_is_older_than_the_last() -> None:
+    """S-RATE-11: a clock that steps back neither gives nor takes tokens."""
+    bucket = TokenBucket(requests=1, period_s=1.0, at=10.0)
+    told(bucket, asked("a", at=10.0))
+    assert told(bucket, asked("b", at=3.0)) == [WakeAt(at=11.0, waiter="b")]
+
+
+# The queue.
+
+
+def test_waiters_are_served_in_order_of_arrival_when_tokens_come() -> None:
+    """S-RATE-13: first come, first served, one by one."""
+    bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
+    told(bucket, asked("a"), asked("b"), asked("c", at=0.5), asked("d", at=0.6))
+    assert bucket.waiters == ("b", "c", "d")
+    order = [told(bucket, Ticked(at=at))[0] for at in (1.0, 2.0, 3.0)]
+    assert order == [_grant(name) for name in "bcd"]
+
+
+def test_waiter_consumes_nothing_when_cancelled() -> None:
+    """S-RATE-13: the next one gets the token that would have been its own."""
+    bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
+    told(bucket, asked("a"), asked("b"), asked("c"))
+    assert told(bucket, Cancelled(at=0.5, waiter="b")) == [Dismiss(waiter="b"), WakeAt(at=1.0, waiter="c")]
+    assert told(bucket, Ticked(at=1.0)) == [Grant(waiter="c")]
+
+
+def test_nothing_happens_when_somebody_unknown_is_cancelled() -> None:
+    """S-RATE-13: a cancellation that crossed the grant changes nothing."""
+    bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
+    told(bucket, asked("a"))
+    assert told(bucket, Cancelled(at=0.0, waiter="a")) == []
+
+
+def test_token_goes_to_the_next_when_a_grant_was_not_heard() -> None:
+    """S-RATE-13: a refunded permit is a token again, never above the capacity."""
+    bucket = TokenBucket(requests=1, period_s=10.0, at=0.0)
+    told(bucket, asked("a"), asked("b"))
+    assert told(bucket, Refunded(at=1.0)) == [Grant(waiter="b")]
+    assert told(bucket, Refunded(at=1.0), Refunded(at=1.0)) == []
+    assert bucket.tokens == 1
+
+
+def test_waiter_expires_when_its_deadline_comes_first() -> None:
+    """S-RATE-12: told at its deadline, and it leaves the queue."""
+    bucket = TokenBucket(requests=1, period_s=10.0, at=0.0)
+    told(bucket, asked("a"))
+    assert told(bucket, asked("b", timeout_s=2.0)) == [WakeAt(at=2.0, waiter="b")]
+    assert told(bucket, Ticked(at=2.0)) == [Expire(waiter="b")]
+    assert bucket.waiters == ()
+
+
+def test_later_waiter_expires_first_when_its_deadline_is_earlier() -> None:
+    """S-RATE-12: deadlines are kept for everybody in the queue, not for its head alone."""
+    bucket = TokenBucket(requests=1, period_s=10.0, at=0.0)
+    told(bucket, asked("a"), asked("b", timeout_s=9.0))
+    assert told(bucket, asked("c", timeout_s=1.0)) == [WakeAt(at=1.0, waiter="b")]
+    assert told(bucket, Ticked(at=1.0)) == [Expire(waiter="c"), WakeAt(at=9.0, waiter="b")]
+
+
+def test_call_expires_at_once_when_it_may_not_wait() -> None:
+    """S-RATE-12: a timeout of zero asks without waiting."""
+    bucket = TokenBucket(requests=1, period_s=10.0, at=0.0)
+    assert told(bucket, asked("a", timeout_s=0.0)) == [Grant(waiter="a")]
+    assert told(bucket, asked("b", timeout_s=0.0)) == [Expire(waiter="b")]
+
+
+def test_token_wins_when_it_comes_with_the_deadline() -> None:
+    """S-RATE-12: nobody is turned away while a token is there."""
+    bucket = TokenBucket(requests=1, period_s=2.0, at=0.0)
+    told(bucket, asked("a"), asked("b", timeout_s=2.0))
+    assert told(bucket, Ticked(at=2.0)) == [Grant(waiter="b")]
+
+
+def test_machine_refuses_when_a_waiter_asks_twice() -> None:
+    """S-RATE-13: one place in the queue per name."""
+    bucket = TokenBucket(requests=1, period_s=2.0, at=0.0)
+    told(bucket, asked("a"), asked("b"))
+    with pytest.raises(IllegalStateError, match="'b' asks again"):
+        bucket.handle(asked("b"))
+
+
+# Leases.
+
+
+def test_lease_holds_several_when_nobody_waits_and_tokens_abound() -> None:
+    """S-SET-36: the lone holder gets what it wants, counted against the tokens."""
+    bucket = full_bucket(requests=10)
+    assert told(bucket, asked("a", want=4)) == [Grant(waiter="a", permits=4)]
+    assert bucket.leases == {"a": 3}
+    assert bucket.tokens == 6
+
+
+def test_lease_is_a_share_when_there_are_several_holders() -> None:
+    """S-SET-36: tokens / holders at most, so that one process does not take all."""
+    bucket = full_bucket(requests=10)
+    told(bucket, asked("a", holder="one"), asked("b", holder="two"))
+    assert told(bucket, asked("c", holder="three", want=8)) == [Grant(waiter="c", permits=8 // 3)]
+
+
+def test_grant_is_single_when_tokens_do_not_exceed_holders() -> None:
+    """S-SET-36: with as many holders as tokens there is nothing to lease."""
+    bucket = full_bucket(requests=4)
+    told(bucket, asked("a", holder="one"), asked("b", holder="two"))
+    assert bucket.tokens == 2
+    assert told(bucket, asked("c", holder="two", want=8)) == [Grant(waiter="c")]
+    assert bucket.leases == {}
+
+
+def test_grant_is_single_when_its_waiter_had_to_queue() -> None:
+    """S-SET-36: leases are for an empty queue only, also for its last waiter."""
+    bucket = TokenBucket(requests=10, period_s=10.0, at=0.0)
+    told(bucket, asked("a"), asked("b", want=5))
+    assert told(bucket, Ticked(at=4.0)) == [Grant(waiter="b")]
+
+
+def test_share_grows_when_a_holder_has_been_silent() -> None:
+    """S-SET-36: holders that went away do not count for ever."""
+    bucket = full_bucket(requests=8)
+    told(bucket, asked("a", holder="one"))
+    assert told(bucket, asked("b", at=60.0, holder="two", want=8)) == [Grant(waiter="b", permits=8)]
+
+
+def test_unused_permits_return_when_the_lease_is_over() -> None:
+    """S-SET-36: after 100 ms at the latest, without anybody's help."""
+    bucket = full_bucket(requests=10, period_s=1000.0)
+    told(bucket, asked("a", want=10))
+    assert bucket.tokens == 0
+    assert told(bucket, Ticked(at=LEASE_S)) == [Recall(lease="a")]
+    assert bucket.tokens == 9
+
+
+def test_unused_permits_return_when_the_holder_is_gone() -> None:
+    """S-SET-36: at its death what it has not reported as used is free, and its waiters leave."""
+    bucket = full_bucket(requests=10, period_s=1000.0)
+    told(bucket, asked("a", holder="dead", want=10), Used(at=0.01, lease="a", used=2))
+    assert told(bucket, HolderGone(at=0.02, holder="dead")) == [Recall(lease="a")]
+    assert bucket.tokens == 7
+
+
+def test_waiters_of_a_holder_leave_when_it_is_gone() -> None:
+    """S-SET-36: a dead process stands in nobody's way."""
+    bucket = TokenBucket(requests=1, period_s=1.0, at=0.0)
+    told(bucket, asked("a"), asked("b", holder="dead"), asked("c"))
+    assert told(bucket, HolderGone(at=0.5, holder="dead")) == [Dismiss(waiter="b"), WakeAt(at=1.0, waiter="c")]
+
+
+def test_leases_are_recalled_when_somebody_waits() -> None:
+    """S-SET-36: once per lease; what comes back serves the waiter."""
+    bucket = full_bucket(requests=4, period_s=1000.0)
+    told(bucket, asked("a", want=4))
+    assert told(bucket, asked("b", at=0.01)) == [Recall(lease="a"), WakeAt(at=LEASE_S, waiter="b")]
+    assert not bucket.is_usable("a")
+    assert told(bucket, asked("c", at=0.02)) == [WakeAt(at=LEASE_S, waiter="b")]
+    assert told(bucket, Returned(at=0.03, lease="a", used=1)) == [_grant("b"), _grant("c")]
+
+
+def test_lease_ends_when_it_is_used_up() -> None:
+    """S-SET-36: nothing is left to return."""
+    bucket = full_bucket(requests=4, period_s=1000.0)
+    told(bucket, asked("a", want=3))
+    assert told(bucket, Used(at=0.01, lease="a", used=2)) == [Recall(lease="a")]
+    assert bucket.tokens == 1
+    assert told(bucket, Returned(at=0.02, lease="a", used=2)) == []
+    assert bucket.tokens == 1
+
+
+def test_reports_count_once_when_repeated_or_swapped() -> None:
+    """S-SET-36: a report counts from the lease's beginning."""
+    bucket = full_bucket(requests=6, period_s=1000.0)
+    told(bucket, asked("a", want=6))
+    told(bucket, *(Used(at=0.01, lease="a", used=used) for used in (2, 1, 2, 3)))
+    assert bucket.leases == {"a": 2}
+    told(bucket, Returned(at=0.02, lease="a", used=3))
+    assert bucket.tokens == 2
+
+
+def test_bucket_goes_into_debt_when_a_use_is_reported_late() -> None:
+    """S-RATE-11: permits used although they had been returned are charged to the future."""
+    bucket = full_bucket(requests=2, period_s=2.0)
+    told(bucket, asked("a", want=2), Ticked(at=0.2))
+    assert told(bucket, asked("b", at=0.2)) == [Grant(waiter="b")]
+    assert told(bucket, Used(at=0.2, lease="a", used=1), asked("c", at=0.2)) == [WakeAt(at=2.0, waiter="c")]
+
+
+def test_bucket_is_idle_when_left_alone_with_nothing_open() -> None:
+    """S-SET-36: a bucket with waiters or leases is never dropped."""
+    bucket = full_bucket(requests=4, period_s=1000.0)
+    told(bucket, asked("a", want=2))
+    assert not bucket.is_idle(0.05, for_s=0.01)
+    assert bucket.is_idle(60.0, for_s=60.0)
+    assert not bucket.is_idle(59.0, for_s=60.0)
+    for waiter in "bcde":
+        told(bucket, asked(waiter, at=100.0))
+    assert bucket.waiters == ("e",)
+    assert not bucket.is_idle(500.0, for_s=60.0)
+
+
+# Properties.
+
+
+@dataclass(kw_only=True)
+class Play:
+    """Runs a bucket as an obedient host would, and keeps what happened."""
+
+    bucket: TokenBucket
+    now: float = 0.0
+    wake_at: float | None = None
+    granted: list[tuple[float, str]] = field(default_factory=list)
+    expired: list[tuple[float, str]] = field(default_factory=list)
+    #: instants at which a permit was really used
+    uses: list[float] = field(default_factory=list)
+    #: lease -> (unused, used, end)
+    leases: dict[str, tuple[int, int, float]] = field(default_factory=dict)
+
+    def tell(self, *stimuli: Stimulus) -> None:
+        self.wake_at = None
+        for instruction in told(self.bucket, *stimuli):
+            match instruction:
+                case Grant(waiter=waiter, permits=permits):
+                    self.granted.append((self.now, waiter))
+                    self.uses.append(self.now)
+                    if permits > 1:
+                        self.leases[waiter] = (permits - 1, 0, self.now + LEASE_S)
+                case Expire(waiter=waiter):
+                    self.expired.append((self.now, waiter))
+                case Recall(lease=lease):
+                    self.leases.pop(lease, None)
+                case WakeAt(at=at):
+                    assert at > self.now, "a wake-up that is due already would spin"
+                    self.wake_at = at
+                case Dismiss():
+                    pass
+
+    def pass_to(self, at: float) -> None:
+        while self.wake_at is not None and self.wake_at <= at:
+            self.now = self.wake_at
+            self.tell(Ticked(at=self.now))
+        self.now = at
+
+    def use(self, lease: str) -> None:
+        unused, used, end = self.leases[lease]
+        if unused and self.now < end:
+            self.leases[lease] = (unused - 1, used + 1, end)
+            self.uses.append(self.now)
+            self.tell(Used(at=self.now, lease=lease, used=used + 1))
+
+
+def assert_within_limit(uses: Sequence[float], *, requests: int, period_s: float) -> None:
+    """In no span more than the capacity and what the span refills."""
+    for first, start in enumerate(uses):
+        for count, end in enumerate(uses[first:], start=1):
+            assert count <= requests + (end - start + 1e-5) * requests / period_s + 1e-6
+
+
+steps_s = st.sampled_from([0.0, 0.001, 0.05, 0.1, 0.5, 1.0, 7.0])
+
+
+@SEEDED
+@given(
+    requests=st.integers(1, 7),
+    period_s=st.sampled_from([0.1, 1.0, 3.0]),
+    start=st.sampled_from([0.0, 1_700_000_000.0]),
+    calls=st.lists(st.tuples(steps_s, st.sampled_from([0.0, 0.4, 2.0, 100.0]), st.booleans()), max_size=40),
+)
+def test_limit_and_order_hold_whatever_comes(
+    requests: int, period_s: float, start: float, calls: list[tuple[float, float, bool]]
+) -> None:
+    """S-RATE-11, S-RATE-12, S-RATE-13: rate, deadlines and order, with waiters that leave; nobody is forgotten."""
+    play = Play(bucket=TokenBucket(requests=requests, period_s=period_s, at=start), now=start)
+    deadlines: dict[str, float] = {}
+    left: set[str] = set()
+    for number, (pause_s, timeout_s, leaves) in enumerate(calls):
+        play.pass_to(play.now + pause_s)
+        waiter = f"{number:03}"
+        deadlines[waiter] = play.now + timeout_s
+        play.tell(asked(waiter, at=play.now, timeout_s=timeout_s))
+        if leaves and waiter in play.bucket.waiters:
+            left.add(waiter)
+            play.tell(Cancelled(at=play.now, waiter=waiter))
+    play.pass_to(play.now + 1000.0)
+
+    served, refused = [who for _, who in play.granted], [who for _, who in play.expired]
+    assert served == sorted(served)
+    assert sorted([*served, *refused, *left]) == sorted(deadlines)
+    assert all(at == pytest.approx(deadlines[who], abs=1e-5) for at, who in play.expired)
+    assert all(at <= deadlines[who] + 1e-5 for at, who in play.granted)
+    assert_within_limit(play.uses, requests=requests, period_s=period_s)
+
+
+actions = st.one_of(
+    st.tuples(st.just("ask"), st.sampled_from("xyz"), st.integers(1, 12)),
+    st.tuples(st.just("use"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("return"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("die"), st.sampled_from("xyz"), st.just(0)),
+)
+
+
+@SEEDED
+@given(
+    requests=st.integers(1, 20),
+    period_s=st.sampled_from([0.1, 1.0, 30.0]),
+    plays=st.lists(st.tuples(steps_s, actions), max_size=60),
+)
+def test_limit_holds_when_permits_are_leased(
+    requests: int, period_s: float, plays: list[tuple[float, tuple[str, str | int, int]]]
+) -> None:
+    """S-SET-36, S-RATE-11: leases widen nothing, however they are used, returned, outlived or lost."""
+    play = Play(bucket=TokenBucket(requests=requests, period_s=period_s, at=0.0))
+    for number, (pause_s, (what, who, want)) in enumerate(plays):
+        play.pass_to(play.now + pause_s)
+        leases = sorted(play.leases)
+        if what == "ask":
+            play.tell(asked(f"{number:03}", at=play.now, holder=str(who), want=want))
+        elif what == "die":
+            play.tell(HolderGone(at=play.now, holder=str(who)))
+        elif leases:
+            lease = leases[int(who) % len(leases)]
+            if what == "use":
+                play.use(lease)
+            else:
+                play.tell(Returned(at=play.now, lease=lease, used=play.leases.pop(lease)[1]))
+    assert_within_limit(play.uses, requests=requests, period_s=period_s)
+    play.pass_to(play.now + 1000.0)
+    assert play.bucket.waiters == ()
+    play.tell(Ticked(at=play.now))
+    assert play.bucket.tokens == requests
+
+
+def _grant(waiter: str) -> Grant:
+    return Grant(waiter=waiter)

@@ -1,0 +1,190 @@
+"""The desk, spoken to in messages as a process elsewhere would. Time is made by hand."""
+
+import asyncio
+import pickle
+
+import pytest
+
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.limits import desk as desk_module
+from ensemble_ray.limits.desk import (
+    Acquire,
+    AwaitRecall,
+    Dismissed,
+    GiveBack,
+    Granted,
+    Leave,
+    LimiterDesk,
+    Message,
+    Refund,
+    Refused,
+    Report,
+    Withdraw,
+)
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.testing import ManualClock
+from tests.ensemble_ray.limits.settling import settle
+
+HUNDRED = RateLimit.of(100, 1000)
+
+
+def ask(
+    waiter: str, *, limit: RateLimit = HUNDRED, want: int = 1, timeout_s: float = 60.0, holder: str = "one"
+) -> Acquire:
+    """A request for bucket `b`."""
+    return Acquire(bucket="b", limit=limit, holder=holder, waiter=waiter, timeout_s=timeout_s, want=want)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    """Time made by hand, from 0."""
+    return ManualClock(0.0)
+
+
+@pytest.fixture
+async def desk(clock: ManualClock) -> LimiterDesk:
+    """A desk whose bucket `b` of `HUNDRED` holds 10 tokens."""
+    desk = LimiterDesk(clock=clock)
+    assert await desk.receive(ask("first", holder="old")) == Granted()
+    await desk.receive(Leave(holder="old"))
+    clock.advance(100.0)
+    return desk
+
+
+async def test_lease_is_granted_and_recalled_when_somebody_waits(desk: LimiterDesk, clock: ManualClock) -> None:
+    """S-SET-36: the holder hears at once that it may not go on, and what it gives back serves the waiter."""
+    assert await desk.receive(ask("a", want=10)) == Granted(permits=10)
+    recall = asyncio.create_task(desk.receive(AwaitRecall(bucket="b", lease="a")))
+    await settle()
+    assert not recall.done()
+    waiter = asyncio.create_task(desk.receive(ask("b", holder="two")))
+    await settle()
+    assert recall.done()
+    assert not waiter.done()
+    await desk.receive(GiveBack(bucket="b", lease="a", used=4))
+    assert await waiter == Granted()
+
+
+async def test_unused_permits_return_when_a_lease_is_forgotten(desk: LimiterDesk, clock: ManualClock) -> None:
+    """S-SET-36: after 100 ms they serve whoever waits, although the holder said nothing."""
+    await desk.receive(ask("a", want=10))
+    waiter = asyncio.create_task(desk.receive(ask("b", holder="two")))
+    await settle()
+    clock.advance(0.09)
+    await settle()
+    assert not waiter.done()
+    clock.advance(0.01)
+    assert await waiter == Granted()
+
+
+async def test_permits_of_a_dead_holder_return_when_it_leaves(desk: LimiterDesk) -> None:
+    """S-SET-36: all but those that it reported, at once; its waiters are dismissed."""
+    await desk.receive(ask("a", want=9))
+    await desk.receive(Report(bucket="b", lease="a", used=8))
+    assert await desk.receive(ask("z", holder="two")) == Granted()
+    queued = asyncio.create_task(desk.receive(ask("q")))
+    other = asyncio.create_task(desk.receive(ask("p", holder="two")))
+    await settle()
+    await desk.receive(Leave(holder="one"))
+    assert await queued == Dismissed()
+    await settle()
+    assert not other.done()
+    other.cancel()
+
+
+async def test_recall_is_answered_at_once_when_the_lease_is_over(desk: LimiterDesk) -> None:
+    """S-SET-36: an unknown, ended or recalled lease may not be used."""
+    await desk.receive(AwaitRecall(bucket="never heard of", lease="a"))
+    await desk.receive(AwaitRecall(bucket="b", lease="a"))
+    await desk.receive(ask("a", want=5))
+    await desk.receive(GiveBack(bucket="b", lease="a", used=0))
+    await desk.receive(AwaitRecall(bucket="b", lease="a"))
+
+
+async def test_waiter_is_dismissed_when_withdrawn(desk: LimiterDesk, clock: ManualClock) -> None:
+    """S-RATE-13: it leaves without a token."""
+    for number in range(10):
+        await desk.receive(ask(str(number)))
+    withdrawn, stays = (asyncio.create_task(desk.receive(ask(name))) for name in "ab")
+    await settle()
+    await desk.receive(Withdraw(bucket="b", waiter="a"))
+    assert await withdrawn == Dismissed()
+    clock.advance(10.0)
+    assert await stays == Granted()
+
+
+async def test_call_is_refused_when_its_timeout_passes(desk: LimiterDesk, clock: ManualClock) -> None:
+    """S-RATE-12: the answer is data, for the asking process to raise."""
+    for number in range(10):
+        await desk.receive(ask(str(number)))
+    late = asyncio.create_task(desk.receive(ask("late", timeout_s=3.0)))
+    await settle()
+    clock.advance(3.0)
+    assert await late == Refused()
+
+
+async def test_permit_is_free_again_when_refunded(desk: LimiterDesk) -> None:
+    """S-RATE-13: a granted permit that found nobody."""
+    for number in range(10):
+        await desk.receive(ask(str(number)))
+    waiter = asyncio.create_task(desk.receive(ask("next")))
+    await settle()
+    await desk.receive(Refund(bucket="b"))
+    assert await waiter == Granted()
+
+
+async def test_leased_permits_are_taken_back_when_the_asking_call_was_cancelled(desk: LimiterDesk) -> None:
+    """S-RATE-13, S-SET-36: neither its own permit nor the leased ones are lost."""
+    lost = asyncio.create_task(desk.receive(ask("lost")))
+    for number in range(9):
+        await desk.receive(ask(str(number)))
+    assert await lost == Granted()
+    lost = asyncio.create_task(desk.receive(ask("lost again")))
+    await settle()
+    await desk.receive(Refund(bucket="b"))
+    lost.cancel()
+    await settle()
+    assert lost.cancelled()
+    assert await desk.receive(ask("next", timeout_s=0.0)) == Granted()
+
+
+async def test_name_is_refused_when_its_waiter_still_waits(desk: LimiterDesk) -> None:
+    """S-RATE-13: one place in the queue per name."""
+    for number in range(10):
+        await desk.receive(ask(str(number)))
+    waiter = asyncio.create_task(desk.receive(ask("twin")))
+    await settle()
+    with pytest.raises(IllegalStateError, match="'twin' waits already"):
+        await desk.receive(ask("twin"))
+    waiter.cancel()
+
+
+async def test_idle_buckets_are_dropped_when_there_are_many(
+    clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-RATE-33: run-scoped buckets do not pile up; a dropped one begins with one token, so nothing more gets through."""
+    monkeypatch.setattr(desk_module, "_MANY_BUCKETS", 2)
+    desk = LimiterDesk(clock=clock)
+    for name in ("old", "young"):
+        await desk.receive(Acquire(bucket=name, limit=HUNDRED, holder="h", waiter=name, timeout_s=0.0))
+        clock.advance(1800.0)
+    third = Acquire(bucket="new", limit=HUNDRED, holder="h", waiter="w", timeout_s=0.0)
+    await desk.receive(third)
+    assert set(desk._lines) == {"young", "new"}
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ask("w"),
+        Withdraw(bucket="b", waiter="w"),
+        Refund(bucket="b"),
+        Report(bucket="b", lease="l", used=1),
+        GiveBack(bucket="b", lease="l", used=1),
+        AwaitRecall(bucket="b", lease="l"),
+        Leave(holder="h"),
+    ],
+)
+def test_messages_travel(message: Message) -> None:
+    """S-RATE-20: what is said to the limiter crosses processes unchanged."""
+    assert pickle.loads(pickle.dumps(message)) == message  # noqa: S301  our own bytes
