@@ -17,12 +17,12 @@ from weakref import WeakKeyDictionary
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.context import services
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CpuPool
 from ensemble_ray.threads import call_user
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
-from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_result, outcome_of_return
+from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolContext, as_result, use_tool_context
 
@@ -108,9 +108,9 @@ async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> 
         task = asyncio.current_task()
         if task is None or task.cancelling():
             raise
-        return ToolOutcome(f"{prefix}: {message_of(error)}", "error")  # the tool raised it; nobody cancelled us
+        return outcome_of_error(error, prefix=prefix)  # the tool raised it; nobody cancelled us
     except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything, and call sys.exit
-        return ToolOutcome(f"{prefix}: {message_of(error)}", "error")
+        return outcome_of_error(error, prefix=prefix)
 
 
 async def _within(timeout_s: float | None, work: Awaitable[T]) -> T:

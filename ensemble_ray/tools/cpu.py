@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Protocol, cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of, portable
-from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_return
+from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 
 __all__ = ["CannotTravelError", "LokyCpuPool", "call_packed", "pack", "pack_tool", "unpack_reply"]
@@ -97,7 +97,7 @@ def _perform(
         except (ExitEarlyError, IllegalStateError):
             raise
         except (Exception, SystemExit) as error:  # noqa: BLE001  told to the model
-            return ToolOutcome(f"Tool error: {message_of(error)}", "error")
+            return outcome_of_error(error)
 
 
 class LokyCpuPool:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ensemble_ray.errors import message_of
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import ToolResult
 
-__all__ = ["ToolOutcome", "outcome_of_result", "outcome_of_return", "unknown_tool"]
+__all__ = ["ToolOutcome", "outcome_of_error", "outcome_of_result", "outcome_of_return", "unknown_tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,12 @@ def outcome_of_return(value: object) -> ToolOutcome:
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")
     return ToolOutcome(render_value(value), "failure" if failed else "success")
+
+
+def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
+    """What a tool raised (S-ENG-51, S-ENG-52)."""
+    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else message_of(error)
+    return ToolOutcome(f"{prefix}: {message}", "error")
 
 
 def unknown_tool(name: str) -> ToolOutcome:

@@ -57,8 +57,8 @@ class ToolPipeline(AbstractAgentTool):
 
     def __init__(
         self,
-        name: str,
-        description: str,
+        name: str = "",
+        description: str = "",
         steps: Sequence[PipelineStep] = (),
         error_strategy: PipelineErrorStrategy | str = PipelineErrorStrategy.FAIL_FAST,
         *,

@@ -13,7 +13,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  the class depends on the platform
+class _JumpingSelector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]  # the class depends on the platform
     """Never waits; adds what it would have waited to the clock."""
 
     elapsed_s = 0.0

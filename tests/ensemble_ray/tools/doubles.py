@@ -17,7 +17,7 @@ class Plain(AgentTool):
         self.work = work
 
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        return self.work(text)  # type: ignore[return-value]  tests return wrong things on purpose
+        return self.work(text)  # type: ignore[return-value]  # tests return wrong things on purpose
 
 
 class Safe(AbstractAgentTool):
@@ -29,14 +29,14 @@ class Safe(AbstractAgentTool):
         self.work = work
 
     def do_execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult | None] | None:
-        return self.work(text)  # type: ignore[return-value]  same
+        return self.work(text)  # type: ignore[return-value]  # same
 
 
 class SafeAsync(Safe):
     """The same, written for the event loop."""
 
     async def do_execute(self, text: str, /) -> ToolResult | None:
-        return await self.work(text)  # type: ignore[misc,no-any-return]  same
+        return await self.work(text)  # type: ignore[misc,no-any-return]  # same
 
 
 class CountingMetrics:

@@ -58,7 +58,7 @@ class Provider(DynamicToolProvider):
 
 
 class LateProvider(Provider):
-    async def resolve(self) -> Sequence[object]:  # type: ignore[override]  a provider may be async
+    async def resolve(self) -> Sequence[object]:  # type: ignore[override]  # a provider may be async
         return super().resolve()
 
 

@@ -163,7 +163,12 @@ def test_result_stands_when_metrics_raise() -> None:
 def test_tool_works_alone_when_no_context_is_given() -> None:
     """S-TOOL-43: module logger, metrics that count nothing, no run."""
     seen: list[ToolContext] = []
-    tool = Safe(lambda text: seen.append(current_tool_context()) or ToolResult.success(text))
+
+    def work(text: str) -> ToolResult:
+        seen.append(current_tool_context())
+        return ToolResult.success(text)
+
+    tool = Safe(work)
     assert tool.execute("alone").output == "alone"
     context = seen[0]
     assert context is tool.context

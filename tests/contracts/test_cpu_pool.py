@@ -1,0 +1,191 @@
+"""The `CpuPool` port: one suite for every adapter. A new adapter joins by a line in `ADAPTERS`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.context import Services, use_services
+from ensemble_ray.errors import ToolExecutionError
+from ensemble_ray.ports import CpuPool
+from ensemble_ray.tools import ToolContext, current_tool_context, tool
+from ensemble_ray.tools.call import call_tool
+from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, pack
+from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.registry import resolve_tools
+
+
+@asynccontextmanager
+async def loky_pool() -> AsyncIterator[CpuPool]:
+    """Two processes of this machine."""
+    pool = LokyCpuPool(workers=2)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+#: Name -> what opens an adapter with room for two calls at once.
+ADAPTERS: dict[str, Callable[[], AbstractAsyncContextManager[CpuPool]]] = {"loky": loky_pool}
+
+
+@pytest.fixture(params=sorted(ADAPTERS))
+async def pool(request: pytest.FixtureRequest) -> AsyncIterator[CpuPool]:
+    """Each adapter in turn."""
+    async with ADAPTERS[request.param]() as opened:
+        yield opened
+
+
+def where(n: int) -> tuple[int, int]:
+    """The argument and the process."""
+    return n, os.getpid()
+
+
+def meet(here: str, there: str) -> str:
+    """Come back only when another call of this function is there at the same time."""
+    Path(here).touch()
+    until = time.monotonic() + 60
+    while not Path(there).exists():
+        if time.monotonic() > until:
+            msg = "nobody came"
+            raise TimeoutError(msg)
+        time.sleep(0.01)
+    return here
+
+
+def sleep(seconds: float) -> str:
+    """Take long."""
+    time.sleep(seconds)
+    return "rested"
+
+
+def fail(text: str) -> None:
+    """Raise."""
+    raise LookupError(text)
+
+
+def die() -> None:
+    """End the process the hard way."""
+    os._exit(1)
+
+
+async def test_function_runs_elsewhere_when_called(pool: CpuPool) -> None:
+    """S-SET-35: in another process; module-level functions and closures alike."""
+    found = await pool.run(pack(where), {"n": 4}, timeout_s=60)
+    assert found == (4, found[1])  # type: ignore[index]  # a port gives objects
+    assert found[1] != os.getpid()  # type: ignore[index]  # same
+    factor = 3
+    assert await pool.run(pack(lambda n: n * factor), {"n": 2}, timeout_s=None) == 6
+
+
+async def test_calls_overlap_when_there_are_processors(pool: CpuPool, tmp_path: Path) -> None:
+    """S-SET-35: cores add up: two calls wait for each other and both come back."""
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    calls = [
+        pool.run(pack(meet), {"here": one, "there": two}, timeout_s=90),
+        pool.run(pack(meet), {"here": two, "there": one}, timeout_s=90),
+    ]
+    assert await asyncio.gather(*calls) == [one, two]
+
+
+async def test_error_arrives_when_the_function_raises(pool: CpuPool) -> None:
+    """S-SET-35: as its own class, and the pool goes on."""
+    with pytest.raises(LookupError, match=r"^no such row$"):
+        await pool.run(pack(fail), {"text": "no such row"}, timeout_s=60)
+    assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
+
+
+async def test_error_arrives_when_something_cannot_travel(pool: CpuPool) -> None:
+    """S-SET-35: the function there, the arguments here, the result back; the pool goes on."""
+    with pytest.raises(CannotTravelError):
+        await pool.run(b"\x80\x04cnowhere\nthing\n.", {}, timeout_s=60)
+    with pytest.raises(CannotTravelError):
+        await pool.run(pack(sleep), {"seconds": threading.Lock()}, timeout_s=60)
+    with pytest.raises(TypeError, match="cannot travel"):
+        await pool.run(pack(threading.Lock), {}, timeout_s=60)
+    assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
+
+
+async def test_call_is_given_up_when_its_time_is_over(pool: CpuPool) -> None:
+    """S-SET-34: TimeoutError; a call beside it ends well, and so do later ones, with all processors."""
+    beside = asyncio.ensure_future(pool.run(pack(sleep), {"seconds": 1.5}, timeout_s=60))
+    with pytest.raises(TimeoutError):
+        await pool.run(pack(sleep), {"seconds": 3600}, timeout_s=0.5)
+    assert await beside == "rested"
+    calls = [pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) for _ in range(4)]
+    assert await asyncio.gather(*calls) == ["rested"] * 4
+
+
+async def test_call_is_given_up_when_its_caller_is_cancelled(pool: CpuPool, tmp_path: Path) -> None:
+    """S-SET-35: the processor is free again."""
+    started = tmp_path / "started"
+    running = asyncio.ensure_future(
+        pool.run(pack(meet), {"here": str(started), "there": str(tmp_path / "never")}, timeout_s=None)
+    )
+    while not started.exists():  # noqa: ASYNC110  the other process has no event to set
+        await asyncio.sleep(0.02)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    one, two = str(tmp_path / "one"), str(tmp_path / "two")
+    calls = [
+        pool.run(pack(meet), {"here": one, "there": two}, timeout_s=90),
+        pool.run(pack(meet), {"here": two, "there": one}, timeout_s=90),
+    ]
+    assert await asyncio.gather(*calls) == [one, two]
+
+
+async def test_only_one_call_fails_when_its_process_dies(pool: CpuPool) -> None:
+    """S-ERR-19: a crash is an error of the call that made it; others end well."""
+    beside = asyncio.ensure_future(pool.run(pack(sleep), {"seconds": 0.5}, timeout_s=60))
+    with pytest.raises(ToolExecutionError, match="ended unexpectedly"):
+        await pool.run(pack(die), {}, timeout_s=60)
+    assert await beside == "rested"
+    assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
+
+
+@tool(cpu=True, timeout=60)
+def digest(text: str, times: int = 1) -> str:
+    """Work on a text."""
+    context = current_tool_context()
+    return f"{text * times} {context.logger.name} {context.idempotency_key} {os.getpid()}"
+
+
+async def test_tool_runs_elsewhere_when_it_is_heavy(pool: CpuPool) -> None:
+    """S-SET-35: `@tool(cpu=True)` end to end; logger and idempotency key are there, the role is not."""
+    (bound,) = resolve_tools([digest])
+    with use_services(Services(limiter=None, cpu=pool)):  # type: ignore[arg-type]  # nothing here asks for a permit
+        outcome = await call_tool(
+            bound, '{"text": "a", "times": "3"}', context=ToolContext(tool_name="digest", idempotency_key="k")
+        )
+    assert isinstance(outcome, ToolOutcome)
+    text, logger, key, process = outcome.text.split()
+    assert (outcome.outcome, text, logger, key) == ("success", "aaa", "ensemble_ray.tool.digest", "k")
+    assert process != str(os.getpid())
+
+
+def test_process_exits_when_a_call_never_returns(tmp_path: Path) -> None:
+    """S-SET-48: the worker processes end with the process that started them."""
+    script = (
+        "import asyncio, pathlib, sys, threading, time\n"
+        "from ensemble_ray.tools.cpu import LokyCpuPool, pack\n"
+        "started = pathlib.Path(sys.argv[1])\n"
+        "def never():\n"
+        "    started.touch()\n"
+        "    time.sleep(3600)\n"
+        "async def work():\n"
+        "    await LokyCpuPool(workers=1).run(pack(never), {}, timeout_s=None)\n"
+        "threading.Thread(target=asyncio.run, args=(work(),), daemon=True).start()\n"
+        "while not started.exists(): time.sleep(0.02)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "started")]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)  # noqa: S603  our own text

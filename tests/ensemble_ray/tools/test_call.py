@@ -1,0 +1,487 @@
+"""One guarded call: whatever a tool does, the model gets a text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+
+import pytest
+
+from ensemble_ray.context import Services, log_context, use_services
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError
+from ensemble_ray.events import Event, FileChangedEvent
+from ensemble_ray.tools import AgentTool, CustomSchemaAgentTool, ToolContext, ToolResult, current_tool_context, tool
+from ensemble_ray.tools.call import call_tool, cut_for_log, truncate_output
+from ensemble_ray.tools.cpu import CannotTravelError
+from ensemble_ray.tools.outcome import ToolOutcome
+from ensemble_ray.tools.registry import BoundTool, resolve_tools
+from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, PoolHere, Safe, SafeAsync
+from tests.ensemble_ray.virtual_time import run_in_virtual_time
+
+LOG = "ensemble_ray.tools.call"
+
+
+def bound(entry: object) -> BoundTool:
+    """The only tool of an entry."""
+    (only,) = resolve_tools([entry])
+    return only
+
+
+async def call(entry: object, arguments: str = "{}", **context: object) -> ToolOutcome:
+    """Call the only tool of an entry once."""
+    target = bound(entry)
+    return await call_tool(target, arguments, context=ToolContext(tool_name=target.name, **context))  # type: ignore[arg-type]
+
+
+def raising(error: BaseException) -> Callable[..., str]:
+    """A @tool that raises it."""
+
+    @tool
+    def broken() -> str:
+        raise error
+
+    return broken
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ('{"input": "tides"}', "tides"),
+        ('{"input": ""}', ""),
+        ('{"input": {"a": 1}}', '{"a":1}'),
+        ('{"input": 5}', "5"),
+        ('{"input": null}', '{"input": null}'),
+        ('{"query": "tides"}', '{"query": "tides"}'),
+        ('["tides"]', '["tides"]'),
+        ("tides", "tides"),
+        ("", ""),
+    ],
+)
+async def test_input_is_taken_out_of_the_arguments_when_the_tool_is_plain(arguments: str, seen: str) -> None:
+    """S-TOOL-21, S-ENG-56: the value of `input`, as JSON text when it is no string, else the whole text."""
+    outcome = await call(Plain(ToolResult.success), arguments)
+    assert outcome == ToolOutcome(seen, "success")
+
+
+async def test_whole_text_arrives_when_the_tool_brings_its_schema() -> None:
+    """S-TOOL-24."""
+
+    class Own(CustomSchemaAgentTool):
+        name = "own"
+        description = "own"
+
+        @property
+        def parameter_schema(self) -> Mapping[str, object]:
+            return {"type": "object"}
+
+        def execute(self, text: str, /) -> ToolResult:
+            return ToolResult.success(text)
+
+    assert (await call(Own(), '{"input": "x"}')).text == '{"input": "x"}'
+
+
+async def test_text_follows_the_result_when_an_agent_tool_ends() -> None:
+    """S-TOOL-22, S-ENG-52 to S-ENG-54: success, failure, nothing, exception."""
+    assert await call(Plain(lambda _text: ToolResult.success("ok", [1]))) == ToolOutcome("ok", "success", [1])
+    assert await call(Plain(lambda _text: ToolResult.failure("no"))) == ToolOutcome("Error: no", "failure")
+    assert await call(Plain(lambda _text: None)) == ToolOutcome("", "success")
+    assert await call(Plain(lambda _text: 1 / 0)) == ToolOutcome("Error: division by zero", "error")
+    assert await call(Safe(lambda _text: 1 / 0)) == ToolOutcome("Error: division by zero", "failure")
+    assert await call(Plain(lambda _text: {"a": 1})) == ToolOutcome('{"a":1}', "success")
+
+
+async def test_text_follows_the_return_value_when_a_function_ends() -> None:
+    """S-TOOL-13 to S-TOOL-15, S-ENG-51, S-ENG-53: coerced arguments, text of the value, text of the error."""
+
+    @tool
+    def half(n: int) -> object:
+        return {1: None, 2: 1, 3: "Error: odd", 4: ToolResult.failure("no")}[n]
+
+    assert await call(half, '{"n": "2", "m": 1}') == ToolOutcome("1", "success")
+    assert await call(half, '{"n": 1}') == ToolOutcome("", "success")
+    assert await call(half, '{"n": 3}') == ToolOutcome("Error: odd", "failure")
+    assert await call(half, '{"n": 4}') == ToolOutcome("Error: no", "failure")
+    assert await call(half, '{"n": 9}') == ToolOutcome("Tool error: 9", "error")
+
+
+async def test_function_is_not_reached_when_arguments_do_not_fit() -> None:
+    """S-TOOL-13, S-ENG-51, S-ENG-56: garbage from the model is told to the model."""
+    reached: list[int] = []
+
+    @tool
+    def count(n: int) -> None:
+        reached.append(n)
+
+    for garbage in ("", "five", '{"n": "five"}', "[5]", '{"n":'):
+        outcome = await call(count, garbage)
+        assert outcome.outcome == "error"
+        assert outcome.text.startswith("Tool error: invalid arguments: ")
+    assert reached == []
+
+
+async def test_class_name_is_told_when_an_error_has_no_text() -> None:
+    """S-ENG-61, S-ENG-51, S-ENG-52."""
+    assert (await call(raising(KeyError()))).text == "Tool error: KeyError"
+
+    def fail(_text: str) -> ToolResult:
+        raise TimeoutError
+
+    assert (await call(Plain(fail))).text == "Error: TimeoutError"
+
+
+@pytest.mark.parametrize(
+    "error", [SystemExit(2), StopIteration("x"), RuntimeError("plain"), asyncio.CancelledError("own")]
+)
+async def test_model_is_told_when_a_tool_raises_something_unusual(error: BaseException) -> None:
+    """S-TOOL-23, S-ENG-51: a plain RuntimeError, sys.exit, or a cancellation of the tool's own making end nothing."""
+    outcome = await call(raising(error))
+    assert outcome.outcome == "error"
+    assert outcome.text.startswith("Tool error: ")
+
+    @tool
+    async def awaiting() -> None:
+        raise error
+
+    assert (await call(awaiting)).outcome == "error"
+
+
+@pytest.mark.parametrize("error", [ExitEarlyError("enough"), IllegalStateError("bad"), ToolConfigurationError("worse")])
+@pytest.mark.parametrize("kind", ["function", "plain", "safe"])
+async def test_error_passes_when_it_ends_the_run(error: Exception, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    """S-TOOL-23, S-ENG-58, S-ENG-59, S-TOOL-90: unchanged; ERROR is logged for a configuration error."""
+
+    def work(_text: str) -> ToolResult:
+        raise error
+
+    entry = {"function": raising(error), "plain": Plain(work), "safe": Safe(work)}[kind]
+    with caplog.at_level(logging.DEBUG, logger=LOG), pytest.raises(type(error)) as caught:
+        await call(entry)
+    assert caught.value is error
+    logged = [record.levelname for record in caplog.records if record.name == LOG]
+    assert logged == (["ERROR"] if isinstance(error, IllegalStateError) else [])
+
+
+async def test_context_is_each_calls_own_when_two_tasks_share_a_tool() -> None:
+    """S-TOOL-35, S-TOOL-36: one tool object, two calls at once, each with its role, logger and key."""
+    both = threading.Barrier(2, timeout=30)
+    seen: dict[str, ToolContext] = {}
+
+    def work(text: str) -> ToolResult:
+        both.wait()
+        seen[text] = current_tool_context()
+        both.wait()
+        return ToolResult.success(current_tool_context().agent_role)
+
+    metrics = CountingMetrics()
+    shared = Safe(work)
+    first, second = await asyncio.gather(
+        call(shared, "a", agent_role="Writer", idempotency_key="1", metrics=metrics),
+        call(shared, "b", agent_role="Editor", idempotency_key="2", metrics=metrics),
+    )
+    assert (first.text, second.text) == ("Writer", "Editor")
+    assert (seen["a"].idempotency_key, seen["b"].idempotency_key) == ("1", "2")
+    assert seen["a"].logger.name == "ensemble_ray.tool.safe"
+    assert sorted(metrics.counts) == [("success", "safe", "Editor"), ("success", "safe", "Writer")]
+
+
+async def test_context_is_found_when_the_tool_is_a_function() -> None:
+    """S-TOOL-35: sync and async alike; a plain AgentTool, being text in and result out, has none."""
+
+    @tool
+    def here() -> str:
+        return current_tool_context().agent_role
+
+    @tool
+    async def there() -> str:
+        return current_tool_context().agent_role
+
+    def outside(_text: str) -> ToolResult:
+        return ToolResult.success(current_tool_context().agent_role)
+
+    assert (await call(here, agent_role="Writer")).text == "Writer"
+    assert (await call(there, agent_role="Writer")).text == "Writer"
+    assert (await call(Plain(outside), agent_role="Writer")).text == "unknown"
+    assert current_tool_context().agent_role == "unknown"
+
+
+async def test_events_arrive_on_the_loop_when_a_tool_emits_from_its_thread() -> None:
+    """S-TOOL-35: and before the call ends; the taker needs no lock."""
+    taken: list[tuple[Event, int]] = []
+
+    def work(_text: str) -> ToolResult:
+        current_tool_context().emit(
+            FileChangedEvent(
+                agent_role="Writer",
+                file_path="a.txt",
+                change_type="created",
+                lines_added=1,
+                lines_removed=0,
+                timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+            )
+        )
+        return ToolResult.success(str(threading.get_ident()))
+
+    outcome = await call(Safe(work), emit=lambda event: taken.append((event, threading.get_ident())))
+    assert [thread for _, thread in taken] == [threading.get_ident()]
+    assert outcome.text != str(threading.get_ident())
+
+
+async def test_loop_goes_on_when_a_tool_blocks() -> None:
+    """S-CONV-16, S-SET-48: sync tools run in daemon threads, with the log fields of the caller."""
+    release = threading.Event()
+    daemon: list[bool] = []
+
+    def work(_text: str) -> ToolResult:
+        daemon.append(threading.current_thread().daemon)
+        release.wait(30)
+        return ToolResult.success(json.dumps(dict(_fields())))
+
+    with log_context({"task.index": "3"}):
+        running = asyncio.ensure_future(call(Plain(work)))
+        await asyncio.sleep(0)
+        release.set()
+        assert (await running).text == '{"task.index": "3"}'
+    assert daemon == [True]
+
+
+def _fields() -> Mapping[str, str]:
+    from ensemble_ray.context import current_log_context
+
+    return current_log_context()
+
+
+async def test_thread_is_the_loops_when_a_tool_is_async() -> None:
+    """S-CONV-16: async tools cost no thread."""
+
+    @tool
+    async def where() -> int:
+        return threading.get_ident()
+
+    async def work(_text: str) -> ToolResult:
+        return ToolResult.success(threading.get_ident())
+
+    assert (await call(where)).text == str(threading.get_ident())
+    assert (await call(SafeAsync(work))).text == str(threading.get_ident())
+
+
+def _hanging(timeout: float | None) -> list[object]:
+    async def forever(_text: str) -> ToolResult:
+        await asyncio.Event().wait()
+        return ToolResult.success("never")
+
+    @tool(timeout=timeout)
+    async def hang() -> str:
+        return (await forever("")).output
+
+    tools: list[AgentTool] = [Plain(forever), SafeAsync(forever)]
+    for found in tools:
+        found.timeout = timeout
+    return [hang, *tools]
+
+
+@pytest.mark.parametrize(("timeout", "words"), [(300, "300"), (0.05, "0.05"), (90.0, "90")])
+def test_time_limit_is_told_when_a_tool_does_not_return(timeout: float, words: str) -> None:
+    """S-SET-34: the text, in seconds of the loop's clock; an AgentTool's differs from a function's."""
+    function, plain, safe = _hanging(timeout)
+    assert run_in_virtual_time(call(function)) == (
+        ToolOutcome(f"Tool error: timed out after {words} s", "error"),
+        timeout,
+    )
+    for entry in (plain, safe):
+        outcome, waited_s = run_in_virtual_time(call(entry))
+        assert outcome == ToolOutcome(f"Error: timed out after {words} s", "error")
+        assert waited_s == timeout
+
+
+def test_no_time_limit_holds_when_the_tool_has_none() -> None:
+    """S-SET-34: timeout None."""
+
+    async def late() -> ToolOutcome:
+        @tool(timeout=None)
+        async def slow() -> str:
+            await asyncio.sleep(1e6)
+            return "at last"
+
+        return await call(slow)
+
+    assert run_in_virtual_time(late()) == (ToolOutcome("at last"), 1e6)
+
+
+async def test_result_is_the_tools_own_when_it_raises_a_timeout_itself() -> None:
+    """S-SET-34: its TimeoutError is not the limit of the call."""
+    assert (await call(raising(TimeoutError("server busy")))).text == "Tool error: server busy"
+
+
+async def test_call_is_given_up_when_a_blocking_tool_never_returns() -> None:
+    """S-SET-34, S-SET-48."""
+    never = threading.Event()
+
+    @tool(timeout=0.01)
+    def hang() -> None:
+        never.wait()
+
+    assert (await call(hang)).text == "Tool error: timed out after 0.01 s"
+    never.set()
+
+
+def test_process_exits_when_a_tool_never_returned() -> None:
+    """S-SET-48: neither the run's end nor the process's exit waits for it."""
+    script = (
+        "import asyncio, threading\n"
+        "from ensemble_ray.tools import ToolContext, tool\n"
+        "from ensemble_ray.tools.call import call_tool\n"
+        "from ensemble_ray.tools.registry import resolve_tools\n"
+        "@tool(timeout=0.01)\n"
+        "def hang() -> None:\n"
+        "    threading.Event().wait()\n"
+        "bound = resolve_tools([hang]).get('hang')\n"
+        "print(asyncio.run(call_tool(bound, '', context=ToolContext())).text)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)  # noqa: S603  our own text
+    assert done.stdout == "Tool error: timed out after 0.01 s\n"
+
+
+async def test_cancellation_passes_when_the_caller_is_cancelled() -> None:
+    """S-TOOL-23: a cancelled task is not a tool error."""
+    reached = asyncio.Event()
+
+    @tool
+    async def wait() -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    running = asyncio.ensure_future(call(wait))
+    await reached.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@tool(cpu=True, timeout=7)
+def crunch(n: int, *, times: int = 2) -> str:
+    """Stateless."""
+    context = current_tool_context()
+    return f"{n * times} {context.logger.name} {context.idempotency_key} {context.agent_role}"
+
+
+def services(pool: PoolHere) -> Services:
+    """Services with that pool; nothing else is asked for here."""
+    return Services(limiter=None, cpu=pool)  # type: ignore[arg-type]
+
+
+async def test_pool_does_the_work_when_a_function_is_heavy() -> None:
+    """S-SET-35, S-SET-34: it gets the tool's time; logger and key are all that the tool finds there."""
+    pool = PoolHere()
+    with use_services(services(pool)):
+        outcome = await call(crunch, '{"n": "4"}', idempotency_key="k", agent_role="Writer")
+    assert outcome == ToolOutcome("8 ensemble_ray.tool.crunch k unknown", "success")
+    assert pool.timeouts == [7.0]
+
+
+async def test_text_is_the_same_when_a_heavy_function_fails() -> None:
+    """S-SET-35, S-SET-34, S-TOOL-15: errors, time limit and failures read as for any function."""
+
+    @tool(cpu=True)
+    def broken(kind: str) -> object:
+        if kind == "exit":
+            raise ExitEarlyError(kind)
+        return {"result": ToolResult.failure("no"), "text": "Error: no"}[kind]
+
+    with use_services(services(PoolHere())):
+        assert await call(broken, '{"kind": "x"}') == ToolOutcome("Tool error: 'x'", "error")
+        assert await call(broken, '{"kind": "result"}') == ToolOutcome("Error: no", "failure")
+        assert await call(broken, '{"kind": "text"}') == ToolOutcome("Error: no", "failure")
+        assert (await call(broken, "{}")).text.startswith("Tool error: invalid arguments: 'kind'")
+        with pytest.raises(ExitEarlyError, match="exit"):
+            await call(broken, '{"kind": "exit"}')
+    with use_services(services(PoolHere(TimeoutError()))):
+        assert await call(crunch, '{"n": 1}') == ToolOutcome("Tool error: timed out after 7 s", "error")
+
+
+async def test_thread_does_the_work_when_a_heavy_function_cannot_travel(caplog: pytest.LogCaptureFixture) -> None:
+    """S-SET-35: inline it runs all the same, with one WARN; its time limit still holds."""
+    lock = threading.Lock()
+
+    @tool(cpu=True)
+    def locked() -> str:
+        with lock:
+            return threading.current_thread().name
+
+    @tool(cpu=True)
+    def foreign() -> str:
+        return threading.current_thread().name
+
+    with caplog.at_level(logging.WARNING):
+        with use_services(services(PoolHere())):
+            assert (await call(locked)).text == "ensemble-ray-user"
+            assert (await call(locked)).text == "ensemble-ray-user"
+        with use_services(services(PoolHere(CannotTravelError("no module there")))):
+            assert (await call(foreign)).text == "ensemble-ray-user"
+            assert (await call(foreign)).text == "ensemble-ray-user"
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.split(" runs in a thread")[0] for text in told] == ["Tool 'locked'", "Tool 'foreign'"]
+
+
+async def test_one_line_is_logged_when_a_call_ends(caplog: pytest.LogCaptureFixture) -> None:
+    """S-TOOL-90, S-ENG-72: role, name, input, output, milliseconds; WARN for a failure; whole texts on DEBUG."""
+
+    @tool
+    async def echo(text: str) -> str:
+        return text
+
+    with caplog.at_level(logging.DEBUG, logger=LOG):
+        await call(echo, '{"text": "Error: abcdefghij"}', agent_role="Writer", log_truncate_length=9)
+        await call(echo, '{"text": "x"}', agent_role="Writer", log_truncate_length=-1)
+    lines = [(record.levelname, record.getMessage()) for record in caplog.records]
+    assert [level for level, _ in lines] == ["WARNING", "DEBUG", "INFO", "DEBUG"]
+    assert lines[0][1].startswith('[Writer] Tool error: echo({"text": ...) -> Error: ab... [')
+    assert lines[0][1].endswith("ms]")
+    assert "abcdefghij" in lines[1][1]
+    assert lines[2][1].startswith('[Writer] Tool call: echo({"text": "x"}) -> x [')
+
+
+@pytest.mark.parametrize(("length", "shown"), [(-1, "abcdef"), (0, ""), (3, "abc..."), (6, "abcdef"), (7, "abcdef")])
+def test_log_text_is_cut_when_it_is_longer(length: int, shown: str) -> None:
+    """S-ENG-72."""
+    assert cut_for_log("abcdef", length) == shown
+
+
+@pytest.mark.parametrize(
+    ("length", "sent"),
+    [
+        (-1, "abcdef"),
+        (6, "abcdef"),
+        (7, "abcdef"),
+        (2, "ab... [truncated, full length: 6 chars]"),
+        (0, "... [truncated, full length: 6 chars]"),
+    ],
+)
+def test_output_is_cut_when_it_is_longer(length: int, sent: str) -> None:
+    """S-ENG-70."""
+    assert truncate_output("abcdef", length) == sent
+
+
+async def test_outcome_has_the_full_text_when_lines_are_cut() -> None:
+    """S-ENG-71, S-ENG-72: cutting is for log lines and for the model; the outcome, which events and traces carry, is whole."""
+    long_text = "x" * 10_000
+    outcome = await call(Plain(lambda _text: ToolResult.success(long_text)), log_truncate_length=0)
+    assert outcome.text == long_text
+
+
+async def test_awaitable_is_awaited_when_a_sync_function_gives_one() -> None:
+    """S-CONV-16."""
+
+    @tool
+    def indirect(n: int) -> Awaitable[int]:
+        async def later() -> int:
+            return n + 1
+
+        return later()
+
+    assert (await call(indirect, '{"n": 1}')).text == "2"
