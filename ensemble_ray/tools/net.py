@@ -187,7 +187,7 @@ async def exchange(
     Raises:
         RequestFailedError: no answer came in time, or the URL is none.
     """
-    require_web()
+    await _load()
     import httpx
 
     try:
@@ -227,7 +227,7 @@ async def fetch(
     Raises:
         RequestFailedError: a hop is refused or fails, there are too many, or time is up.
     """
-    require_web()
+    await _load()
     import httpx
 
     here = url
@@ -324,6 +324,12 @@ def _reason(error: Exception) -> str:
     import httpx
 
     return "timed out" if isinstance(error, httpx.TimeoutException) else message_of(error)
+
+
+async def _load() -> None:
+    """Have the library and its certificates at hand; the first time takes long enough to be worth a thread."""
+    require_web()
+    await threads.run(_tls)
 
 
 @functools.cache

@@ -25,7 +25,7 @@ _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLO
 
 
 class FileReadInput(BaseModel):
-    """What the model gives."""
+    """Which file to read."""
 
     path: str = Field(description="Path of the file, relative to the base directory, for example notes/today.md")
 

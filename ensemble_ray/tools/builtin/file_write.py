@@ -27,7 +27,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class FileWriteInput(BaseModel):
-    """What the model gives."""
+    """Which file to write, and what."""
 
     path: str = Field(description="Path of the file, relative to the base directory, for example out/report.md")
     content: str = Field(description="The whole text of the file; an existing file is replaced")

@@ -25,7 +25,7 @@ _STEP = re.compile(r"([^.\[\]]+)|\[(-?[0-9]{1,18})\]")
 
 
 class JsonParserInput(BaseModel):
-    """What the model gives."""
+    """Where to look, and in what."""
 
     model_config = ConfigDict(populate_by_name=True)
 

@@ -49,7 +49,7 @@ _INLINE = frozenset(
 
 
 class WebScrapeInput(BaseModel):
-    """What the model gives."""
+    """Which page to fetch."""
 
     url: str = Field(description="Address of the page, beginning with http:// or https://")
 

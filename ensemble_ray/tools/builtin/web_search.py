@@ -39,7 +39,7 @@ class WebSearchProvider(Protocol):
 
 
 class WebSearchInput(BaseModel):
-    """What the model gives."""
+    """What to search for."""
 
     query: str = Field(description="What to search for, in a few words")
 
