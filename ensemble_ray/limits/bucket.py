@@ -194,19 +194,15 @@ class TokenBucket:
         return self._now >= self._ready_at - self._slack_s
 
     def _advance(self, at: float, done: list[Instruction]) -> None:
-        """Let time pass; leases end at their own instants, so that the cap of rule 6 is right in between."""
+        """Let time pass. Leases end first: their room was free from their end on, whenever that is noticed."""
         for name, lease in list(self._leases.items()):
             if lease.expires_at > at + _SLACK_S:
                 break
-            self._pass_to(lease.expires_at)
             self._end_lease(name, done)
-        self._pass_to(at)
-        while self._ended and next(iter(self._ended.values())).expires_at + _LATE_REPORTS_S < self._now:
-            self._ended.popitem(last=False)
-
-    def _pass_to(self, at: float) -> None:
         self._now = max(self._now, at)
         self._cap()
+        while self._ended and next(iter(self._ended.values())).expires_at + _LATE_REPORTS_S < self._now:
+            self._ended.popitem(last=False)
 
     def _cap(self) -> None:
         room = self._capacity - self._unused_leased

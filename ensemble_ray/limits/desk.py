@@ -304,11 +304,8 @@ class LimiterDesk:
             if seat.reply is None:
                 self._tell(ask.bucket, lambda at: Cancelled(at=at, waiter=ask.waiter))
             elif isinstance(seat.reply, Granted):
-                self._tell(
-                    ask.bucket,
-                    lambda at: Returned(at=at, lease=ask.waiter, used=0),
-                    lambda at: Refunded(at=at),
-                )
+                # Never a lease: those are granted at once, and heard at once.
+                self._tell(ask.bucket, lambda at: Refunded(at=at))
 
     async def _await_recall(self, message: AwaitRecall) -> None:
         with self._lock:
@@ -339,14 +336,14 @@ class LimiterDesk:
             if line.bucket.is_idle(now, for_s=max(_FORGET_S, line.limit.period.total_seconds())):
                 del self._lines[name]
 
-    def _tell(self, bucket: str, *facts: Callable[[float], Stimulus]) -> None:
+    def _tell(self, bucket: str, fact: Callable[[float], Stimulus]) -> None:
         """Tell a bucket and carry out what it says. What is said of an unknown bucket is of the past."""
         with self._lock:
             line = self._lines.get(bucket)
             if line is None:
                 return
             now = self._clock.now()
-            stimuli = [fact(now) for fact in facts]
+            stimuli = [fact(now)]
             while stimuli:
                 stimuli = self._carry_out(line, line.bucket.handle(*stimuli), now)
 
@@ -357,7 +354,7 @@ class LimiterDesk:
             match instruction:
                 case Grant(waiter=waiter, permits=permits):
                     if not self._settle(line, waiter, Granted(permits=permits)):
-                        unheard += (Returned(at=now, lease=waiter, used=0), Refunded(at=now))
+                        unheard.append(Refunded(at=now))
                 case Expire(waiter=waiter):
                     self._settle(line, waiter, Refused())
                 case Dismiss(waiter=waiter):

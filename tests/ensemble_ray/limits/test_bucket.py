@@ -88,6 +88,7 @@ def test_time_stands_still_when_a_stimulus_is_older_than_the_last() -> None:
     bucket = TokenBucket(requests=1, period_s=1.0, at=10.0)
     told(bucket, asked("a", at=10.0))
     assert told(bucket, asked("b", at=3.0)) == [WakeAt(at=11.0, waiter="b")]
+    assert told(TokenBucket(requests=1, period_s=1.0, at=10.0), asked("c", at=3.0)) == [Grant(waiter="c")]
 
 
 # The queue.
@@ -260,6 +261,15 @@ def test_reports_count_once_when_repeated_or_swapped() -> None:
     assert bucket.tokens == 2
 
 
+def test_nothing_is_refilled_for_permits_that_are_still_leased() -> None:
+    """S-SET-36, S-RATE-11: unused leased permits count as kept tokens, so lease and refill never add up to more."""
+    bucket = full_bucket(requests=10, period_s=0.1)
+    told(bucket, asked("a", want=10), Ticked(at=0.09))
+    assert bucket.tokens == 1
+    told(bucket, Used(at=0.09, lease="a", used=9))
+    assert bucket.tokens == 1
+
+
 def test_bucket_goes_into_debt_when_a_use_is_reported_late() -> None:
     """S-RATE-11: permits used although they had been returned are charged to the future."""
     bucket = full_bucket(requests=2, period_s=2.0)
@@ -323,12 +333,12 @@ class Play:
             self.tell(Ticked(at=self.now))
         self.now = at
 
-    def use(self, lease: str) -> None:
+    def use(self, lease: str, times: int) -> None:
         unused, used, end = self.leases[lease]
-        if unused and self.now < end:
-            self.leases[lease] = (unused - 1, used + 1, end)
-            self.uses.append(self.now)
-            self.tell(Used(at=self.now, lease=lease, used=used + 1))
+        times = min(times, unused) if self.now < end else 0
+        self.leases[lease] = (unused - times, used + times, end)
+        self.uses += [self.now] * times
+        self.tell(Used(at=self.now, lease=lease, used=used + times))
 
 
 def assert_within_limit(uses: Sequence[float], *, requests: int, period_s: float) -> None:
@@ -375,7 +385,8 @@ def test_limit_and_order_hold_whatever_comes(
 
 actions = st.one_of(
     st.tuples(st.just("ask"), st.sampled_from("xyz"), st.integers(1, 12)),
-    st.tuples(st.just("use"), st.integers(0, 3), st.just(0)),
+    st.tuples(st.just("burst"), st.sampled_from("xyz"), st.integers(1, 12)),
+    st.tuples(st.just("use"), st.integers(0, 3), st.integers(1, 12)),
     st.tuples(st.just("return"), st.integers(0, 3), st.just(0)),
     st.tuples(st.just("die"), st.sampled_from("xyz"), st.just(0)),
 )
@@ -391,18 +402,20 @@ def test_limit_holds_when_permits_are_leased(
     requests: int, period_s: float, plays: list[tuple[float, tuple[str, str | int, int]]]
 ) -> None:
     """S-SET-36, S-RATE-11: leases widen nothing, however they are used, returned, outlived or lost."""
-    play = Play(bucket=TokenBucket(requests=requests, period_s=period_s, at=0.0))
+    play = Play(bucket=full_bucket(requests=requests, period_s=period_s))
     for number, (pause_s, (what, who, want)) in enumerate(plays):
         play.pass_to(play.now + pause_s)
         leases = sorted(play.leases)
         if what == "ask":
             play.tell(asked(f"{number:03}", at=play.now, holder=str(who), want=want))
+        elif what == "burst":
+            play.tell(*(asked(f"{number:03}/{each}", at=play.now, holder=str(who)) for each in range(want)))
         elif what == "die":
             play.tell(HolderGone(at=play.now, holder=str(who)))
         elif leases:
             lease = leases[int(who) % len(leases)]
             if what == "use":
-                play.use(lease)
+                play.use(lease, want)
             else:
                 play.tell(Returned(at=play.now, lease=lease, used=play.leases.pop(lease)[1]))
     assert_within_limit(play.uses, requests=requests, period_s=period_s)

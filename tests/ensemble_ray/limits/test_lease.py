@@ -172,6 +172,37 @@ async def test_leased_permits_are_not_taken_when_the_limiter_reports_a_waiter(
     await settle()
 
 
+async def test_leased_permit_is_not_taken_when_its_time_is_over_and_nobody_noticed(
+    limiter: LeasingLimiter, line: Line, clock: ManualClock
+) -> None:
+    """S-SET-36: also where the loop was busy while the 100 ms ran out."""
+    await take(limiter, 5)
+    asked = line.count(Acquire)
+    clock.advance(LEASE_S)
+    await limiter.acquire("b", HUNDRED, timeout_s=60.0)
+    assert line.count(Acquire) == asked + 1
+
+
+async def test_leased_permit_is_not_taken_when_the_recall_has_just_arrived(line: Line, clock: ManualClock) -> None:
+    """S-SET-36: from the very turn of the loop in which the report of a waiter comes in."""
+    recall = asyncio.Event()
+
+    async def watched(message: Message) -> Reply:
+        if isinstance(message, AwaitRecall):
+            await recall.wait()
+            return None
+        return await line(message)
+
+    limiter = LeasingLimiter(watched, holder="one", clock=clock)
+    await take(limiter, 5)
+    asked = line.count(Acquire)
+    recall.set()
+    await asyncio.sleep(0)
+    await limiter.acquire("b", HUNDRED, timeout_s=60.0)
+    assert line.count(Acquire) == asked + 1
+    await limiter.close()
+
+
 async def test_cancelled_caller_takes_nothing_when_it_waits_elsewhere(
     limiter: LeasingLimiter, line: Line, clock: ManualClock
 ) -> None:
