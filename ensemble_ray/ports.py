@@ -12,8 +12,6 @@ from ensemble_ray.events import Event
 from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from ensemble_ray.limits.rate_limit import RateLimit
 
 __all__ = [
@@ -148,7 +146,16 @@ class CpuPool(Protocol):
     """Runs stateless functions outside this process, so that cores add up (S-SET-35)."""
 
     async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
-        """Call a cloudpickled function with keyword arguments in another process and give its result."""
+        """Call a cloudpickled function with keyword arguments in another process and give its result.
+
+        The time runs from when a processor is free for the call; a cancelled call frees its processor. What the
+        function raises is raised here, as itself.
+
+        Raises:
+            CannotTravelError: function or arguments cannot be loaded there (`tools/cpu.py`).
+            TimeoutError: the time is up.
+            ToolExecutionError: the process that ran it died.
+        """
         ...
 
 
