@@ -5,6 +5,7 @@ It also runs the handler tasks themselves, since all they do is call one of thes
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,7 +24,7 @@ class CallableHost(AgentActor):
 
     def __init__(self) -> None:
         super().__init__("callables")
-        self._tasks: dict[str, Mapping[str, Task]] = {}
+        self._held: dict[str, asyncio.Future[Mapping[str, Task]]] = {}
 
     async def hold(self, run_id: str, body: bytes) -> None:
         """Load the tasks whose callables are asked here.
@@ -31,29 +32,43 @@ class CallableHost(AgentActor):
         Raises:
             ValidationError: they cannot be loaded in this process.
         """
+        held = self._awaited(run_id)
         try:
-            self._tasks[run_id] = load_tasks(body)
+            held.set_result(load_tasks(body))
         except Exception as error:
-            raise ValidationError(
+            refusal = ValidationError(
                 f"The run's handlers and guardrails cannot be loaded in a worker process: {message_of(error)}. "
                 "Install the modules they come from on every node, or use runtime='inline'"
-            ) from error
+            )
+            held.set_exception(refusal)
+            held.exception()  # taken here, whether or not anybody asks for a callable
+            raise refusal from error
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
         """Call one; gives `(value, None)` or `(None, error)` as bytes."""
         import pickle
 
         try:
-            value = await LocalCallables(self._tasks[run_id]).evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
+            # An agent's process may ask before the scheduler's message with the callables has come.
+            tasks = await asyncio.shield(self._awaited(run_id))
+            value = await LocalCallables(tasks).evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
             return as_bytes((value, None))
         except Exception as error:  # noqa: BLE001  it belongs to the asking task
             return as_bytes((None, portable(error)))
 
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables."""
-        self._tasks.pop(run_id, None)
+        held = self._held.pop(run_id, None)
+        if held is not None:
+            held.cancel()
         return await super().release(run_id)
+
+    def _awaited(self, run_id: str) -> asyncio.Future[Mapping[str, Task]]:
+        """The tasks of a run, when they have come."""
+        if run_id not in self._held:
+            self._held[run_id] = asyncio.get_running_loop().create_future()
+        return self._held[run_id]
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
         """Handler tasks that run here ask the callables here."""
-        return LocalCallables(self._tasks[run_id])
+        return LocalCallables(self._held[run_id].result())
