@@ -12,7 +12,7 @@ from typing import Any
 
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
 from actors.task_host import TaskHost, open_journal
-from actors.wire import WireOrder, load_agent
+from actors.wire import WireOrder, WireReport, load_agent
 from ensemble_ray.context import Services
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables
@@ -46,7 +46,7 @@ class AgentActor:
         self._host = TaskHost(SchedulerCourier(existing_scheduler(), house))
         self._limiter = LeasingLimiter(LimiterLine())
         self._cpu = RayCpuPool(cpu_call())
-        self._bound: dict[str, asyncio.Event] = {}
+        self._bound: dict[str, asyncio.Future[None]] = {}
 
     async def bind(
         self,
@@ -62,7 +62,18 @@ class AgentActor:
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
-        ready = self._bound.setdefault(frame.run_id, asyncio.Event())
+        bound = self._binding(frame.run_id)
+        try:
+            self._bind(frame, agents, home=home, hub=hub, callables=callables)
+        except Exception as error:
+            bound.set_exception(error)
+            bound.exception()  # taken here; whoever sends tasks of that run all the same hears of it again
+            raise
+        bound.set_result(None)
+
+    def _bind(
+        self, frame: RunFrame, agents: Mapping[str, bytes], *, home: str | None, hub: Any, callables: Any
+    ) -> None:
         loaded = {key: _loaded(key, body) for key, body in agents.items()}
         line = None if hub is None else DriverLine(hub, frame.run_id)
         self._host.host(
@@ -74,20 +85,37 @@ class AgentActor:
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=line),
             tool_metrics=ReportedToolMetrics(line) if line and frame.has_tool_metrics else NoOpToolMetrics(),
         )
-        ready.set()
+
+    def _binding(self, run_id: str) -> asyncio.Future[None]:
+        """Done when this process is ready for that run; messages may come before `bind` does."""
+        if run_id not in self._bound:
+            self._bound[run_id] = asyncio.get_running_loop().create_future()
+        return self._bound[run_id]
 
     async def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
-        """Run these tasks; returns when they are under way, not when they are done."""
-        await self._bound.setdefault(run_id, asyncio.Event()).wait()
+        """Run these tasks; returns when they are under way, not when they are done.
+
+        Raises:
+            ValidationError: an agent cannot be loaded in this process.
+        """
+        await asyncio.shield(self._binding(run_id))
         self._host.accept(run_id, orders)
 
+    async def perform(self, run_id: str, order: WireOrder) -> WireReport:
+        """Run one task and give its report."""
+        await asyncio.shield(self._binding(run_id))
+        return await self._host.perform(run_id, order)
+
     async def stop(self, run_id: str, instances: Sequence[str]) -> None:
-        """Stop running tasks."""
+        """Stop running tasks, also those that still wait for `bind`: whoever came first goes on first."""
+        await asyncio.wait([self._binding(run_id)])
         self._host.stop(run_id, instances)
 
     async def release(self, run_id: str) -> bool:
         """Forget a run; whether this process may be bound to another."""
-        self._bound.pop(run_id, None)
+        bound = self._bound.pop(run_id, None)
+        if bound is not None:
+            bound.cancel()
         await self._host.release(run_id)
         return threads.abandoned == 0
 

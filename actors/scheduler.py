@@ -104,7 +104,7 @@ class ScheduledRun:
 
     def __init__(self, package: RunPackage, pool: ProcessPool, hub: Any) -> None:
         self._package = package
-        self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, deliver=self._deliver)
+        self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, take=self.report)
         opened = None
         if package.home is not None:
             origin = package.header.get("origin")
@@ -152,9 +152,6 @@ class ScheduledRun:
             self.finished.set_exception(error)
             return
         self.finished.set_result(ended)
-
-    def _deliver(self, reports: Sequence[WireReport]) -> None:
-        self._background(self.report(reports))
 
     def _background(self, work: Any) -> None:
         job = asyncio.get_running_loop().create_task(work)

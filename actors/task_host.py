@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,17 +29,9 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
 
-__all__ = ["Courier", "FlushingSink", "TaskHost", "open_journal"]
+__all__ = ["Courier", "TaskHost", "open_journal"]
 
 _log = logging.getLogger(__name__)
-
-
-class FlushingSink(Protocol):
-    """An `EventSink` whose events can be waited for."""
-
-    async def flushed(self) -> None:
-        """Return when everything emitted so far has reached the hub."""
-        ...
 
 
 class Courier(Protocol):
@@ -62,7 +54,9 @@ class _HostedRun:
     houses: LocalHouses
     journal: Journal
     sink: EventSink
-    outbox: list[WireReport]
+    outbox: list[WireReport] = field(default_factory=list["WireReport"])
+    #: instance -> who waits for its report
+    asked: dict[str, asyncio.Future[WireReport]] = field(default_factory=dict[str, "asyncio.Future[WireReport]"])
     sender: asyncio.Task[None] | None = None
 
 
@@ -99,7 +93,7 @@ class TaskHost:
             self._deliver(run_id, results)
 
         houses = LocalHouses(TaskRunner(frame, ports, agents), agents, deliver, grace_s=GRACE_S)
-        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, sink=sink, outbox=[])
+        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, sink=sink)
 
     def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
         """Run these tasks; never waits. A task that cannot be loaded here is reported as failed."""
@@ -110,6 +104,16 @@ class TaskHost:
             except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
                 self._deliver(run_id, [_not_loaded(order, error)])
         self._runs[run_id].houses.start(loaded)
+
+    async def perform(self, run_id: str, order: WireOrder) -> WireReport:
+        """Run one task and give its report instead of sending it."""
+        hosted = self._runs[run_id]
+        asked: asyncio.Future[WireReport] = asyncio.get_running_loop().create_future()
+        hosted.asked[order.instance] = asked
+        self.accept(run_id, (order,))
+        report = await asked
+        await _flushed(hosted.sink)
+        return report
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks of a run."""
@@ -126,8 +130,13 @@ class TaskHost:
         hosted = self._runs.get(run_id)
         if hosted is None:
             return
-        hosted.outbox.extend(pack_result(result) for result in results)
-        if hosted.sender is None:
+        for result in results:
+            asked = hosted.asked.pop(result.instance, None)
+            if asked is None:
+                hosted.outbox.append(pack_result(result))
+            elif not asked.done():
+                asked.set_result(pack_result(result))
+        if hosted.outbox and hosted.sender is None:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
 
     async def _send(self, run_id: str, hosted: _HostedRun) -> None:
@@ -135,11 +144,17 @@ class TaskHost:
         try:
             while hosted.outbox:
                 batch, hosted.outbox = hosted.outbox, []
-                if hasattr(hosted.sink, "flushed"):
-                    await hosted.sink.flushed()
+                await _flushed(hosted.sink)
                 await self._courier.report(run_id, batch)
         finally:
             hosted.sender = None
+
+
+async def _flushed(sink: EventSink) -> None:
+    """Return when the sink's events have reached the hub; a sink nobody reads has none."""
+    flushed = getattr(sink, "flushed", None)
+    if flushed is not None:
+        await flushed()
 
 
 def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
