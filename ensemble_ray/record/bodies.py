@@ -108,9 +108,11 @@ class FileBodies:
 
     def close(self) -> None:
         """Flush and let go of the file."""
-        self.flush()
-        if self._file is not None:
-            self._file.close()
+        try:
+            self.flush()
+        finally:
+            if self._file is not None:
+                self._file.close()
 
     def _scan(self, paths: Iterable[Path]) -> None:
         for path in paths:

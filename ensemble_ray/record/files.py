@@ -24,10 +24,11 @@ class Place(NamedTuple):
 
 def cannot_write(path: Path, error: OSError) -> RecordError:
     """What went wrong with the record, where, and what to do about it."""
+    where = error.filename if isinstance(error.filename, str) else str(path)
     found = RecordError(
-        f"Cannot write the run's record to {path}: {error.strerror or error}. "
+        f"Cannot write the run's record to {where}: {error.strerror or error}. "
         "Free space or correct the rights there, or set ENSEMBLE_RAY_HOME to a directory that can be written.",
-        str(path),
+        where,
     )
     found.__cause__ = error
     return found

@@ -155,7 +155,8 @@ class FileJournal:
         finally:
             self._is_closed = True
             self._segment.close()
-            self._bodies.close()
+            with contextlib.suppress(OSError):  # flushed, or told of above
+                self._bodies.close()
 
     def _ask(self) -> None:
         self._has_asked = True

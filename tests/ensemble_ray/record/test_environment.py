@@ -1,0 +1,74 @@
+"""Which capture mode a run has."""
+
+import logging
+
+import pytest
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.record.environment import CAPTURE_MODE_VARIABLE, effective_capture_mode
+from ensemble_ray.trace import CaptureMode
+
+NAME = "ENSEMBLE_RAY_CAPTURE_MODE"
+
+
+def _mode(explicit: CaptureMode | str | None, value: str | None) -> tuple[CaptureMode, list[str]]:
+    warnings: list[str] = []
+    environ = {} if value is None else {NAME: value}
+    return effective_capture_mode(explicit, environ, warn=warnings.append), warnings
+
+
+@pytest.mark.parametrize("explicit", ["off", "standard", CaptureMode.FULL])
+@pytest.mark.parametrize("value", [None, "full", "loud"])
+def test_explicit_mode_wins(explicit: CaptureMode | str, value: str | None) -> None:
+    """S-CAP-2, S-CAP-3: off too, and the environment is not even looked at."""
+    assert _mode(explicit, value) == (CaptureMode(explicit), [])
+
+
+@pytest.mark.parametrize(("value", "expected"), [("full", "full"), (" Standard\n", "standard"), ("OFF", "off")])
+def test_environment_decides_when_nothing_is_chosen(value: str, expected: str) -> None:
+    """S-CAP-2, S-CAP-4: trimmed, in any case."""
+    assert CAPTURE_MODE_VARIABLE == NAME
+    assert _mode(None, value) == (CaptureMode(expected), [])
+
+
+@pytest.mark.parametrize("value", [None, "", "   "])
+def test_mode_is_off_when_nothing_is_said(value: str | None) -> None:
+    """S-CAP-2, S-CAP-4: blank is ignored without a word."""
+    assert _mode(None, value) == (CaptureMode.OFF, [])
+
+
+def test_warning_names_value_and_known_ones_when_it_is_unknown() -> None:
+    """S-CAP-4: ignored, and told."""
+    mode, warnings = _mode(None, "loud")
+    assert mode is CaptureMode.OFF
+    assert warnings == [f"{NAME} is 'loud', which is no capture mode and is ignored. Known: [off, standard, full]"]
+
+
+def test_process_environment_is_read_at_each_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-CAP-2, S-CAP-5: the calling process's own, resolved at each run."""
+    monkeypatch.setenv(NAME, "full")
+    assert effective_capture_mode(None) is CaptureMode.FULL
+    monkeypatch.setenv(NAME, "standard")
+    assert effective_capture_mode(None) is CaptureMode.STANDARD
+    assert effective_capture_mode(None, {}) is CaptureMode.OFF
+
+
+@pytest.mark.parametrize(("mode", "lines"), [("off", []), ("standard", ["Capture mode: standard"]), ("full", ["Capture mode: full"])])  # fmt: skip
+def test_active_mode_is_logged(mode: str, lines: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    """S-CAP-18: at INFO, when it is not off."""
+    with caplog.at_level(logging.INFO, logger="ensemble_ray"):
+        effective_capture_mode(mode)
+    assert [record.getMessage() for record in caplog.records] == lines
+    assert {record.levelname for record in caplog.records} <= {"INFO"}
+
+
+def test_warning_goes_to_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """S-CAP-4: at WARN, where nobody takes it."""
+    effective_capture_mode(None, {NAME: "loud"})
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_explicit_mode_is_refused_when_it_is_unknown() -> None:
+    """S-CONV-6: an unknown value string."""
+    with pytest.raises(ValidationError, match=r"Unknown capture_mode 'loud'\. Known: \[off, standard, full\]"):
+        effective_capture_mode("loud", {})

@@ -1,0 +1,123 @@
+"""Facts as lines and back."""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from decimal import Decimal
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState, TaskOutput
+from ensemble_ray.record.bodies import MemoryBodies
+from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, fact_of, in_json_form, line_of, plain_data
+from ensemble_ray.values import utc_of
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | st.just("x" * 2000)
+    | st.just("{" * 1025),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$body", "$$body", "body"]), inner, max_size=2)
+    ),
+    max_leaves=8,
+)
+
+
+def _fact(data: dict[str, object]) -> Fact:
+    return Fact(run="r", kind="output", name="facts#0", at=12.5, data=data)
+
+
+def _trip(fact: Fact, epoch: int = 0) -> Fact:
+    bodies = MemoryBodies()
+    return fact_of("r", line_of(fact, epoch, bodies.put), bodies.get)
+
+
+@given(data=st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=4))
+def test_json_data_comes_back_unchanged(data: dict[str, object]) -> None:
+    """Long texts, and users' keys that look like references to them, included."""
+    assert _trip(_fact(data)) == _fact(data)
+
+
+@pytest.mark.parametrize("length", [BODY_LIMIT, BODY_LIMIT + 1])
+def test_text_lies_among_the_bodies_when_it_is_long(length: int) -> None:
+    """More than 1,024 characters, not bytes; at any depth."""
+    text = "ä" * length
+    bodies = MemoryBodies()
+    line = json.loads(line_of(_fact({"a": [{"b": text}]}), 0, bodies.put))
+    expected: object = text if length <= BODY_LIMIT else {"$body": sha256(text.encode()).hexdigest()}
+    assert line["data"] == {"a": [{"b": expected}]}
+
+
+def test_line_has_the_fields_of_the_format() -> None:
+    """One line; the run's name stands in the file's header."""
+    line = line_of(_fact({"text": "two\nlines"}), 3, body_digest)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    assert json.loads(line) == {
+        "kind": "output",
+        "name": "facts#0",
+        "at": 12.5,
+        "epoch": 3,
+        "data": {"text": "two\nlines"},
+    }
+
+
+@dataclass
+class Point:
+    """A user's object."""
+
+    x: int
+
+
+def test_objects_are_written_in_their_json_form() -> None:
+    """Frozen values, instants, durations, decimals, enums: data, no pickles."""
+    output = TaskOutput(raw="x", task_description="d", agent_role="r", completed_at=utc_of(0), duration=1.5)
+    data = plain_data(
+        {"output": output, "at": utc_of(0), "took": timedelta(seconds=90), "cost": Decimal("0.10"), "state": RunState.FAILED, "p": Point(1)}
+    )  # fmt: skip
+    assert data["output"] == output.model_dump(mode="json")
+    assert data == {
+        **data,
+        "at": "1970-01-01T00:00:00Z",
+        "took": "PT1M30S",
+        "cost": "0.10",
+        "state": "failed",
+        "p": {"x": 1},
+    }
+
+
+def test_writing_goes_on_when_a_value_has_no_json_form() -> None:
+    """S-TRC-52: its text stands for it; half of a surrogate pair is kept."""
+    loop: list[object] = []
+    loop.append(loop)
+    data = {"o": object, "loop": loop, "bytes": b"\xff", "half": "\ud83d" * 2000, "nan": float("nan")}
+    read = _trip(_fact(data)).data
+    assert read["o"] == "<class 'object'>"
+    assert read["loop"] == ["[[...]]"]
+    assert read["bytes"] == "b'\\xff'"
+    assert read["half"] == "\ud83d" * 2000
+
+
+def test_recorded_form_is_what_a_reader_gets() -> None:
+    """With the epoch of its writer and its number."""
+    fact = _fact({"took": timedelta(seconds=1)})
+    assert in_json_form(fact, epoch=2, seq=7) == Fact(
+        run="r", kind="output", name="facts#0", at=12.5, data={"took": "PT1S"}, epoch=2, seq=7
+    )
+
+
+@pytest.mark.parametrize("line", [b"[]", b"{}", b'{"kind":"output","name":"a","at":"now","epoch":0,"data":{}}', b"x"])
+def test_line_is_refused_when_it_is_no_fact(line: bytes) -> None:
+    """A reader says so instead of guessing."""
+    with pytest.raises(ValueError, match=r"."):
+        fact_of("r", line, str)

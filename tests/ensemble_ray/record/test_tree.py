@@ -1,0 +1,78 @@
+"""The tree for people."""
+
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.tree import render_tree, tree_rows
+from ensemble_ray.trace import ExecutionTrace
+
+from .facts_of_runs import begun, completed, ended, failed, intent, model, node, output, task_trace
+
+READ, EDIT = node("read", "Read Ray"), node("edit", "Edit Ray", "Editor")
+
+
+def _finished() -> ExecutionTrace:
+    facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "facts"), 105)]
+    return fold_trace([*facts, *completed("edit", output("Edit Ray", "digest\nof Ray"), 110), ended(171.5)])
+
+
+def test_tree_of_a_finished_run() -> None:
+    """S-TRC-2: run, task, model call, tool call; with times, tokens and counts."""
+    assert render_tree(_finished()).splitlines() == [
+        "Run run-1: parallel, completed  [1 min 12 s]  [2 tasks]  [2 model calls]  [200 + 40 tokens]  [2 tool calls]  [0.6 USD]",
+        "├─ Reader: Read Ray  [4.00 s]  [1 model call]  [100 + 20 tokens]  [1 tool call]",
+        "│  ├─ model call 1: asked for tools  [1.00 s]  [100 + 20 tokens]",
+        '│  │  └─ search({"q": 1}) -> 3 hits  [1.00 s]  [success]',
+        "│  └─ answer: facts",
+        "└─ Reader: Edit Ray  [4.00 s]  [1 model call]  [100 + 20 tokens]  [1 tool call]",
+        "   ├─ model call 1: asked for tools  [1.00 s]  [100 + 20 tokens]",
+        '   │  └─ search({"q": 1}) -> 3 hits  [1.00 s]  [success]',
+        "   └─ answer: digest of Ray",
+    ]
+
+
+def test_tree_of_a_failed_run() -> None:
+    """S-TRC-61: what failed is marked, and why."""
+    facts = [*begun(READ), *failed("read", 105, trace=task_trace("Read Ray", "")), ended(106, "failed", "error")]
+    trace = fold_trace(facts)
+    lines = render_tree(trace).splitlines()
+    assert lines[0].startswith("Run run-1: parallel, failed")
+    assert lines[1].endswith("[failed]")
+    assert lines[-1] == "└─ AgentExecutionError: LLM failed  [Read Ray]"
+    assert [row.kind for row in tree_rows(trace) if row.is_bad] == ["run", "task", "error"]
+
+
+def test_tree_of_a_torn_run() -> None:
+    """S-TRC-31: it ends in the middle of a tool call; unknown tokens are a question mark."""
+    facts = [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 102)]
+    facts[2].data["output_tokens"] = -1  # type: ignore[index]
+    text = render_tree(fold_trace(facts))
+    assert "Run run-1: parallel, interrupted" in text
+    assert "[100 + ? tokens]" in text
+    assert "[interrupted]" in text
+    assert "No result was recorded" in text
+
+
+def test_control_characters_do_not_reach_the_terminal() -> None:
+    """A model's answer cannot clear the screen, retitle the window or reverse the line."""
+    trace = _finished()
+    evil = "\x1b[2J\x1b]0;x\x07\u202eabc\x9b\r\nnext"
+    task = trace.task_traces[0].replace(final_output=evil, agent_role=evil, task_description=evil)
+    text = render_tree(trace.replace(task_traces=[task], ensemble_id=evil))
+    assert all(char.isprintable() or char == "\n" for char in text)
+    assert len(text.splitlines()) == len(tree_rows(trace.replace(task_traces=[task])))
+
+
+def test_long_texts_are_cut() -> None:
+    """A book as an answer is one line."""
+    trace = _finished()
+    task = trace.task_traces[0].replace(final_output="word " * 100_000)
+    line = render_tree(trace.replace(task_traces=[task])).splitlines()[-1]
+    assert line.endswith("word...")
+    assert len(line) < 130
+
+
+def test_rows_say_where_they_stand() -> None:
+    """For whoever draws them with colours."""
+    assert [(row.depth, row.kind) for row in tree_rows(_finished())] == [
+        (0, "run"),
+        *([(1, "task"), (2, "model"), (3, "tool"), (2, "answer")] * 2),
+    ]
