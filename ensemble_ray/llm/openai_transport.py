@@ -8,8 +8,10 @@ what the bytes mean, and no key is ever logged.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,6 +21,7 @@ from urllib.request import getproxies
 
 from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_errors import Failure
+from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     import aiohttp
@@ -64,7 +67,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: 
     Raises:
         CallFailedError: there was no answer: no connection, a cut one, or no time left.
     """
-    session = _session(url)
+    session = _held(url) or await _open(url)
     try:
         async with session.post(
             url, data=_payload(body), headers=headers, timeout=_timeout(timeout_s, streaming=False)
@@ -86,7 +89,7 @@ async def open_stream(
     Raises:
         CallFailedError: no connection, a cut one, or silence for too long.
     """
-    session = _session(url)
+    session = _held(url) or await _open(url)
     # Not used again: a widespread server closes the connection after a stream and says that it keeps it.
     headers = {**headers, "Connection": "close"}
     try:
@@ -153,21 +156,27 @@ def _is_local(url: str) -> bool:
     return urlsplit(url).hostname in _LOOPBACK
 
 
-def _session(url: str) -> aiohttp.ClientSession:
-    """The running loop's session for that URL; a proxy of the environment is never used for this machine."""
-    local = _is_local(url)
-    sessions = _local_sessions if local else _sessions
-    return sessions.get() or sessions.put(_new_session(local=local))
+def _held(url: str) -> aiohttp.ClientSession | None:
+    """The running loop's session for that URL."""
+    return (_local_sessions if _is_local(url) else _sessions).get()
 
 
-def _new_session(*, local: bool) -> aiohttp.ClientSession:
+async def _open(url: str) -> aiohttp.ClientSession:
+    """Make that session; a proxy of the environment is never used for this machine."""
+    if "aiohttp" not in sys.modules:
+        await threads.run(importlib.import_module, "aiohttp")  # a fifth of a second of CPU: not on the loop
     import aiohttp
 
-    return aiohttp.ClientSession(
+    held = _held(url)  # others may have been waiting for the import too
+    if held is not None:
+        return held
+    local = _is_local(url)
+    session = aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=300),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=not local and bool(getproxies()),
     )
+    return (_local_sessions if local else _sessions).put(session)
 
 
 def _per_loop() -> PerLoop[aiohttp.ClientSession]:

@@ -32,7 +32,7 @@ from ensemble_ray.testing.model_server.script import (
 
 __all__ = ["ModelServer", "Script", "tool_loop"]
 
-Script = Answer | list[Answer] | Callable[[ServedRequest], Answer]
+Script = Answer | Sequence[Answer] | Callable[[ServedRequest], Answer]
 
 
 def _echo(request: ServedRequest) -> Answer:
@@ -239,10 +239,10 @@ class ModelServer:
             except Exception as error:  # noqa: BLE001  a broken script is told to the client, so that the test shows it
                 return Fault(status=400, message=f"the script failed: {type(error).__name__}: {error}")
         if isinstance(script, list):
-            if request.number >= len(script):
-                return Fault(status=400, message=f"the script of {len(script)} answers is used up")
-            return reply_of(script[request.number])
-        return reply_of(script)
+            if request.number >= len(cast("list[Answer]", script)):
+                return Fault(status=400, message=f"the script of {request.number} answers is used up")
+            return reply_of(cast("list[Answer]", script)[request.number])
+        return reply_of(cast("Answer", script))
 
     def _release(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
         if self._held is not None:
