@@ -91,6 +91,20 @@ class LocalChatModel:
         """What goes into every request."""
         return dict(self._request_options)
 
+    @property
+    def spec(self) -> LocalSpec:
+        """What its server runs; models with equal ones share it.
+
+        Raises:
+            ValidationError: no path was given, and the embedded model is not installed.
+        """
+        return LocalSpec(
+            path=str(self.path),
+            context_tokens=self._context_tokens,
+            slots=self._slots,
+            threads=self._threads or max(2, (os.cpu_count() or 2) // 2),
+        )
+
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Answer the conversation; the first call of a machine starts the server.
 
@@ -114,7 +128,7 @@ class LocalChatModel:
                 yield part
 
     async def _endpoint(self) -> Endpoint:
-        spec = self._spec()
+        spec = self.spec
         address = local_server.held(spec)
         if address is None:
             address = await threads.run(local_server.acquire, spec)
@@ -124,14 +138,6 @@ class LocalChatModel:
             key=address.key,
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {address.key}"},
             timeout_s=self._timeout_s or _DEFAULT_TIMEOUT_S,
-        )
-
-    def _spec(self) -> LocalSpec:
-        return LocalSpec(
-            path=str(self.path),
-            context_tokens=self._context_tokens,
-            slots=self._slots,
-            threads=self._threads or max(2, (os.cpu_count() or 2) // 2),
         )
 
     def _keywords(self) -> dict[str, object]:

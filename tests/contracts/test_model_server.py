@@ -1,0 +1,180 @@
+"""The protocol server for tests: what others lean on when they count, hold and break requests with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from http.client import HTTPConnection, RemoteDisconnected
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest, tool_loop
+
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
+
+
+def ask(
+    url: str, body: object = None, *, headers: Mapping[str, str] | None = None, path: str = "/chat/completions"
+) -> tuple[int, Any]:
+    """Status and JSON of one request."""
+    place = urlsplit(url)
+    connection = HTTPConnection(place.netloc, timeout=30)
+    data = json.dumps(HELLO if body is None else body)
+    connection.request("POST", place.path + path, body=data, headers=dict(headers or {}))
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def text_of(answer: tuple[int, Any]) -> object:
+    """The text of an answer that succeeded."""
+    assert answer[0] == 200
+    return answer[1]["choices"][0]["message"]["content"]
+
+
+def test_answers_come_in_order_when_scripted() -> None:
+    """S-CONV-22: the double speaks the protocol that the adapter speaks."""
+    with ModelServer(["one", ToolCall("c", "t", "{}")]) as server:
+        assert text_of(ask(server.base_url)) == "one"
+        message = ask(server.base_url)[1]["choices"][0]["message"]
+        assert message["tool_calls"] == [{"id": "c", "type": "function", "function": {"name": "t", "arguments": "{}"}}]
+        status, body = ask(server.base_url)
+        assert (status, body["error"]["message"]) == (400, "the script of 2 answers is used up")
+
+
+def test_the_last_message_comes_back_when_there_is_no_script() -> None:
+    """Without a script the server echoes."""
+    with ModelServer() as server:
+        assert text_of(ask(server.base_url)) == "echo: hello"
+
+
+def test_the_request_decides_when_the_script_is_a_callable() -> None:
+    """S-CONV-25: scripts see what was sent, so that tests can look at it."""
+
+    def answer(request: ServedRequest) -> str:
+        return f"{request.number} {request.model} {request.text} {request.tools} {request.headers['x-a']}"
+
+    with ModelServer(answer) as server:
+        assert text_of(ask(server.base_url, headers={"X-A": "b"})) == "0 m hello () b"
+        status, body = ask(server.base_url)
+        assert (status, body["error"]["message"]) == (400, "the script failed: KeyError: 'x-a'")
+
+
+def test_identical_requests_are_counted_when_sent_again() -> None:
+    """Durable runs promise that an answered request is not sent again; this is what they are measured with."""
+    with ModelServer("x") as server:
+        for body in (HELLO, {**HELLO, "model": "n"}, HELLO):
+            ask(server.base_url, body)
+        assert sorted(server.counts.values()) == [1, 2]
+        assert server.repeated == 1
+        assert ask(server.base_url, path="/other")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        ({}, HELLO, (401, "invalid_api_key")),
+        ({"Authorization": "Bearer wrong"}, HELLO, (401, "invalid_api_key")),
+        ({"Authorization": "Bearer k"}, {**HELLO, "model": "n"}, (404, "model_not_found")),
+    ],
+)
+def test_a_request_is_refused_when_key_or_model_is_wrong(
+    headers: Mapping[str, str], body: object, expected: tuple[int, str]
+) -> None:
+    """The server checks what it was told to check."""
+    with ModelServer("x", api_key="k", models=["m"]) as server:
+        status, answer = ask(server.base_url, body, headers=headers)
+        assert (status, answer["error"]["code"]) == expected
+        assert text_of(ask(server.base_url, headers={"Authorization": "Bearer k"})) == "x"
+
+
+def test_a_fault_is_given_when_scripted() -> None:
+    """Statuses with their wish for patience, and connections cut without a word."""
+    with ModelServer([Fault(status=429, retry_after_s=1.5, message="slow down"), Fault(kind="drop")]) as server:
+        place = urlsplit(server.base_url)
+        connection = HTTPConnection(place.netloc, timeout=30)
+        connection.request("POST", "/v1/chat/completions", body=json.dumps(HELLO))
+        response = connection.getresponse()
+        assert (response.status, response.headers["retry-after"]) == (429, "1.5")
+        with pytest.raises(RemoteDisconnected):
+            ask(server.base_url)
+
+
+def test_answers_are_held_when_paused() -> None:
+    """Concurrency can be tested without sleeping: hold the answers, wait for the requests, let go."""
+    with ModelServer(Reply(text="x")) as server:
+        server.pause()
+        answers: list[object] = []
+        callers = [threading.Thread(target=lambda: answers.append(text_of(ask(server.base_url)))) for _ in range(5)]
+        for caller in callers:
+            caller.start()
+        server.wait_in_flight(5)
+        assert answers == []
+        assert server.in_flight == 5
+        server.resume()
+        for caller in callers:
+            caller.join()
+        assert answers == ["x"] * 5
+        assert server.max_in_flight == 5
+        with pytest.raises(TimeoutError, match="waited 0 s for 1 requests in flight"):
+            server.wait_in_flight(1, timeout_s=0)
+
+
+def test_a_body_in_chunks_is_read_when_the_client_sends_one() -> None:
+    """HTTP allows both; clients differ."""
+    with ModelServer() as server:
+        place = urlsplit(server.base_url)
+        connection = HTTPConnection(place.netloc, timeout=30)
+        data = json.dumps(HELLO).encode()
+        connection.request(
+            "POST",
+            "/v1/chat/completions",
+            body=iter([data[:10], data[10:]]),
+            headers={"Transfer-Encoding": "chunked"},
+            encode_chunked=True,
+        )
+        assert text_of((200, json.loads(connection.getresponse().read()))) == "echo: hello"
+        connection.request("GET", "/v1/models")
+        assert json.loads(connection.getresponse().read())["data"] == [{"id": "scripted", "object": "model"}]
+        connection.request("GET", "/v1/nothing")
+        assert connection.getresponse().status == 404
+
+
+@pytest.mark.parametrize(("results", "asks"), [(0, True), (1, True), (2, False)])
+def test_a_tool_is_asked_for_until_enough_results_are_there(results: int, *, asks: bool) -> None:
+    """The script of tool-loop benchmarks."""
+    messages: Sequence[object] = [*HELLO["messages"], *([{"role": "tool", "content": "r"}] * results)]
+    tools = [{"type": "function", "function": {"name": "find"}}]
+    with ModelServer(tool_loop(2)) as server:
+        message = ask(server.base_url, {"messages": messages, "tools": tools})[1]["choices"][0]["message"]
+    assert ("tool_calls" in message) == asks
+    assert message["content"] == (None if asks else "done")
+
+
+def test_it_serves_from_its_own_process_when_started_as_one() -> None:
+    """For benchmarks: prints its URL first, counts at /stats, ends when its starter is gone."""
+    command = [sys.executable, "-W", "error", "-m", "ensemble_ray.testing.model_server"]
+    with subprocess.Popen(  # noqa: S603  our own interpreter
+        [*command, "--text", "hi", "--latency-ms", "1", "--keep-requests", "--until-stdin-closes"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url = process.stdout.readline().strip()
+        assert text_of(ask(url)) == "hi"
+        assert text_of(ask(url)) == "hi"
+        place = urlsplit(url)
+        connection = HTTPConnection(place.netloc, timeout=30)
+        connection.request("GET", f"{place.path}/stats")
+        stats = json.loads(connection.getresponse().read())
+        assert stats == {"requests": 2, "served": 2, "repeated": 1, "abandoned": 0, "max_in_flight": 1}
+        connection.close()
+        process.stdin.close()
+        assert process.wait(timeout=30) == 0
