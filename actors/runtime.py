@@ -10,7 +10,8 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -135,7 +136,8 @@ class RayRuntime:
                 self._keeps_warm = True
                 options["include_dashboard"] = False
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            cast("Callable[..., object]", ray.init)(**{**options, **self._init_options})
+            with _quiet():
+                cast("Callable[..., object]", ray.init)(**{**options, **self._init_options})
         return spawn.scheduler()
 
     # Packing.
@@ -172,6 +174,18 @@ class RayRuntime:
 
     def _joins(self) -> bool:
         return bool(self._address or os.environ.get("RAY_ADDRESS", "").strip())
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _without_callables(task: Task) -> Task:
