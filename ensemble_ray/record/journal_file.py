@@ -54,7 +54,7 @@ _Entry = tuple[Fact, int]
 
 def new_writer_name() -> str:
     """A name for this process as a writer; unique, and sorted by time."""
-    return f"{time.time_ns() // 1_000_000:x}-{os.getpid()}-{secrets.token_hex(2)}"
+    return f"{time.time_ns() // 1_000_000:x}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 class FileJournal:

@@ -156,8 +156,10 @@ def _one_line(text: str, length: int) -> str:
 
 def _seconds(duration: timedelta) -> str:
     seconds = duration.total_seconds()
-    minutes = int(seconds // 60)
-    return f"{minutes} min {seconds - 60 * minutes:.0f} s" if minutes else f"{seconds:.2f} s"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
 
 
 def _count(number: int, noun: str) -> str:

@@ -1,5 +1,9 @@
 """The tree for people."""
 
+from datetime import timedelta
+
+import pytest
+
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.tree import render_tree, tree_rows
 from ensemble_ray.trace import ExecutionTrace
@@ -68,6 +72,16 @@ def test_long_texts_are_cut() -> None:
     line = render_tree(trace.replace(task_traces=[task])).splitlines()[-1]
     assert line.endswith("word...")
     assert len(line) < 130
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 ms"), (0.000249, "0.249 ms"), (0.25, "250 ms"), (1, "1.00 s"), (59.994, "59.99 s"), (59.999, "1 min 0 s"), (3605.4, "60 min 5 s")],
+)  # fmt: skip
+def test_times_are_short_and_exact(seconds: float, text: str) -> None:
+    """For people: no zero where something took time, no 60 s."""
+    trace = _finished().replace(total_duration=timedelta(seconds=seconds))
+    assert tree_rows(trace)[0].details[0] == text
 
 
 def test_rows_say_where_they_stand() -> None:
