@@ -6,7 +6,6 @@ past because a guardrail gave something that is no verdict; guardrails fail clos
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -21,7 +20,6 @@ __all__ = [
     "GuardrailResult",
     "GuardrailType",
     "check_verdict",
-    "fold_verdicts",
     "violation_of",
 ]
 
@@ -115,11 +113,6 @@ def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
         "Return GuardrailResult.success() or GuardrailResult.failure(reason)"
     )
     raise TypeError(msg)
-
-
-def fold_verdicts(verdicts: Iterable[GuardrailResult]) -> GuardrailResult:
-    """The first failure, success when there is none; nothing is taken from the iterable after a failure (S-GRD-6)."""
-    return next((verdict for verdict in verdicts if not verdict.is_success), GuardrailResult.success())
 
 
 def violation_of(

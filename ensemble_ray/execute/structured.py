@@ -18,6 +18,7 @@ import re
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Generic, Protocol, TypeVar, cast
 
 import pydantic
@@ -30,8 +31,11 @@ __all__ = ["ParseResult", "StructuredMachine", "StructuredTask", "describe_schem
 T = TypeVar("T")
 
 #: A fenced block: its tag and its content. Tags other than json are matched too, so that fences pair up rightly.
-_FENCED = re.compile(r"```([\w+#.-]*)(.*?)```", re.DOTALL)
-_OPENING = re.compile(r"[{\[]")
+_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
+#: Where an object or array may begin.
+_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
+#: Openings tried before an answer counts as garbage; each failure costs time in proportion to the whole text.
+_MOST_OPENINGS = 1000
 #: Characters of an answer without JSON that its error shows (S-OUT-21).
 _SHOWN = 200
 _decoder = json.JSONDecoder()
@@ -68,11 +72,13 @@ def extract_json(raw: str | None) -> str | None:
             return str(content).strip()
     if _looks_like_json(text):
         return text
-    for opening in _OPENING.finditer(text):
+    for opening in islice(_OPENING.finditer(text), _MOST_OPENINGS):
         try:
             _, end = _decoder.raw_decode(text, opening.start())
-        except (ValueError, RecursionError):  # no JSON from here, or nested beyond reason
+        except ValueError:
             continue
+        except RecursionError:  # nested beyond reason, and so it is from the next openings on
+            return None
         return text[opening.start() : end]
     return None
 
@@ -230,4 +236,4 @@ def _detail(error: pydantic.ValidationError) -> str:
 
 
 def _name(kind: type[object]) -> str:
-    return getattr(kind, "__name__", str(kind))
+    return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -43,6 +43,7 @@ _SCALARS: tuple[tuple[type[object], str], ...] = (
     (uuid.UUID, '"string"'),
     (pathlib.PurePath, '"string"'),
 )
+_PRIMITIVES = (int, float, bool, complex, bytes)
 _LISTS = (
     *(list, tuple, set, frozenset, collections.deque),
     *(collections.abc.Sequence, collections.abc.Set, collections.abc.Collection, collections.abc.Iterable),
@@ -53,10 +54,10 @@ def describe_schema(kind: type[object] | None) -> str:
     """The schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
 
     Args:
-        kind: A pydantic model, dataclass or `TypedDict`.
+        kind: Whatever a task's `output_type` may be: a pydantic model, dataclass, `TypedDict`, enum, `str` or mapping.
 
     Raises:
-        ValueError: there is no type, or it has no fields to describe: a primitive, None, or a collection (S-OUT-5).
+        ValueError: there is no type, or it is a primitive or an array (S-OUT-5).
 
     Example:
         >>> from dataclasses import dataclass
@@ -71,12 +72,13 @@ def describe_schema(kind: type[object] | None) -> str:
         }
     """
     if kind is None or kind is type(None):
-        msg = "Cannot describe the schema of None. Give a pydantic model, a dataclass or a TypedDict"
+        msg = "Cannot describe the schema of None. Give a pydantic model or a dataclass"
         raise ValueError(msg)
-    if _is_record(typing.get_origin(kind) or kind):
-        return _object(kind, 0)
-    msg = f"Cannot describe the schema of {_name(kind)}: it is no object. Wrap it in a pydantic model or a dataclass"
-    raise ValueError(msg)
+    origin: object = typing.get_origin(kind) or kind
+    if origin in _PRIMITIVES or origin in _LISTS:
+        msg = f"Cannot describe the schema of {_name(kind)}. Wrap it in a pydantic model or a dataclass"
+        raise ValueError(msg)
+    return _describe(kind, -1)
 
 
 def output_format_section(kind: type[object]) -> str:
@@ -105,7 +107,7 @@ def correction_prompt(kind: type[object], *, problem: str, response: str) -> str
 
 
 def _describe(kind: object, level: int) -> str:
-    """How a value of that type is shown; `level` is the level of the object that holds it."""
+    """How a value of that type is shown; `level` is the level of the object that holds it, -1 where none does."""
     kind, level = _plain(kind, level)
     origin, arguments = typing.get_origin(kind) or kind, typing.get_args(kind)
     if _is_record(origin):
