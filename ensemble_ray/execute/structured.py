@@ -13,7 +13,6 @@ Rules of the retries (`StructuredMachine`):
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -27,6 +26,9 @@ from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 
 __all__ = ["ParseResult", "StructuredMachine", "StructuredTask", "describe_schema", "extract_json", "parse_output"]
+
+#: Levels of log lines as the runner's `logging` numbers them; a machine tells lines, it does not log.
+_INFO, _WARNING = 20, 30
 
 T = TypeVar("T")
 
@@ -207,10 +209,10 @@ class StructuredMachine:
         attempt = f"attempt {len(self._errors) + 1}/{self._attempts}"
         whose = f"Agent '{self._agent_role}': structured output"
         if self._parsed.error_message is None:
-            self._log.append((logging.INFO, f"{whose} parsed on {attempt}"))
+            self._log.append((_INFO, f"{whose} parsed on {attempt}"))
             return
         self._errors.append(self._parsed.error_message)
-        self._log.append((logging.WARNING, f"{whose} not parsed on {attempt}: {self._parsed.error_message}"))
+        self._log.append((_WARNING, f"{whose} not parsed on {attempt}: {self._parsed.error_message}"))
 
 
 # Parts of parsing.
