@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_errors import Failure
@@ -165,6 +164,8 @@ async def _open(url: str) -> aiohttp.ClientSession:
     """Make that session; a proxy of the environment is never used for this machine."""
     if "aiohttp" not in sys.modules:
         await threads.run(importlib.import_module, "aiohttp")  # a fifth of a second of CPU: not on the loop
+    from urllib.request import getproxies
+
     import aiohttp
 
     held = _held(url)  # others may have been waiting for the import too
