@@ -40,11 +40,11 @@ class AgentActor:
 
     def __init__(self, house: str) -> None:
         from actors.cpu import RayCpuPool
-        from actors.spawn import cpu_call, existing_scheduler
+        from actors.spawn import cpu_call, existing
 
         self._house = house
-        self._host = TaskHost(SchedulerCourier(existing_scheduler(), house))
-        self._limiter = LeasingLimiter(LimiterLine())
+        self._host = TaskHost(SchedulerCourier(existing("scheduler"), house))
+        self._limiter = LeasingLimiter(LimiterLine(), holder=house)
         self._cpu = RayCpuPool(cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
 

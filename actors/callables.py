@@ -22,8 +22,8 @@ __all__ = ["CallableHost"]
 class CallableHost(AgentActor):
     """Hosts the callables of one run."""
 
-    def __init__(self) -> None:
-        super().__init__("callables")
+    def __init__(self, house: str) -> None:
+        super().__init__(house)
         self._held: dict[str, asyncio.Future[Mapping[str, Task]]] = {}
 
     async def hold(self, run_id: str, body: bytes) -> None:

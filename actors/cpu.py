@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
+import ray.exceptions
 
 from ensemble_ray.errors import ToolExecutionError
 from ensemble_ray.tools.cpu import pack, unpack_reply

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ray
+import ray.exceptions
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 

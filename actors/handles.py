@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import ray
+import ray.exceptions
 
 from ensemble_ray.errors import IllegalStateError, portable
 from ensemble_ray.events import Event, TaskFailedEvent, TokenEvent

@@ -127,4 +127,3 @@ def _global_names(code: types.CodeType) -> set[str]:
         if isinstance(constant, types.CodeType):
             names |= _global_names(constant)
     return names
-

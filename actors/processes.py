@@ -15,6 +15,8 @@ from typing import Any
 import ray
 
 from actors import spawn
+from ensemble_ray.ids import new_object_id
+from ensemble_ray.limits.desk import Leave
 
 __all__ = ["Process", "ProcessPool"]
 
@@ -28,6 +30,8 @@ class Process:
     """One agent process."""
 
     handle: Any
+    #: also what it calls itself towards the rate limiter
+    name: str
     #: whether it hosts callables
     is_callable_host: bool = False
     #: instances it runs for the current run
@@ -43,7 +47,6 @@ class ProcessPool:
     def __init__(self) -> None:
         self._idle: list[Process] = []
         self._watches: set[asyncio.Task[None]] = set()
-        self._numbers = 0
 
     def take(self, *, is_callable_host: bool = False) -> Process:
         """An idle process, or a fresh one; never waits, since calls queue up until it has started."""
@@ -53,9 +56,9 @@ class ProcessPool:
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
-        self._numbers += 1
-        handle = spawn.callable_host() if is_callable_host else spawn.agent_actor(f"agent-{self._numbers}")
-        process = Process(handle=handle, is_callable_host=is_callable_host)
+        name = f"{'callables' if is_callable_host else 'agent'}-{new_object_id()[:8]}"
+        handle = spawn.callable_host(name) if is_callable_host else spawn.agent_actor(name)
+        process = Process(handle=handle, name=name, is_callable_host=is_callable_host)
         watch = asyncio.get_running_loop().create_task(self._watch(process))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
@@ -91,8 +94,16 @@ class ProcessPool:
         try:
             await process.handle.watch.remote()
         except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
+            _leave_limiter(process.name)
             was_alive, process.is_alive = process.is_alive, False
             if process in self._idle:
                 self._idle.remove(process)
             if was_alive and process.on_death is not None:
                 process.on_death(process, error)
+
+
+def _leave_limiter(name: str) -> None:
+    """Free the permits that a dead process held or waited for; without a limiter there are none."""
+    limiter = spawn.existing("rate_limiter")
+    if limiter is not None:
+        limiter.receive.remote(Leave(holder=name))

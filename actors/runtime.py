@@ -10,13 +10,14 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import cloudpickle
 import ray
+import ray.exceptions
 
 from actors import spawn
 from actors.event_hub import Page, Request
@@ -67,7 +68,7 @@ class RayRuntime:
         """
         self._address = address
         self._record = record
-        self._home = home
+        self.home = home
         self._init_options = dict(init_options or {})
         self._scheduler: Any = None
         self._starting: asyncio.Lock | None = None
@@ -156,7 +157,7 @@ class RayRuntime:
         called = {key: task for key, task in planned.tasks.items() if task.handler is not None or key in guardrails}
         home = None
         if self._record:
-            home = str((self._home or home_directory()).resolve())
+            home = str((self.home or home_directory()).resolve())
         return RunPackage(
             run_id=request.run_id,
             plan=planned.plan,
@@ -177,7 +178,7 @@ class RayRuntime:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet() -> Generator[None]:
     """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
     logger = logging.getLogger("ray")
     level = logger.level

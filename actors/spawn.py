@@ -16,7 +16,7 @@ __all__ = [
     "callable_host",
     "cpu_call",
     "event_hub",
-    "existing_scheduler",
+    "existing",
     "rate_limiter",
     "scheduler",
 ]
@@ -71,11 +71,11 @@ def agent_actor(house: str) -> Any:
     return _remote(AgentActor, max_restarts=0).remote(house)
 
 
-def callable_host() -> Any:
+def callable_host(name: str) -> Any:
     """A fresh process for one run's callables; a lost process is lost state."""
     from actors.callables import CallableHost
 
-    return _remote(CallableHost, max_restarts=0).remote()
+    return _remote(CallableHost, max_restarts=0).remote(name)
 
 
 def cpu_call() -> Any:
@@ -85,10 +85,9 @@ def cpu_call() -> Any:
     return ray.remote(num_cpus=1, max_retries=0)(call_packed)  # noqa: TID251  the one place
 
 
-def existing_scheduler() -> Any:
-    """The scheduler, for actors that it made.
-
-    Raises:
-        ValueError: there is none in this cluster.
-    """
-    return ray.get_actor("scheduler", namespace=NAMESPACE)
+def existing(name: str) -> Any:
+    """The cluster's actor of that name; None when there is none."""
+    try:
+        return ray.get_actor(name, namespace=NAMESPACE)
+    except ValueError:
+        return None

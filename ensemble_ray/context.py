@@ -7,7 +7,7 @@ or the inline runtime sets them when work arrives, from the message's envelope (
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ def current_log_context() -> Mapping[str, str]:
 
 
 @contextmanager
-def log_context(fields: Mapping[str, str]) -> Iterator[None]:
+def log_context(fields: Mapping[str, str]) -> Generator[None]:
     """Add log fields for the block; they are gone after it, also on failure (S-ENG-20)."""
     token = _log_fields.set({**current_log_context(), **fields})
     try:
@@ -68,7 +68,7 @@ def services() -> Services | None:
 
 
 @contextmanager
-def use_services(chosen: Services) -> Iterator[None]:
+def use_services(chosen: Services) -> Generator[None]:
     """Use these services in the block."""
     token = _services.set(chosen)
     try:

@@ -84,6 +84,10 @@ class _Recipient:
         self._loop.run_until_complete(wait())
 
 
+def _ignore(_stop: BaseException) -> None:
+    """Nobody waits for an interrupt."""
+
+
 class Delivery:
     """The listeners of one run. An `EventSink`: takes events in order, never waits."""
 
@@ -94,8 +98,7 @@ class Delivery:
         fields: dict[str, str] | None = None,
         on_interrupt: Callable[[BaseException], None] | None = None,
     ) -> None:
-        interrupted = on_interrupt or (lambda _stop: None)
-        self._recipients = [_Recipient(listener, dict(fields or {}), interrupted) for listener in listeners]
+        self._recipients = [_Recipient(listener, dict(fields or {}), on_interrupt or _ignore) for listener in listeners]
         self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
 
     def wants(self, kind: type[Event]) -> bool:

@@ -64,12 +64,12 @@ class InlineRuntime:
             home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
         """
         self._record = record
-        self._home = home
+        self.home = home
         self._cpu = LokyCpuPool()
 
     async def submit(self, request: RunRequest) -> InlineRun:
         """Begin a run in this process."""
-        home = self._home or home_directory()
+        home = self.home or home_directory()
         journal: Journal
         if self._record:
             opened = open_run(home, request.run_id, writer="inline", origin=str(request.header.get("origin") or ""))

@@ -27,9 +27,9 @@ from ensemble_ray.loop import bridge, submit
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.record.digest import digest_of, without_object_ids
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
-from ensemble_ray.record.fold import digest_of
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.record.result import assemble, summaries
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
@@ -202,7 +202,8 @@ class Run:
         """What a finished run of that id gave; it is not run again (S-SET-39)."""
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         object_ids = {node.key: node.object_id for node in planned.plan.nodes}
-        return recorded_output(home_directory(), self.id, request.header, output_types=types, object_ids=object_ids)
+        home = self._runtime.home or home_directory()
+        return recorded_output(home, self.id, request.header, output_types=types, object_ids=object_ids)
 
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
@@ -241,7 +242,7 @@ class Run:
             cost=definition.cost_configuration,
             has_tool_metrics=definition.tool_metrics is not None,
         )
-        data = plan.to_dict()
+        data = without_object_ids(plan.to_dict())
         header = {
             "plan": data,
             "ensemble_id": self.id,

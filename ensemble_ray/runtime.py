@@ -13,6 +13,8 @@ from ensemble_ray.config import Settings
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome
     from ensemble_ray.messages import Fact
@@ -53,6 +55,11 @@ class RunHandle(Protocol):
 @runtime_checkable
 class Runtime(Protocol):
     """Where runs live: this process, or actors on a cluster."""
+
+    @property
+    def home(self) -> Path | None:
+        """Directory of its records; None: `ENSEMBLE_RAY_HOME` or the user's state directory."""
+        ...
 
     async def submit(self, request: RunRequest) -> RunHandle:
         """Begin a run.

@@ -79,7 +79,8 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
 class Value(BaseModel):
     """A frozen value. Unknown fields are refused; `replace` copies and validates again (S-CONV-3, S-CONV-4)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
     def __init__(self, **data: object) -> None:
         try:

@@ -23,9 +23,9 @@ _ABSENT = object()
 _SHOWN = 60
 
 
-def without_object_ids(data: object) -> object:
+def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
     """The JSON form of some data without the hidden ids in it."""
-    return _stripped(jsonable(data))
+    return cast("dict[str, object]", _stripped(jsonable(data)))
 
 
 def digest_of(data: Mapping[str, object]) -> str:
@@ -34,7 +34,7 @@ def digest_of(data: Mapping[str, object]) -> str:
     return sha256(text.encode()).hexdigest()
 
 
-def differences(recorded: object, current: object) -> list[str]:
+def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """What differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
     found: list[str] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)

@@ -34,10 +34,11 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
     outputs = [output for _, output in outcome.completed]
-    metrics = ExecutionMetrics.from_outputs(outputs)
     started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
     traces = [output.trace for output in outputs if output.trace is not None]
     traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
+    traces += outcome.unfinished
+    metrics = ExecutionMetrics.from_outputs(traces)
     return ExecutionTrace(
         capture_mode=capture_mode,
         ensemble_id=outcome.run_id,
@@ -47,11 +48,12 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
         total_duration=completed - started,
         inputs=dict(plan.inputs),
         agents=summaries(plan),
-        task_traces=(*traces, *outcome.unfinished),
+        task_traces=tuple(traces),
         metrics=metrics,
         total_cost_estimate=metrics.total_cost_estimate,
         errors=tuple(_error_trace(_node(plan, failure.key), failure) for failure in outcome.failures),
         trace_id=trace_id,
+        metadata={} if outcome.state is RunState.COMPLETED else {"state": outcome.state.value},
     )
 
 
