@@ -1,0 +1,116 @@
+"""The public face: what `from ensemble_ray import` gives, and that each of it is documented."""
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import re
+from collections.abc import Iterator
+
+import pytest
+
+import ensemble_ray
+import ensemble_ray.testing
+from tests.architecture.project import ROOT, module_names
+
+FACE = "ensemble_ray"
+#: Names of the specification that come with a later version (S-SET-41).
+LATER = {
+    *("HumanInputTool", "HierarchicalConstraints", "ManagerPromptStrategy", "ManagerPromptContext"),
+    *("DefaultManagerPromptStrategy", "DelegationRequest", "DelegationResponse", "DelegationStatus"),
+    *("DelegationPriority", "DelegationContext", "DelegationPolicy", "DelegationPolicyContext"),
+    *("DelegationPolicyResult", "DelegationStartedEvent", "DelegationCompletedEvent", "DelegationFailedEvent"),
+}
+
+
+def _names_bound_in_the_face() -> set[str]:
+    """What `__init__.py` imports or defines, also for type checkers only; no underscores, no standard library."""
+    body = ast.parse((ROOT / FACE / "__init__.py").read_text(encoding="utf-8")).body
+    for block in [node for node in body if isinstance(node, ast.If)]:
+        body.extend(block.body)
+    bound = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    for node in body:
+        if isinstance(node, ast.ImportFrom) and node.module != "typing":
+            bound.update(alias.asname or alias.name for alias in node.names)
+    return {name for name in bound if not name.startswith("_")}
+
+
+def _public_objects() -> Iterator[tuple[str, object]]:
+    for module in (ensemble_ray, ensemble_ray.testing):
+        yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__)
+
+
+def test_exports_are_sorted_and_equal_all() -> None:
+    """`__all__` is the list; nothing public stands beside it, nothing of it is missing."""
+    exports = [name for name in ensemble_ray.__all__ if not name.startswith("_")]
+    assert list(ensemble_ray.__all__) == sorted(set(ensemble_ray.__all__))
+    assert set(exports) == _names_bound_in_the_face()
+    assert dir(ensemble_ray) == list(ensemble_ray.__all__)
+
+
+def test_every_export_is_there() -> None:
+    """S-CONV-1: each name can be imported from the root, the ones that load late too; others cannot."""
+    missing = [name for name in ensemble_ray.__all__ if getattr(ensemble_ray, name, None) is None]
+    assert missing == []
+    with pytest.raises(AttributeError, match="no attribute 'Ensembel'"):
+        importlib.import_module(FACE).Ensembel  # noqa: B018  asking is the point
+
+
+def test_names_of_the_specification_are_exported() -> None:
+    """S-CONV-1: the tables of public names; a name that comes later is not exported before it does something."""
+    page = (ROOT / "docs/spec/00-conventions.md").read_text(encoding="utf-8")
+    table = page.partition("## Public names")[2].partition("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    # Behind a semicolon or in brackets stands what is said of a name, not a name of the face.
+    cells = [re.sub(r" \(.*?\)", "", row.split("|")[1].partition(";")[0]) for row in rows]
+    named = {name for cell in cells for name in re.findall(r"`@?([A-Za-z_]+)[^`]*`", cell)}
+    assert {"Agent", "tool", "run", "resolve_template", "ToolCallEvent"} <= named
+    assert named - LATER - set(ensemble_ray.__all__) == set()
+    assert set(ensemble_ray.__all__) & LATER == set()
+
+
+def test_built_in_tools_are_exported_by_the_room_too() -> None:
+    """S-CONV-1: built-in tools also from `ensemble_ray.tools`, and they are the same classes."""
+    tools = importlib.import_module("ensemble_ray.tools")
+    builtin = importlib.import_module("ensemble_ray.tools.builtin")
+    for name in builtin.__all__:
+        assert getattr(tools, name) is getattr(ensemble_ray, name)
+
+
+def test_every_public_name_is_documented() -> None:
+    """Classes, functions and their public methods say what they do; a generated signature is no documentation."""
+    silent = [name for name, each in _public_objects() if _needs_words(each) and not _has_words(each)]
+    for name, each in _public_objects():
+        if inspect.isclass(each):
+            silent += [f"{name}.{method}" for method in _silent_methods(each)]
+    assert silent == []
+
+
+def _needs_words(each: object) -> bool:
+    return inspect.isclass(each) or inspect.isroutine(each)
+
+
+def _has_words(each: object) -> bool:
+    doc = vars(each).get("__doc__") if inspect.isclass(each) else inspect.getdoc(each)
+    if not isinstance(doc, str) or not doc.strip():
+        return False
+    # A dataclass without a docstring is given its signature as one.
+    return not (dataclasses.is_dataclass(each) and doc.startswith(f"{getattr(each, '__name__', '')}("))
+
+
+def _silent_methods(kind: type[object]) -> Iterator[str]:
+    for name, member in vars(kind).items():
+        if name.startswith("_") or not (inspect.isfunction(member) or isinstance(member, classmethod | property)):
+            continue
+        if not inspect.getdoc(getattr(kind, name)):
+            yield name
+
+
+@pytest.mark.parametrize("name", [name for name in module_names("ensemble_ray") if ".cli" not in name])
+def test_all_of_a_module_names_what_it_has(name: str) -> None:
+    """Every module says what others may use of it, and has it."""
+    module = importlib.import_module(name)
+    assert (module.__doc__ or "").strip()
+    exported = getattr(module, "__all__", ())
+    assert len(set(exported)) == len(exported)
+    assert [each for each in exported if not hasattr(module, each)] == []

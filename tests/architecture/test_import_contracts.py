@@ -1,0 +1,52 @@
+"""Who may import whom: the contracts of pyproject.toml, and what importing the package loads."""
+
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from importlinter.cli import lint_imports
+
+from tests.architecture.project import ROOT
+
+#: Loaded by the first run, command or tool that needs them, and never by the import of the package.
+LATE = (
+    *("ray", "openai", "aiohttp", "httpx", "selectolax", "xllamacpp"),
+    *("yaml", "typer", "rich", "loky", "docstring_parser", "actors", "serve"),
+)
+
+
+def test_every_contract_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    """One way between packages, no Ray in the core, pure machines, a floor for every room; see decision 0001."""
+    broken = lint_imports(config_filename=str(ROOT / "pyproject.toml"), no_cache=True)
+    assert broken == 0, capsys.readouterr().out
+
+
+def test_contracts_are_the_ones_that_the_design_names() -> None:
+    """A contract that is dropped is a decision, not an accident."""
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {each["id"]: each for each in configured["tool"]["importlinter"]["contracts"]}
+    assert set(contracts) == {"one-way", "core-without-ray", "pure-machines", "floors"}
+    assert contracts["floors"]["exhaustive"] is True
+    seams = {line for each in contracts.values() for line in each.get("ignore_imports", ())}
+    assert seams == {"ensemble_ray.runtime -> actors.runtime"}
+
+
+def test_import_of_the_package_loads_neither_ray_nor_a_models_sdk() -> None:
+    """The face is light: what costs time comes with the first use of it."""
+    assert _loaded_by("import ensemble_ray") == []
+
+
+def test_definitions_are_made_without_ray_or_a_models_sdk() -> None:
+    """A team is declared, and its plan made, before anything heavy is loaded."""
+    team = "Ensemble(tasks=[Task(description='{x}', expected_output='e', agent=agent)]).plan({'x': '1'})"
+    agent = "agent = Agent(role='r', goal='g', llm='openai:m')"
+    assert _loaded_by(f"from ensemble_ray import Agent, Ensemble, Task; {agent}; {team}") == []
+
+
+def _loaded_by(code: str) -> list[str]:
+    """Which of the late modules a fresh process has loaded after that code."""
+    told = f"{code}; import sys; print(*sorted({set(LATE)!r} & sys.modules.keys()))"
+    command = [sys.executable, "-c", told]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)  # noqa: S603  our own code
+    return ended.stdout.split()
