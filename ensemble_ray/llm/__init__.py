@@ -1,1 +1,1 @@
-"""Room; see the architecture page."""
+"""Chat models: any endpoint of the protocol, the embedded model, a model behind a limit; from a string to a model."""

@@ -62,7 +62,8 @@ class LocalChatModel:
         for name, value in (("context_tokens", context_tokens), ("slots", slots), ("threads", threads)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValidationError(f"LocalChatModel {name} must be > 0, got: {value}")
-        self._path = None if path is None else os.fspath(path)
+        # Absolute from here on: the process that calls, an actor's say, may stand in another directory.
+        self._path = None if path is None else str(Path(path).expanduser().absolute())
         self._context_tokens = context_tokens
         self._slots = slots
         self._threads = threads
@@ -78,7 +79,7 @@ class LocalChatModel:
             ValidationError: none was given, and the embedded model is not installed.
         """
         if self._path is not None:
-            return Path(self._path).expanduser().resolve()
+            return Path(self._path).resolve()
         found = find_weights()
         if found is None:
             raise ValidationError(

@@ -8,7 +8,6 @@ who is not alive.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -125,6 +124,8 @@ def registry_file(spec: LocalSpec) -> Path:
 @contextlib.contextmanager
 def locked_record(file: Path) -> Generator[ServerRecord]:
     """Hold the file's lock for the block; what the block changes is written, also when it fails."""
+    import fcntl  # not on Windows, where the rest of the package must load all the same
+
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     with os.fdopen(descriptor, "r+", encoding="utf-8") as stream:

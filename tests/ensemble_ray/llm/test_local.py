@@ -31,14 +31,22 @@ def test_it_chats_and_streams_when_asked_by_the_ports() -> None:
 
 def test_an_equal_model_arrives_when_pickled() -> None:
     """S-CONV-22: data only; no server is started by making, showing or sending one."""
-    model = LocalChatModel("tiny.gguf", slots=2, max_tokens=9)
+    model = LocalChatModel("/models/tiny.gguf", slots=2, max_tokens=9)
     copy = pickle.loads(pickle.dumps(model))  # noqa: S301  our own bytes
     assert copy == model
     assert hash(copy) == hash(model)
     assert copy.request_options == {"max_tokens": 9}
-    assert repr(copy) == "LocalChatModel('tiny.gguf', max_tokens=9)"
-    assert model != LocalChatModel("tiny.gguf")
+    assert repr(copy) == "LocalChatModel('/models/tiny.gguf', max_tokens=9)"
+    assert model != LocalChatModel("/models/tiny.gguf")
     assert model != "tiny.gguf"
+
+
+def test_the_path_is_made_absolute_when_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """S-CONV-22: an actor stands in another directory than the script that made the model."""
+    monkeypatch.chdir(tmp_path)
+    model = LocalChatModel("tiny.gguf")
+    monkeypatch.chdir("/")
+    assert pickle.loads(pickle.dumps(model)).path == (tmp_path / "tiny.gguf").resolve()  # noqa: S301  our own bytes
 
 
 @pytest.mark.parametrize("name", ["context_tokens", "slots", "threads"])
