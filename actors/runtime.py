@@ -24,8 +24,8 @@ from actors.event_hub import Page, Request
 from actors.failures import ours
 from actors.preflight import dump
 from actors.wire import AgentCargo, RunPackage, unpack_output, unpack_result
-from ensemble_ray.config import home_directory
-from ensemble_ray.errors import IllegalStateError, portable
+from ensemble_ray.config import home_directory, package_version
+from ensemble_ray.errors import IllegalStateError, ValidationError, portable
 from ensemble_ray.execute.conductor import Conducted
 from ensemble_ray.execute.orders import RunOutcome, TaskResult
 from ensemble_ray.inline import outcome_of
@@ -120,7 +120,9 @@ class RayRuntime:
             self._starting = asyncio.Lock()
         async with self._starting:
             if self._scheduler is None or not ray.is_initialized():
-                self._scheduler = await threads.run(self._connect)
+                scheduler = await threads.run(self._connect)
+                await _check_version(scheduler)
+                self._scheduler = scheduler
         return self._scheduler
 
     def _connect(self) -> Any:
@@ -175,6 +177,16 @@ class RayRuntime:
 
     def _joins(self) -> bool:
         return bool(self._address or os.environ.get("RAY_ADDRESS", "").strip())
+
+
+async def _check_version(scheduler: Any) -> None:
+    """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
+    theirs, ours_ = await scheduler.version.remote(), package_version()
+    if theirs != ours_:
+        raise ValidationError(
+            f"The cluster's scheduler runs ensemble-ray {theirs}, this process {ours_}. "
+            "Install the same version on all nodes and restart the cluster, or join another one"
+        )
 
 
 @contextmanager

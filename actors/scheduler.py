@@ -19,6 +19,7 @@ from actors import spawn
 from actors.processes import ProcessPool
 from actors.run_houses import RunHouses
 from actors.wire import RunPackage, WireReport
+from ensemble_ray.config import package_version
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.execute.conductor import Conducted, RunConductor
 from ensemble_ray.inline import GRACE_S, SystemClock
@@ -49,6 +50,10 @@ class SchedulerActor:
         self._pool = ProcessPool()
         self._runs: dict[str, ScheduledRun] = {}
         self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+
+    async def version(self) -> str:
+        """Version of the package that this process runs."""
+        return package_version()
 
     async def submit(self, package: RunPackage) -> None:
         """Begin a run.

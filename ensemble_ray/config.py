@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
 
-__all__ = ["Settings", "home_directory"]
+__all__ = ["Settings", "home_directory", "package_version"]
 
 
 def home_directory() -> Path:
     """Where runs are recorded: `ENSEMBLE_RAY_HOME`, else the user's state directory of this platform."""
     chosen = os.environ.get("ENSEMBLE_RAY_HOME", "").strip()
     return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_path("ensemble-ray"))
+
+
+def package_version() -> str:
+    """Version of the installed package; `0` where it runs from a folder that was never installed."""
+    try:
+        return importlib.metadata.version("ensemble-ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
