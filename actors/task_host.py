@@ -17,7 +17,8 @@ from actors.wire import WireOrder, WireReport, pack_result, unpack_order
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.runner import RunnerPorts, TaskRunner
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.inline import GRACE_S, SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.journal_file import join_run

@@ -18,7 +18,8 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunConductor
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, TaskResult
-from ensemble_ray.execute.runner import RunnerPorts, TaskRunner
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import RunState

@@ -23,9 +23,7 @@ from ensemble_ray.trace import TaskPrompts
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.effects import TaskEffects
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.runner import TaskRunner
+    from ensemble_ray.execute.scope import TaskScope
 
 __all__ = ["AgentLoop"]
 
@@ -37,18 +35,18 @@ TRACE_LEVEL = 5
 class AgentLoop:
     """Runs one task with one agent."""
 
-    def __init__(self, runner: TaskRunner, order: TaskOrder, agent: Agent, effects: TaskEffects) -> None:
-        self._runner = runner
-        self._order = order
+    def __init__(self, scope: TaskScope, agent: Agent) -> None:
+        self._scope = scope
+        self._order = scope.order
         self._agent = agent
-        self._effects = effects
-        self._is_verbose = runner.frame.is_verbose or agent.verbose
-        self._models = ModelCalls(runner, order, agent, effects)
+        self._effects = scope.effects
+        self._is_verbose = scope.frame.is_verbose or agent.verbose
+        self._models = ModelCalls(scope, agent)
 
     async def run(self) -> tuple[str, object]:
         """The answer's text and, with an output type, the parsed object."""
         system_prompt, user_prompt = self._prompts()
-        tools = await ToolCalls.of(self._runner, self._order, self._agent)
+        tools = await ToolCalls.of(self._scope, self._agent)
         self._announce_input(tools)
         machine = ReactMachine(
             system_prompt=system_prompt,
@@ -62,7 +60,7 @@ class AgentLoop:
         return text, await self._structured(system_prompt, text)
 
     def _prompts(self) -> tuple[str, str]:
-        clock = self._runner.ports.clock
+        clock = self._scope.ports.clock
         began = clock.now()
         system_prompt = build_system_prompt(self._agent)
         user_prompt = build_user_prompt(self._order.task, self._order.context)
@@ -78,7 +76,7 @@ class AgentLoop:
 
     def _announce_input(self, tools: ToolCalls) -> None:
         order, agent = self._order, self._agent
-        self._runner.emit(
+        self._scope.emit(
             TaskInputEvent,
             lambda: TaskInputEvent(
                 task_index=order.index,
@@ -122,7 +120,7 @@ class AgentLoop:
             model.tools.append(effect)
             texts.append(text)
         limit = self._agent.max_iterations
-        now = self._runner.ports.clock.now()
+        now = self._scope.ports.clock.now()
         for position, call in enumerate(step.stopped):
             count = step.stop_count - len(step.stopped) + position + 1
             _log.warning(

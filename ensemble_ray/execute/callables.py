@@ -10,11 +10,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.threads import call_user
+from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ensemble_ray.definition.task import Task
+    from ensemble_ray.execute.handler import TaskHandlerContext
 
 __all__ = ["Callables", "LocalCallables", "callable_path"]
 
@@ -49,4 +51,17 @@ class LocalCallables:
             found: object = task.handler
         else:
             found = (task.input_guardrails if kind == "input" else task.output_guardrails)[int(position)]
-        return cast("Callable[[object], object]", found)
+        return _as_handler(found) if isinstance(found, AgentTool) else cast("Callable[[object], object]", found)
+
+
+def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
+    """A tool as a handler: its input is the text of the last context output, else the description (S-DET-2)."""
+
+    async def handle(argument: object) -> object:
+        context = cast("TaskHandlerContext", argument)
+        text = context.context_outputs[-1].raw if context.context_outputs else context.description
+        if isinstance(tool, AbstractAgentTool):
+            return await tool.aexecute(text)
+        return await call_user(tool.execute, text)
+
+    return handle

@@ -25,9 +25,7 @@ from ensemble_ray.trace import CaptureMode
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.effects import TaskEffects
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.runner import TaskRunner
+    from ensemble_ray.execute.scope import TaskScope
 
 __all__ = ["ModelCalls", "RecordedModel"]
 
@@ -37,12 +35,12 @@ _log = logging.getLogger(__name__)
 class ModelCalls:
     """Makes the model calls of one task, one after the other."""
 
-    def __init__(self, runner: TaskRunner, order: TaskOrder, agent: Agent, effects: TaskEffects) -> None:
-        self._runner = runner
-        self._order = order
-        self._effects = effects
+    def __init__(self, scope: TaskScope, agent: Agent) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._effects = scope.effects
         self._model = agent.llm
-        self._stream = self._streaming_model(order.is_streaming)
+        self._stream = self._streaming_model(scope.order.is_streaming)
         self._digest = hashlib.sha256()
         self._digested = 0
         self._turn = 0
@@ -71,10 +69,10 @@ class ModelCalls:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
-        if self._runner.frame.capture_mode.is_at_least(CaptureMode.STANDARD):
+        if self._scope.frame.capture_mode.is_at_least(CaptureMode.STANDARD):
             effect.messages = captured(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
-        self._runner.emit(
+        self._scope.emit(
             LlmIterationCompletedEvent,
             lambda: LlmIterationCompletedEvent(
                 agent_role=order.agent_role,
@@ -93,7 +91,7 @@ class ModelCalls:
 
     def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
         order = self._order
-        self._runner.emit(
+        self._scope.emit(
             LlmIterationStartedEvent,
             lambda: LlmIterationStartedEvent(
                 agent_role=order.agent_role,
@@ -113,9 +111,9 @@ class ModelCalls:
         *,
         stream: StreamingChatModel | None,
     ) -> ChatResponse:
-        clock = self._runner.ports.clock
+        clock = self._scope.ports.clock
         name = effect_name(self._order.instance, turn)
-        recorded = self._runner.ports.journal.recorded(name, "model")
+        recorded = self._scope.ports.journal.recorded(name, "model")
         if recorded is not None:
             response, started_at, latency_s = _from_fact(recorded)
         else:
@@ -130,9 +128,7 @@ class ModelCalls:
             except Exception as error:
                 raise self._failure(error, is_streaming=stream is not None) from error
             latency_s = clock.now() - started_at
-            await self._runner.note(
-                "model", name, _fact_data(request_digest, started_at, latency_s, response), self._order
-            )
+            await self._scope.note("model", name, _fact_data(request_digest, started_at, latency_s, response))
         self._effects.models.append(
             ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
         )
@@ -167,7 +163,7 @@ class ModelCalls:
 
     def _emit_token(self, token: str, turn: int) -> None:
         order = self._order
-        self._runner.emit(
+        self._scope.emit(
             TokenEvent,
             lambda: TokenEvent(
                 token=token,

@@ -9,28 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.context import Services, log_context, use_services
+from ensemble_ray.context import log_context, use_services
 from ensemble_ray.errors import ExitEarlyError, TaskExecutionError, message_of
-from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.messages import Fact
+from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.outputs import TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.callables import Callables
-    from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
 
-__all__ = ["RunnerPorts", "TaskRunner", "cut"]
+__all__ = ["TaskRunner", "cut"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,18 +35,6 @@ _log = logging.getLogger(__name__)
 def cut(text: str, length: int) -> str:
     """The first characters of a text, `...` behind when something was cut."""
     return text if len(text) <= length else text[:length] + "..."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunnerPorts:
-    """Everything a runner touches."""
-
-    clock: Clock
-    journal: Journal
-    events: EventSink
-    callables: Callables
-    services: Services
-    tool_metrics: ToolMetrics
 
 
 class TaskRunner:
@@ -71,21 +56,23 @@ class TaskRunner:
             capture_mode=self.frame.capture_mode,
             is_handler=order.agent_key is None,
         )
+        scope = TaskScope(frame=self.frame, ports=self.ports, order=order, effects=effects)
         with use_services(self.ports.services), log_context(self._log_fields(order)):
             try:
-                self._announce(order)
-                output = await self._execute(order, effects)
+                self._announce(scope)
+                output = await self._execute(scope)
             except asyncio.CancelledError:
-                return self._unfinished(order, effects, "cancelled", None)
+                return self._unfinished(scope, "cancelled", None)
             except ExitEarlyError as exit_early:
-                return self._unfinished(order, effects, "exited", exit_early)
+                return self._unfinished(scope, "exited", exit_early)
             except (KeyboardInterrupt, SystemExit):
                 raise
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
-                return await self._failed(order, effects, error)
-            return await self._completed(order, output)
+                return await self._failed(scope, error)
+            return await self._completed(scope, output)
 
-    async def _execute(self, order: TaskOrder, effects: TaskEffects) -> TaskOutput:
+    async def _execute(self, scope: TaskScope) -> TaskOutput:
+        order = scope.order
         if order.missing_context is not None:
             raise TaskExecutionError(
                 f"Context task not yet completed: {order.missing_context}", order.missing_context, order.agent_role
@@ -95,12 +82,13 @@ class TaskRunner:
         if order.agent_key is None:
             text, structured = await run_handler(order, self.ports.callables)
         else:
-            loop = AgentLoop(self, order, self._agents[order.agent_key], effects)
+            loop = AgentLoop(scope, self._agents[order.agent_key])
             text, structured = await loop.run()
         await check_guardrails(order, self.ports.callables, kind="output", text=text, parsed=structured)
-        return self._output(order, effects, text, structured)
+        return self._output(scope, text, structured)
 
-    def _output(self, order: TaskOrder, effects: TaskEffects, text: str, structured: object) -> TaskOutput:
+    def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
+        order, effects = scope.order, scope.effects
         completed_at = self.ports.clock.now()
         metrics = effects.metrics(self.frame.cost)
         trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
@@ -119,10 +107,11 @@ class TaskRunner:
 
     # Endings.
 
-    async def _completed(self, order: TaskOrder, output: TaskOutput) -> TaskResult:
+    async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
+        order = scope.order
         at = output.completed_at.timestamp()
-        await self.note("output", order.instance, {"output": output}, order)
-        self.emit(
+        await scope.note("output", order.instance, {"output": output})
+        scope.emit(
             TaskCompleteEvent,
             lambda: TaskCompleteEvent(
                 task_description=order.task.description,
@@ -155,9 +144,10 @@ class TaskRunner:
             tool_call_count=output.tool_call_count,
         )
 
-    async def _failed(self, order: TaskOrder, effects: TaskEffects, error: BaseException) -> TaskResult:
-        result = self._unfinished(order, effects, "failed", error)
-        await self.note(
+    async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
+        order = scope.order
+        result = self._unfinished(scope, "failed", error)
+        await scope.note(
             "task_failed",
             order.instance,
             {
@@ -166,9 +156,8 @@ class TaskRunner:
                 "stack_trace": "".join(traceback.format_exception(error)),
                 "trace": result.trace,
             },
-            order,
         )
-        self.emit(
+        scope.emit(
             TaskFailedEvent,
             lambda: TaskFailedEvent(
                 task_description=order.task.description,
@@ -184,9 +173,8 @@ class TaskRunner:
         _log.error("Task %d/%d failed: %s", order.index, self.frame.total_tasks, message_of(error))
         return result
 
-    def _unfinished(
-        self, order: TaskOrder, effects: TaskEffects, status: str, error: BaseException | None
-    ) -> TaskResult:
+    def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
+        order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
         metrics = effects.metrics(self.frame.cost)
         return TaskResult(
@@ -202,20 +190,9 @@ class TaskRunner:
             is_timeout=isinstance(error, ExitEarlyError) and error.timed_out,
         )
 
-    # What the parts of a task use.
-
-    async def note(self, kind: str, name: str, data: Mapping[str, object], order: TaskOrder) -> None:
-        """Put a fact into the journal."""
-        fact = Fact(run=order.run_id, kind=kind, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
-        await self.ports.journal.append((fact,), epoch=order.epoch)
-
-    def emit(self, kind: type[Event], build: Callable[[], Event]) -> None:
-        """Publish an event, building it only if somebody wants its type."""
-        if self.ports.events.wants(kind):
-            self.ports.events.emit(build())
-
-    def _announce(self, order: TaskOrder) -> None:
-        self.emit(
+    def _announce(self, scope: TaskScope) -> None:
+        order = scope.order
+        scope.emit(
             TaskStartEvent,
             lambda: TaskStartEvent(
                 task_description=order.task.description,

@@ -22,8 +22,7 @@ from ensemble_ray.tools.tool import ToolContext
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.orders import TaskOrder
-    from ensemble_ray.execute.runner import TaskRunner
+    from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.messages import Fact, ToolCall, ToolSpec
 
 __all__ = ["ToolCalls"]
@@ -47,20 +46,20 @@ def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
 class ToolCalls:
     """Resolves and calls the tools of one task."""
 
-    def __init__(self, runner: TaskRunner, order: TaskOrder, tools: ResolvedTools) -> None:
-        self._runner = runner
-        self._order = order
+    def __init__(self, scope: TaskScope, tools: ResolvedTools) -> None:
+        self._scope = scope
+        self._order = scope.order
         self._tools = tools
         self.specs: Sequence[ToolSpec] = tools.specs
 
     @classmethod
-    async def of(cls, runner: TaskRunner, order: TaskOrder, agent: Agent) -> ToolCalls:
+    async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
         """The tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
 
         Raises:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
         """
-        return cls(runner, order, resolve_tools(await expand_providers(agent.tools)))
+        return cls(scope, resolve_tools(await expand_providers(agent.tools)))
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
         """Run the requests of one turn, several at the same time; effect and text for the model, in request order.
@@ -84,23 +83,23 @@ class ToolCalls:
             raise AgentExecutionError(text, role, self._order.task.description) from error
         for effect in effects:
             self._announce(effect)
-        limit = self._runner.frame.max_tool_output_length
+        limit = self._scope.frame.max_tool_output_length
         return [(effect, truncate_output(effect.text, limit)) for effect in effects]
 
     async def _call(self, call: ToolCall, turn: int, index: int) -> ToolEffect:
         name = effect_name(self._order.instance, turn, f"call-{index}")
-        recorded = self._runner.ports.journal.recorded(name, "tool_result")
+        recorded = self._scope.ports.journal.recorded(name, "tool_result")
         if recorded is not None:
             return _from_fact(call, recorded)
         bound = self._tools.get(call.name)
-        clock = self._runner.ports.clock
+        clock = self._scope.ports.clock
         started_at = clock.now()
         if bound is None:
             text = f"Error: Unknown tool '{call.name}'"
             _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, call.name)
             return ToolEffect(call=call, outcome="failure", text=text, started_at=started_at, duration_s=0.0)
         intent = {"tool_name": call.name, "arguments": call.arguments}
-        await self._runner.note("tool_intent", name, intent, self._order)
+        await self._scope.note("tool_intent", name, intent)
         outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))
         effect = ToolEffect(
             call=call,
@@ -110,7 +109,7 @@ class ToolCalls:
             duration_s=clock.now() - started_at,
             structured_output=outcome.structured_output,
         )
-        await self._runner.note(
+        await self._scope.note(
             "tool_result",
             name,
             {
@@ -120,7 +119,6 @@ class ToolCalls:
                 "started_at": effect.started_at,
                 "duration_s": effect.duration_s,
             },
-            self._order,
         )
         return effect
 
@@ -129,24 +127,24 @@ class ToolCalls:
         return ToolContext(
             tool_name=tool_name,
             agent_role=order.agent_role,
-            metrics=self._runner.ports.tool_metrics,
+            metrics=self._scope.ports.tool_metrics,
             idempotency_key=uuid_of(f"{order.run_id}/{effect}"),
             emit=self._emit,
             run_id=order.run_id,
             instance=order.instance,
             task_index=order.index,
-            log_truncate_length=self._runner.frame.tool_log_truncate_length,
+            log_truncate_length=self._scope.frame.tool_log_truncate_length,
         )
 
     def _emit(self, event: Event) -> None:
-        if self._runner.ports.events.wants(type(event)):
-            self._runner.ports.events.emit(event)
+        if self._scope.ports.events.wants(type(event)):
+            self._scope.ports.events.emit(event)
 
     def _announce(self, effect: ToolEffect) -> None:
         if self._tools.get(effect.call.name) is None:  # S-SET-25
             return
         order = self._order
-        self._runner.emit(
+        self._scope.emit(
             ToolCallEvent,
             lambda: ToolCallEvent(
                 tool_name=effect.call.name,

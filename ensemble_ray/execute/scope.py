@@ -1,0 +1,55 @@
+"""What every part of one task's work shares: the run's frame, the ports, the order, the effects. Room: execute.
+
+Parts note facts and publish events through it; none of them holds the runner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.events import Event
+from ensemble_ray.messages import Fact
+
+if TYPE_CHECKING:
+    from ensemble_ray.context import Services
+    from ensemble_ray.execute.callables import Callables
+    from ensemble_ray.execute.effects import TaskEffects
+    from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
+
+__all__ = ["RunnerPorts", "TaskScope"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerPorts:
+    """Everything a runner touches."""
+
+    clock: Clock
+    journal: Journal
+    events: EventSink
+    callables: Callables
+    services: Services
+    tool_metrics: ToolMetrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScope:
+    """One task at work."""
+
+    frame: RunFrame
+    ports: RunnerPorts
+    order: TaskOrder
+    effects: TaskEffects
+
+    async def note(self, kind: str, name: str, data: Mapping[str, object]) -> None:
+        """Put a fact into the journal."""
+        order = self.order
+        fact = Fact(run=order.run_id, kind=kind, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
+        await self.ports.journal.append((fact,), epoch=order.epoch)
+
+    def emit(self, kind: type[Event], build: Callable[[], Event]) -> None:
+        """Publish an event, building it only if somebody wants its type."""
+        if self.ports.events.wants(kind):
+            self.ports.events.emit(build())
