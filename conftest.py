@@ -1,0 +1,113 @@
+"""The documentation runs: code blocks of README.md and docs/ are tests. In: Markdown. Out: one test per block.
+
+- `python`: run in the order of the page, all blocks of a page in one namespace.
+- `output`: exactly what the Python block before it printed; `...` stands for anything.
+- `yaml` whose first line is a comment with a file name: written to the page's working directory.
+- `console run`: each `$ ` line is run and its output compared; plain `console` blocks are only read.
+
+Pages run in an empty directory, on the inline runtime, against a scripted server on loopback that stands for the
+endpoint: no key, no network. What a page may not show but should check stands in `invisible-code: python` comments.
+The specification is no page to run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import doctest
+import io
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.testing import ModelServer
+from ensemble_ray.testing.model_server import Answer, ServedRequest
+
+_PRINTED = "__printed__"
+_SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+_python = PythonEvaluator()
+
+
+def _run_python(example: Example) -> None:
+    """Run a block and keep what it printed."""
+    printed = io.StringIO()
+    example.namespace.setdefault("__name__", "__main__")
+    with contextlib.redirect_stdout(printed):
+        _python(example)
+    example.namespace[_PRINTED] = printed.getvalue()
+
+
+def _compare_output(example: Example) -> None:
+    """Compare with what the block before it printed."""
+    _assert_same(example.parsed, example.namespace.get(_PRINTED, ""))
+
+
+def _write_file(example: Example) -> None:
+    """Write a block that names a file to the working directory."""
+    name = example.parsed.partition("\n")[0].removeprefix("#").strip()
+    if Path(name).suffix:
+        Path(name).write_text(example.parsed, encoding="utf-8")
+
+
+def _run_console(example: Example) -> None:
+    """Run each command and compare what it printed with the lines below it."""
+    for part in f"\n{example.parsed}".split("\n$ ")[1:]:
+        line, _, expected = part.partition("\n")
+        command = shlex.split(line)
+        if command[0] == "ensemble-ray":
+            command[:1] = [sys.executable, "-m", "ensemble_ray.cli"]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  the page's own command
+        _assert_same(expected, ended.stdout + ended.stderr)
+
+
+def _assert_same(expected: str, found: str) -> None:
+    wanted, got = expected.strip() + "\n", found.strip() + "\n"
+    if not doctest.OutputChecker().check_output(wanted, got, _SAME):
+        pytest.fail(f"The page says:\n{wanted}\nand it is:\n{got}", pytrace=False)
+
+
+def _answer(request: ServedRequest) -> Answer:
+    """What the model of the pages says: it uses `word_count` once where it may, and answers in one sentence."""
+    has_counted = any(message.get("role") == "tool" for message in request.messages)
+    if "word_count" in request.tools and not has_counted:
+        return ToolCall(id="call_1", name="word_count", arguments='{"text": "The moon pulls the sea."}')
+    return "The moon pulls the sea, and the earth turns beneath it."
+
+
+@pytest.fixture(scope="module")
+def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServer]:
+    """The endpoint of a page, and everything else that a page finds around it."""
+    here = tmp_path_factory.mktemp("page")
+    with ModelServer(_answer) as server, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(here)
+        patch.setenv("OPENAI_BASE_URL", server.base_url)
+        patch.setenv("OPENAI_API_KEY", "sk-of-a-page")
+        patch.setenv("ENSEMBLE_RAY_RUNTIME", "inline")
+        patch.setenv("ENSEMBLE_RAY_HOME", str(here / "home"))
+        patch.setenv("COLUMNS", "100")
+        patch.setenv("NO_COLOR", "1")
+        patch.delenv("ENSEMBLE_RAY_CAPTURE_MODE", raising=False)
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
+        yield server
+
+
+pytest_collect_file = Sybil(
+    name="pages",
+    parsers=[
+        CodeBlockParser("python", _run_python),
+        CodeBlockParser("output", _compare_output),
+        CodeBlockParser("yaml", _write_file),
+        CodeBlockParser("console run", _run_console),
+        SkipParser(),
+    ],
+    patterns=["README.md", "docs/*.md", "docs/decisions/*.md"],
+    fixtures=["model_server"],
+).pytest()
