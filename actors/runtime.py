@@ -83,12 +83,11 @@ class RayRuntime:
         """
         package = self._package(request)
         scheduler = await self._connected()
-        hub = await threads.run(spawn.event_hub) if package.is_attended else None
-        run = RayRun(request, scheduler, hub)
         try:
-            await scheduler.submit.remote(package)
+            hub = await scheduler.submit.remote(package)
         except ray.exceptions.RayError as error:
             raise ours(error, request.run_id) from None
+        run = RayRun(request, scheduler, hub)
         run.attend()
         return run
 

@@ -55,8 +55,8 @@ class SchedulerActor:
         """Version of the package that this process runs."""
         return package_version()
 
-    async def submit(self, package: RunPackage) -> None:
-        """Begin a run.
+    async def submit(self, package: RunPackage) -> Any:
+        """Begin a run; gives the handle of the hub that has its events, None when nobody asked for any.
 
         Raises:
             RunExistsError: a run of that id is running.
@@ -68,6 +68,7 @@ class SchedulerActor:
         self._ended[package.run_id] = run.finished
         run.finished.add_done_callback(lambda _done: self._forget(package.run_id))
         await run.begin()
+        return hub
 
     async def report(self, run_id: str, house: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
         """Results of tasks, in the batches in which a house sends them."""
