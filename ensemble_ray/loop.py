@@ -38,11 +38,19 @@ def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
     loop = library_loop()
 
+    async def kept() -> T:
+        try:
+            return await work
+        except (SystemExit, KeyboardInterrupt) as stop:
+            # asyncio would end the loop's thread with it, and everybody else's work; it belongs to the caller alone.
+            outcome.set_exception(stop)
+            raise asyncio.CancelledError from stop
+
     def begin() -> None:
-        task = loop.create_task(work, context=context)
+        task = loop.create_task(kept(), context=context)
 
         def settle(done: asyncio.Task[T]) -> None:
-            if outcome.cancelled():
+            if outcome.done():
                 return
             if done.cancelled():
                 outcome.cancel()

@@ -15,12 +15,15 @@ import threading
 from collections.abc import Awaitable, Callable
 from typing import ParamSpec, TypeVar, cast
 
-__all__ = ["DaemonThreads", "call_user", "is_async_callable", "threads"]
+__all__ = ["USER_ERRORS", "DaemonThreads", "call_user", "is_async_callable", "threads"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _Job = Callable[[], None]
+#: What user code may raise that is its own failure. `sys.exit` in a model or a handler ends its task, never our loop;
+#: a real Ctrl-C comes to the main thread, where no user code of ours runs.
+USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
 
 
 class DaemonThreads:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.execute.callables import Callables, callable_path
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailType, check_verdict, violation_of
+from ensemble_ray.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder
@@ -59,7 +60,7 @@ async def check_guardrails(
             verdict = check_verdict(await callables.evaluate(path, subject), path)
         except (asyncio.CancelledError, ExitEarlyError, IllegalStateError):
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             raise AgentExecutionError(
                 f"Agent '{order.agent_role}' failed: {message_of(error)}", order.agent_role, order.task.description
             ) from error

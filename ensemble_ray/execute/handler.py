@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
 from ensemble_ray.execute.callables import Callables, callable_path
+from ensemble_ray.threads import USER_ERRORS
 from ensemble_ray.tools.tool import ToolResult
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ async def run_handler(order: TaskOrder, callables: Callables) -> tuple[str, obje
         given = await callables.evaluate(callable_path(order.key, "handler"), context)
     except (asyncio.CancelledError, ExitEarlyError):
         raise
-    except Exception as error:
+    except USER_ERRORS as error:
         raise _failure(order, f"Deterministic task handler threw an exception: {message_of(error)}") from error
     if given is None:
         raise _failure(order, f"Deterministic task handler returned null for task: {order.task.description}")

@@ -20,7 +20,7 @@ from ensemble_ray.execute.effects import ModelEffect, captured
 from ensemble_ray.ids import effect_name
 from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.ports import ChatModel, StreamingChatModel
-from ensemble_ray.threads import call_user
+from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.trace import CaptureMode
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ class ModelCalls:
                 )
             except (asyncio.CancelledError, ExitEarlyError):
                 raise
-            except Exception as error:
+            except USER_ERRORS as error:
                 raise self._failure(error, is_streaming=stream is not None) from error
             latency_s = clock.now() - started_at
             await self._scope.note("model", name, _fact_data(request_digest, started_at, latency_s, response))
@@ -183,7 +183,7 @@ class ModelCalls:
         _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         return None
 
-    def _failure(self, error: Exception, *, is_streaming: bool) -> AgentExecutionError:
+    def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:
         role = self._order.agent_role
         text = f"Agent '{role}' failed: {message_of(error)}"
         if is_streaming:

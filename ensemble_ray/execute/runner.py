@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.context import log_context, use_services
-from ensemble_ray.errors import ExitEarlyError, TaskExecutionError, message_of
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, TaskExecutionError, message_of
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
@@ -61,12 +61,16 @@ class TaskRunner:
             try:
                 self._announce(scope)
                 output = await self._execute(scope)
-            except asyncio.CancelledError:
-                return self._unfinished(scope, "cancelled", None)
+            except asyncio.CancelledError as error:
+                if (task := asyncio.current_task()) is None or task.cancelling():
+                    return self._unfinished(scope, "cancelled", None)
+                # User code raised it; nobody asked this task to end.
+                text = f"Agent '{order.agent_role}' failed: {message_of(error)}"
+                failure = AgentExecutionError(text, order.agent_role, order.task.description)
+                failure.__cause__ = error
+                return await self._failed(scope, failure)
             except ExitEarlyError as exit_early:
                 return self._unfinished(scope, "exited", exit_early)
-            except (KeyboardInterrupt, SystemExit):
-                raise
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
                 return await self._failed(scope, error)
             return await self._completed(scope, output)

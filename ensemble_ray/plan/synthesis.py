@@ -22,7 +22,7 @@ from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.threads import call_user
+from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.values import Value
 
 __all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
@@ -126,7 +126,7 @@ class _LlmSynthesizer(AgentSynthesizer):
         )
         try:
             response = await call_user(context.model.chat, [ChatMessage("user", prompt)])
-        except Exception as error:
+        except USER_ERRORS as error:
             raise AgentExecutionError(
                 f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
             ) from error
