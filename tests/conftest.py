@@ -1,0 +1,94 @@
+"""Fixtures of all tests: a home of its own for every test, one shared cluster, one runtime object per kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.testing import ModelServer, ScriptedModel
+
+if TYPE_CHECKING:
+    from actors.runtime import RayRuntime
+    from ensemble_ray.runtime import Runtime
+
+#: Both runtimes; a scenario that takes `runtime` runs on each of them.
+RUNTIMES = ("inline", "ray")
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Records of a test's runs go to a directory of its own; what the environment says of runs is not heard."""
+    path = str(tmp_path_factory.mktemp("home"))
+    monkeypatch.setenv("ENSEMBLE_RAY_HOME", path)
+    for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    return path
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[str]:
+    """One local cluster for all tests of a session; gives its address."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray  # only tests that ask for the cluster pay for it
+
+    begun = ray.init(
+        address="local",
+        num_cpus=2,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+        configure_logging=False,
+    )
+    yield str(begun.address_info["gcs_address"])
+    ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def ray_runtime(ray_cluster: str) -> Iterator[RayRuntime]:
+    """One runtime on the shared cluster; its processes stay warm from test to test."""
+    from actors.runtime import RayRuntime
+
+    with RayRuntime() as runtime:
+        yield runtime
+
+
+@pytest.fixture(scope="session")
+def inline_runtime() -> Iterator[InlineRuntime]:
+    """One runtime of this process."""
+    runtime = InlineRuntime()
+    yield runtime
+    run_blocking(runtime.close())
+
+
+@pytest.fixture(params=RUNTIMES)
+def runtime(request: pytest.FixtureRequest) -> Runtime:
+    """A runtime to pass as `runtime=`; the test runs once on each."""
+    chosen: Runtime = request.getfixturevalue(f"{request.param}_runtime")
+    return chosen
+
+
+@pytest.fixture
+def scripted() -> Callable[..., ScriptedModel]:
+    """Makes models that answer from a script."""
+    return ScriptedModel
+
+
+@pytest.fixture
+def model_server() -> Iterator[Callable[..., ModelServer]]:
+    """Starts protocol servers on loopback; all are ended with the test."""
+    begun: list[ModelServer] = []
+
+    def start(*args: object, **options: object) -> ModelServer:
+        server = ModelServer(*args, **options)  # type: ignore[arg-type]  passed on as given
+        server.__enter__()
+        begun.append(server)
+        return server
+
+    yield start
+    for server in begun:
+        server.__exit__(None, None, None)

@@ -1,0 +1,193 @@
+"""Parts of the teams that scenarios run: agents, tasks, a listener that keeps all it hears, marks on the disk."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+
+from ensemble_ray import (
+    Agent,
+    ChatResponse,
+    EnsembleListener,
+    ExitReason,
+    FileChangedEvent,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    Task,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskInputEvent,
+    TaskStartEvent,
+    TokenEvent,
+    TokenUsage,
+    ToolCall,
+    ToolCallEvent,
+)
+from ensemble_ray.testing import ScriptedCall
+
+#: Longest time to wait for what must come, s; a test that needs it has failed.
+PATIENCE_S = 30.0
+
+T = TypeVar("T")
+
+
+def agent(llm: object, role: str = "Writer", **fields: object) -> Agent:
+    """An agent of that role."""
+    return Agent(**{"role": role, "goal": f"be a good {role}", "llm": llm, **fields})  # type: ignore[arg-type]
+
+
+def task(description: str, by: Agent | None = None, **fields: object) -> Task:
+    """A task of that description."""
+    return Task(**{"description": description, "expected_output": "a text", "agent": by, **fields})  # type: ignore[arg-type]
+
+
+def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
+    """A tool request of a model."""
+    return ToolCall(id=f"call-{name}-{number}", name=name, arguments=arguments)
+
+
+def answer(
+    text: str, input_tokens: int = -1, output_tokens: int = -1, *, calls: Sequence[ToolCall] = ()
+) -> ChatResponse:
+    """A model's answer with its usage."""
+    return ChatResponse(text=text, tool_calls=tuple(calls), usage=TokenUsage(input_tokens, output_tokens))
+
+
+def prompt_of(asked: ScriptedCall) -> str:
+    """The user prompt of a model call."""
+    return asked.messages[1].content or ""
+
+
+def task_of(asked: ScriptedCall) -> str:
+    """The description of the task that a model call belongs to."""
+    return prompt_of(asked).partition("## Task\n")[2].partition("\n")[0]
+
+
+def by_task(**answers: object) -> Callable[[ScriptedCall], object]:
+    """One entry for a script that answers by task description; a callable is called with the call."""
+
+    def entry(asked: ScriptedCall) -> object:
+        chosen = answers[task_of(asked)]
+        return chosen(asked) if callable(chosen) else chosen
+
+    return entry
+
+
+def wait_for(happened: threading.Event) -> None:
+    """Wait for something that must come.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    if not happened.wait(PATIENCE_S):
+        raise TimeoutError("it never happened")
+
+
+def until(is_so: Callable[[], T], what: str) -> T:
+    """Wait until that gives something; for states that nobody announces.
+
+    Raises:
+        TimeoutError: it did not.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := is_so()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited for {what}")
+        time.sleep(0.005)
+    return found
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Lines in a file: what happened in whatever process, in order. Travels; `wait` is a gate between processes."""
+
+    path: Path
+
+    def add(self, line: object) -> None:
+        """Append a line."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(f"{line}\n")
+
+    @property
+    def lines(self) -> list[str]:
+        """All lines so far."""
+        return self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else []
+
+    def wait(self, line: object) -> None:
+        """Return when that line is there.
+
+        Raises:
+            TimeoutError: it never came.
+        """
+        until(lambda: str(line) in self.lines, f"the mark {line!r}")
+
+
+def pid_mark(marks: Marks) -> None:
+    """Note which process this is."""
+    marks.add(os.getpid())
+
+
+class Watcher(EnsembleListener):
+    """Keeps everything it hears: (listener method, event or arguments), in order."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, object]] = []
+        self.threads: set[str] = set()
+
+    def _hear(self, method: str, what: object) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.heard.append((method, what))
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that were called, in order."""
+        return [method for method, _ in self.heard]
+
+    @property
+    def lines(self) -> list[str]:
+        """Task events in short: `start writing`, `complete writing`, `failed writing`."""
+        short = {"on_task_start": "start", "on_task_complete": "complete", "on_task_failed": "failed"}
+        return [f"{short[method]} {event.task_description}" for method, event in self.heard if method in short]  # type: ignore[attr-defined]
+
+    def of(self, kind: type[T]) -> list[T]:
+        """The events of one type, in order."""
+        return [event for _, event in self.heard if isinstance(event, kind)]
+
+    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
+        self._hear("on_ensemble_started", (ensemble_id, workflow, total_tasks))
+
+    def on_ensemble_completed(self, ensemble_id: str, total_duration: timedelta, exit_reason: ExitReason) -> None:  # type: ignore[override]
+        self._hear("on_ensemble_completed", (ensemble_id, total_duration, exit_reason))
+
+    def on_task_start(self, event: TaskStartEvent) -> None:
+        self._hear("on_task_start", event)
+
+    def on_task_complete(self, event: TaskCompleteEvent) -> None:
+        self._hear("on_task_complete", event)
+
+    def on_task_failed(self, event: TaskFailedEvent) -> None:
+        self._hear("on_task_failed", event)
+
+    def on_tool_call(self, event: ToolCallEvent) -> None:
+        self._hear("on_tool_call", event)
+
+    def on_task_input(self, event: TaskInputEvent) -> None:
+        self._hear("on_task_input", event)
+
+    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
+        self._hear("on_llm_iteration_started", event)
+
+    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> None:
+        self._hear("on_llm_iteration_completed", event)
+
+    def on_token(self, event: TokenEvent) -> None:
+        self._hear("on_token", event)
+
+    def on_file_changed(self, event: FileChangedEvent) -> None:
+        self._hear("on_file_changed", event)

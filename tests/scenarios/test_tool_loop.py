@@ -1,0 +1,452 @@
+"""Agents with tools: what a model is offered and sent, what becomes of its requests, several at once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import (
+    AbstractAgentTool,
+    AgentExecutionError,
+    AgentTool,
+    ChatResponse,
+    DynamicToolProvider,
+    Ensemble,
+    IllegalStateError,
+    Runtime,
+    TaskExecutionError,
+    ToolCallEvent,
+    ToolConfigurationError,
+    ToolResult,
+    ValidationError,
+    tool,
+)
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.scenarios.teams import Marks, Watcher, agent, call, task
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def broken(text: str = "") -> str:
+    """Fail."""
+    raise ValueError("it broke")
+
+
+@tool
+def silent_failure() -> str:
+    """Fail without a text."""
+    raise KeyboardInterruptLike
+
+
+class KeyboardInterruptLike(Exception):  # noqa: N818  its name is what the model gets to see
+    """An error without a text."""
+
+
+@tool
+def nothing() -> None:
+    """Give nothing."""
+
+
+class Echo(AgentTool):
+    name = "echo"
+    description = "Repeats its input."
+
+    def execute(self, text: str, /) -> ToolResult:
+        return ToolResult.success(f"heard {text}", {"heard": text})
+
+
+class Crash(AgentTool):
+    name = "crash"
+    description = "Raises."
+
+    def execute(self, text: str, /) -> ToolResult:
+        raise RuntimeError(f"no {text}")
+
+
+class Refuse(AgentTool):
+    name = "refuse"
+    description = "Fails politely."
+
+    def execute(self, text: str, /) -> ToolResult:
+        return ToolResult.failure("not allowed")
+
+
+class Silent(AgentTool):
+    name = "silent"
+    description = "Gives None."
+
+    def execute(self, text: str, /) -> ToolResult:
+        return None  # type: ignore[return-value]  what a careless tool does
+
+
+class Misconfigured(AgentTool):
+    name = "misconfigured"
+    description = "Cannot work."
+
+    def execute(self, text: str, /) -> ToolResult:
+        raise ToolConfigurationError("set it up first")
+
+
+class Role(AbstractAgentTool):
+    """Says on whose behalf it works."""
+
+    name = "role"
+    description = "Tells the role."
+
+    def do_execute(self, text: str, /) -> ToolResult:
+        here = self.context
+        return ToolResult.success(f"{here.agent_role} {here.logger.name} {here.tool_name} {here.task_index}")
+
+
+class Menu(DynamicToolProvider):
+    """Offers one more tool each time it is asked."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def resolve(self) -> list[object]:
+        self._marks.add("asked")
+        return [add, Echo()]
+
+
+def results_of(model: ScriptedModel) -> list[str | None]:
+    """What the model was sent as tool results, in order."""
+    return [message.content for message in model.calls[-1].messages if message.role == "tool"]
+
+
+def test_agent_without_tools_makes_one_call(runtime: Runtime) -> None:
+    """S-ENG-31, S-DOM-10, S-TOOL-33, S-CONV-24, S-CONV-25: [system, user]; tool requests of the answer are ignored."""
+    model = ScriptedModel(ChatResponse(text="the answer", tool_calls=(call("add"),)))
+    output = Ensemble(tasks=[task("go", agent(model))]).run(runtime=runtime)
+    (asked,) = model.calls
+    assert [message.role for message in asked.messages] == ["system", "user"]
+    assert asked.tools == ()
+    assert (output.raw, output.total_tool_calls) == ("the answer", 0)
+    assert "tool" not in (asked.messages[0].content or "")
+
+
+def test_loop_sends_the_whole_history_with_every_call(runtime: Runtime) -> None:
+    """S-ENG-32, S-ENG-33, S-TRC-22, S-DOM-51, S-CONV-25: text beside requests is not the answer."""
+    first, second = call("add", '{"a": 1, "b": 2}', number=1), call("add", '{"a": 3, "b": 4}', number=2)
+    model = ScriptedModel(ChatResponse(text="let me see", tool_calls=(first,)), second, "it is 7")
+    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))]).run(runtime=runtime)
+    assert (output.raw, output.total_tool_calls) == ("it is 7", 2)
+    assert [[spec.name for spec in asked.tools] for asked in model.calls] == [["add"]] * 3
+    roles = [[message.role for message in asked.messages] for asked in model.calls]
+    assert roles == [
+        ["system", "user"],
+        ["system", "user", "assistant", "tool"],
+        ["system", "user", "assistant", "tool", "assistant", "tool"],
+    ]
+    last = model.calls[2].messages
+    assert (last[2].content, list(last[2].tool_calls)) == ("let me see", [first])
+    assert [(message.tool_call_id, message.name, message.content) for message in last if message.role == "tool"] == [
+        (first.id, "add", "3"),
+        (second.id, "add", "7"),
+    ]
+    assert "add" not in (last[0].content or "") + (last[1].content or "")
+
+
+def test_specs_cover_both_kinds_in_list_order(runtime: Runtime) -> None:
+    """S-TOOL-30, S-TOOL-20."""
+    model = ScriptedModel("done")
+    Ensemble(tasks=[task("go", agent(model, tools=[Echo(), add]))]).run(runtime=runtime)
+    echo, plus = model.calls[0].tools
+    assert (echo.name, plus.name) == ("echo", "add")
+    assert echo.parameters == {
+        "type": "object",
+        "properties": {"input": {"type": "string", "description": "The input to pass to the tool"}},
+        "required": ["input"],
+    }
+    assert set(plus.parameters["properties"]) == {"a", "b"}  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize(
+    ("requested", "arguments", "text", "outcome"),
+    [
+        pytest.param("broken", "{}", "Tool error: it broke", "failure", id="S-ENG-51"),
+        pytest.param("silent_failure", "{}", "Tool error: KeyboardInterruptLike", "failure", id="S-ENG-61"),
+        pytest.param("crash", '{"input": "way"}', "Error: no way", "failure", id="S-ENG-52"),
+        pytest.param("nothing", "{}", "", "success", id="S-ENG-53 tool function"),
+        pytest.param("silent", "{}", "", "success", id="S-ENG-53 AgentTool"),
+        pytest.param("refuse", "{}", "Error: not allowed", "failure", id="S-ENG-54"),
+        pytest.param("echo", "", "heard ", "success", id="S-ENG-56 empty"),
+        pytest.param("echo", "not JSON", "heard not JSON", "success", id="S-ENG-56 no JSON"),
+        pytest.param("add", '{"a": "x", "b": 1}', "Tool error: ", "failure", id="S-TOOL-13"),
+    ],
+)
+def test_what_a_tool_gives_goes_back_to_the_model(
+    runtime: Runtime, requested: str, arguments: str, text: str, outcome: str
+) -> None:
+    """S-ENG-51, S-ENG-52, S-ENG-53, S-ENG-54, S-ENG-56, S-ENG-61, S-EVT-14, S-ERR-34: the loop goes on."""
+    model, watcher = ScriptedModel(call(requested, arguments), "done"), Watcher()
+    tools = [add, broken, silent_failure, nothing, Echo(), Crash(), Refuse(), Silent()]
+    output = Ensemble(tasks=[task("go", agent(model, tools=tools))], listeners=[watcher]).run(runtime=runtime)
+    assert output.raw == "done"
+    (sent,) = results_of(model)
+    assert sent is not None
+    assert sent.startswith(text) if text.endswith(": ") else sent == text
+    (event,) = watcher.of(ToolCallEvent)
+    assert (event.tool_name, event.tool_arguments, event.tool_result) == (requested, arguments, sent)
+    assert event.outcome == outcome
+
+
+def test_unknown_tool_is_told_to_the_model(runtime: Runtime) -> None:
+    """S-ENG-55, S-SET-25: counts, is in the trace as a failure, fires no event."""
+    model, watcher = ScriptedModel(call("serch"), "done"), Watcher()
+    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))], listeners=[watcher]).run(runtime=runtime)
+    assert results_of(model) == ["Error: Unknown tool 'serch'"]
+    assert (output.total_tool_calls, watcher.of(ToolCallEvent)) == (1, [])
+    assert output.trace is not None
+    (traced,) = output.trace.task_traces[0].llm_interactions[0].tool_calls
+    assert (traced.tool_name, traced.outcome, traced.result) == ("serch", "failure", "Error: Unknown tool 'serch'")
+
+
+def test_configuration_error_of_a_tool_fails_the_task(runtime: Runtime) -> None:
+    """S-ENG-58, S-TOOL-23, S-ERR-21, S-ERR-23: not fed to the model."""
+    model = ScriptedModel(call("misconfigured"), "never")
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(tasks=[task("go", agent(model, tools=[Misconfigured()]))]).run(runtime=runtime)
+    cause = caught.value.__cause__
+    assert isinstance(cause, AgentExecutionError)
+    assert isinstance(cause.__cause__, ToolConfigurationError)
+    assert isinstance(cause.__cause__, IllegalStateError)
+    assert str(cause.__cause__) == "set it up first"
+    assert len(model.calls) == 1
+
+
+@pytest.mark.parametrize("tools", [[add, add], [Echo(), Echo()]])
+def test_name_taken_twice_is_refused_before_any_model_call(runtime: Runtime, tools: list[object]) -> None:
+    """S-TOOL-34, S-ENG-60, S-DOM-14, S-ERR-10: at resolution, unwrapped."""
+    model = ScriptedModel()
+    name = "add" if tools[0] is add else "echo"
+    with pytest.raises(ValidationError) as caught:
+        Ensemble(tasks=[task("go", agent(model, tools=tools))]).run(runtime=runtime)
+    assert str(caught.value) == f"Duplicate tool name: '{name}'"
+    assert model.calls == ()
+
+
+class BadMenu(DynamicToolProvider):
+    def resolve(self) -> list[object]:
+        return [object()]
+
+
+def test_what_is_no_tool_is_refused_at_resolution(runtime: Runtime) -> None:
+    """S-TOOL-31, S-ENG-60."""
+    model = ScriptedModel()
+    with pytest.raises(ValidationError) as caught:
+        Ensemble(tasks=[task("go", agent(model, tools=[BadMenu()]))]).run(runtime=runtime)
+    assert str(caught.value) == ("Tool object of type 'builtins.object' is neither an AgentTool nor has @tool methods")
+    assert model.calls == ()
+
+
+def test_provider_is_asked_once_per_task(runtime: Runtime, tmp_path: Path) -> None:
+    """S-TOOL-32: not per model call."""
+    marks = Marks(tmp_path / "marks")
+    model = ScriptedModel(call("add", '{"a": 1, "b": 1}'), "one", call("echo", '{"input": "x"}'), "two")
+    worker = agent(model, tools=[Menu(marks)])
+    Ensemble(tasks=[task("first", worker), task("second", worker)]).run(runtime=runtime)
+    assert marks.lines == ["asked", "asked"]
+    assert [len(asked.tools) for asked in model.calls] == [2, 2, 2, 2]
+
+
+def test_tool_knows_for_whom_it_works_when_tasks_share_it(runtime: Runtime) -> None:
+    """S-TOOL-35, S-TOOL-36: two tasks at the same time, one tool object."""
+    shared = Role()
+    meeting = threading.Barrier(2)
+
+    def first(_asked: ScriptedCall) -> object:
+        meeting.wait(30)
+        return call("role")
+
+    def script() -> ScriptedModel:
+        return ScriptedModel(first, lambda asked: asked.messages[-1].content)
+
+    tasks = [task(role, agent(script(), role, tools=[shared])) for role in ("Ann", "Bob")]
+    output = Ensemble(tasks=tasks, workflow="parallel").run(runtime=runtime)
+    assert sorted(each.raw for each in output.task_outputs) == [
+        "Ann ensemble_ray.tool.role role 1",
+        "Bob ensemble_ray.tool.role role 2",
+    ]
+
+
+# Several requests in one turn.
+
+
+class Meet(AgentTool):
+    """Waits until all who are expected have come."""
+
+    name = "meet"
+    description = "Meets others."
+
+    def __init__(self, marks: Marks, *expected: str) -> None:
+        self._marks = marks
+        self._expected = expected
+
+    def execute(self, text: str, /) -> ToolResult:
+        self._marks.add(text)
+        for name in self._expected:
+            self._marks.wait(name)
+        return ToolResult.success(f"met {text}")
+
+
+class Relay(AgentTool):
+    """Each waits for the next one, so that the last one to be asked is the first to be done."""
+
+    name = "relay"
+    description = "Ends in reverse order."
+
+    def __init__(self, marks: Marks, last: int) -> None:
+        self._marks = marks
+        self._last = last
+
+    async def execute(self, text: str, /) -> ToolResult:  # type: ignore[override]
+        number = int(text)
+        if number < self._last:
+            await asyncio.to_thread(self._marks.wait, f"done {number + 1}")
+        self._marks.add(f"done {number}")
+        return ToolResult.failure("second fails") if number == 1 else ToolResult.success(f"result {number}")
+
+
+def test_requests_of_one_turn_run_at_the_same_time(runtime: Runtime, tmp_path: Path) -> None:
+    """S-TOOL-80: three meet, which one after the other could never do; a sync tool does not hold the loop (S-CONV-16)."""
+    marks = Marks(tmp_path / "marks")
+    names = ["a", "b", "c"]
+    model = ScriptedModel([call("meet", f'{{"input": "{name}"}}', number=n) for n, name in enumerate(names)], "done")
+    Ensemble(tasks=[task("go", agent(model, tools=[Meet(marks, *names)]))]).run(runtime=runtime)
+    assert results_of(model) == ["met a", "met b", "met c"]
+
+
+def test_results_are_in_request_order_whatever_finishes_first(runtime: Runtime, tmp_path: Path) -> None:
+    """S-TOOL-81, S-TOOL-82, S-TRC-21: also events and trace; a failure does not disturb the others."""
+    marks = Marks(tmp_path / "marks")
+    model = ScriptedModel([call("relay", f'{{"input": "{n}"}}', number=n) for n in range(3)], "done")
+    watcher = Watcher()
+    output = Ensemble(tasks=[task("go", agent(model, tools=[Relay(marks, last=2)]))], listeners=[watcher]).run(
+        runtime=runtime
+    )
+    assert marks.lines == ["done 2", "done 1", "done 0"]
+    texts = ["result 0", "Error: second fails", "result 2"]
+    assert results_of(model) == texts
+    assert [event.tool_result for event in watcher.of(ToolCallEvent)] == texts
+    assert output.trace is not None
+    (turn, _) = output.trace.task_traces[0].llm_interactions
+    assert [traced.result for traced in turn.tool_calls] == texts
+    assert [traced.outcome for traced in turn.tool_calls] == ["success", "failure", "success"]
+
+
+def test_configuration_error_among_several_fails_the_task(runtime: Runtime) -> None:
+    """S-TOOL-85, S-TOOL-82."""
+    model = ScriptedModel([call("echo", number=1), call("misconfigured", number=2)], "never")
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(tasks=[task("go", agent(model, tools=[Echo(), Misconfigured()]))]).run(runtime=runtime)
+    assert caught.value.__cause__ is not None
+    assert isinstance(caught.value.__cause__.__cause__, ToolConfigurationError)
+
+
+# What the model sees of a long text.
+
+
+@tool
+def digits(count: int) -> str:
+    """Give that many digits."""
+    return ("0123456789" * 10)[:count]
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "sent"),
+    [
+        (10, 10, "0123456789"),
+        (10, 11, "0123456789... [truncated, full length: 11 chars]"),
+        (0, 3, "... [truncated, full length: 3 chars]"),
+        (-1, 30, "0123456789" * 3),
+    ],
+)
+def test_long_tool_outputs_are_cut_for_the_model_only(runtime: Runtime, limit: int, count: int, sent: str) -> None:
+    """S-ENG-70, S-ENG-71: events and trace carry the full text."""
+    model, watcher = ScriptedModel(call("digits", f'{{"count": {count}}}'), "done"), Watcher()
+    output = Ensemble(
+        tasks=[task("go", agent(model, tools=[digits]))], listeners=[watcher], max_tool_output_length=limit
+    ).run(runtime=runtime)
+    assert results_of(model) == [sent]
+    full = ("0123456789" * 10)[:count]
+    assert watcher.of(ToolCallEvent)[0].tool_result == full
+    assert output.trace is not None
+    assert output.trace.task_traces[0].llm_interactions[0].tool_calls[0].result == full
+
+
+@pytest.mark.parametrize(("limit", "shown"), [(4, "0123..."), (-1, "0123456789" * 2), (0, "")])
+def test_log_lines_are_cut_as_told(
+    inline_runtime: Runtime, caplog: pytest.LogCaptureFixture, limit: int, shown: str
+) -> None:
+    """S-ENG-72: it does not touch what the model sees."""
+    model = ScriptedModel(call("digits", '{"count": 20}'), "done")
+    with caplog.at_level(logging.INFO, logger="ensemble_ray"):
+        Ensemble(tasks=[task("go", agent(model, tools=[digits]))], tool_log_truncate_length=limit).run(
+            runtime=inline_runtime
+        )
+    (line,) = [record.getMessage() for record in caplog.records if "Tool call: digits" in record.getMessage()]
+    assert f"-> {shown} [" in line
+    assert results_of(model) == ["0123456789" * 2]
+
+
+# Answers that are not quite answers.
+
+
+@pytest.mark.parametrize("blank", [None, "", "  \n"])
+def test_blank_answer_is_an_empty_success(
+    inline_runtime: Runtime, caplog: pytest.LogCaptureFixture, blank: str | None
+) -> None:
+    """S-ENG-34, S-ERR-35."""
+    model = ScriptedModel(ChatResponse(text=blank))
+    output = Ensemble(tasks=[task("go", agent(model))]).run(runtime=inline_runtime)
+    assert output.raw == ""
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert warnings == ["Agent 'Writer' returned empty response for task 'go'"]
+
+
+def test_blank_answer_is_an_empty_success_everywhere(runtime: Runtime) -> None:
+    """S-ENG-34: with tools as well."""
+    model = ScriptedModel(call("add", '{"a": 1, "b": 1}'), ChatResponse(text=None))
+    output = Ensemble(tasks=[task("go", agent(model, tools=[add]))]).run(runtime=runtime)
+    assert (output.raw, output.is_complete) == ("", True)
+    assert output.trace is not None
+    assert output.trace.task_traces[0].final_output == ""
+
+
+class Talkative:
+    """A model that gives a text instead of a response."""
+
+    def chat(self, messages: object, tools: object = ()) -> str:
+        return "hello"
+
+
+def test_malformed_response_fails_like_a_model_error(runtime: Runtime) -> None:
+    """S-ENG-57."""
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(tasks=[task("go", agent(Talkative()))]).run(runtime=runtime)
+    cause = caught.value.__cause__
+    assert isinstance(cause, AgentExecutionError)
+    assert str(cause) == "Agent 'Writer' failed: model returned str instead of a ChatResponse"
+    assert isinstance(cause.__cause__, TypeError)
+
+
+class SyncModel:
+    """A synchronous model that says in which thread it works."""
+
+    def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        return ChatResponse(text=threading.current_thread().name)
+
+
+def test_sync_model_runs_beside_the_loop(runtime: Runtime) -> None:
+    """S-CONV-16, S-CONV-20, S-SET-48: in a daemon thread for user code."""
+    assert Ensemble(tasks=[task("go", agent(SyncModel()))]).run(runtime=runtime).raw == "ensemble-ray-user"
