@@ -1,0 +1,94 @@
+"""The HTTP interface of one team, as a web application that knows no Ray. Room: serve.
+
+`POST /runs` runs the team and answers with its output; `GET /healthz` says that it is loaded. Every refusal and every
+failure is a `Failure` as JSON. Pages that load scripts from elsewhere are not served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from ensemble_ray import EnsembleError, IllegalStateError
+from serve.failures import failure_of, status_of
+from serve.runs import Runs
+from serve.schemas import Failure, FinishedRun, Health, NewRun
+
+if TYPE_CHECKING:
+    from ensemble_ray import Ensemble, Runtime
+
+__all__ = ["build_api"]
+
+_REFUSED = "InvalidRequest"
+
+
+def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime]) -> FastAPI:
+    """The web application of a team.
+
+    Args:
+        ensemble: The team.
+        runtime: Where its runs live; entered with the application and left with it, warm in between.
+    """
+    team = ensemble.origin or ""
+    serving: list[Runs] = []
+
+    @asynccontextmanager
+    async def lifespan(_api: FastAPI) -> AsyncGenerator[None, None]:
+        async with runtime as entered:
+            serving.append(Runs(ensemble, entered))
+            yield
+
+    api = FastAPI(title="ensemble-ray", lifespan=lifespan, docs_url=None, redoc_url=None)
+    api.add_exception_handler(RequestValidationError, _refused)
+    api.add_exception_handler(HTTPException, _not_served)
+    api.add_exception_handler(Exception, _broken)
+
+    @api.post("/runs", response_model=FinishedRun, responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}})
+    async def post_run(asked: NewRun) -> FinishedRun | JSONResponse:
+        """Run the team and answer with its output."""
+        try:
+            return await serving[0].run(asked)
+        except (EnsembleError, IllegalStateError) as error:
+            return _answer(status_of(error), failure_of(error, asked.run_id))
+
+    @api.get("/healthz")
+    async def get_health() -> Health:
+        """Whether the team is loaded and takes requests."""
+        return Health(status="ok", team=team)
+
+    # Routes are registered by being defined.
+    _ = post_run, get_health
+    return api
+
+
+def _answer(status: int, failure: Failure) -> JSONResponse:
+    return JSONResponse(failure.model_dump(mode="json"), status_code=status)
+
+
+def _refused(_request: Request, error: Exception) -> JSONResponse:
+    """The body is no run: not JSON, or not of that form."""
+    found = error.errors() if isinstance(error, RequestValidationError) else []
+    places = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in found]
+    expected = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
+    return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(places)}. {expected}"))
+
+
+def _not_served(request: Request, error: Exception) -> JSONResponse:
+    """No such path, or not by that method."""
+    status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
+    known = "Served are POST /runs and GET /healthz"
+    text = f"{request.method} {request.url.path}: {HTTPStatus(status).phrase}. {known}"
+    return _answer(status, Failure(error=_REFUSED, message=text))
+
+
+def _broken(_request: Request, error: Exception) -> JSONResponse:
+    """A defect of ours; what it says may be of use to the operator alone, and stands in the replica's log."""
+    text = f"{type(error).__name__} in the endpoint. Its log says more"
+    return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, Failure(error="InternalError", message=text))

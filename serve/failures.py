@@ -1,0 +1,86 @@
+"""Our errors as HTTP answers: one table. Room: serve. Pure.
+
+Rule: 4xx is what the client can mend by another request, 502 what a model or a task did, 503 what waiting may mend,
+500 what only the operator can mend. Never: a stack trace, the text of somebody else's library, an error without a body.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from http import HTTPStatus
+
+from ensemble_ray import (
+    AgentExecutionError,
+    ConstraintViolationError,
+    EnsembleError,
+    GuardrailViolationError,
+    IllegalStateError,
+    MaxIterationsExceededError,
+    OutputParsingError,
+    ParallelExecutionError,
+    PromptTemplateError,
+    RateLimitInterruptedError,
+    RateLimitTimeoutError,
+    RecordError,
+    RunExistsError,
+    TaskExecutionError,
+    ValidationError,
+)
+from serve.schemas import Failure, FinishedTask
+
+__all__ = ["failure_of", "status_of"]
+
+#: The first row whose class is anywhere in the chain of causes decides; hence the particular before the general.
+_STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
+    (RunExistsError, HTTPStatus.CONFLICT),
+    (PromptTemplateError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (RecordError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (IllegalStateError, HTTPStatus.INTERNAL_SERVER_ERROR),
+    (GuardrailViolationError, HTTPStatus.UNPROCESSABLE_ENTITY),
+    (RateLimitTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (RateLimitInterruptedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (OutputParsingError, HTTPStatus.BAD_GATEWAY),
+    (MaxIterationsExceededError, HTTPStatus.BAD_GATEWAY),
+    (ConstraintViolationError, HTTPStatus.BAD_GATEWAY),
+    (AgentExecutionError, HTTPStatus.BAD_GATEWAY),
+    (TaskExecutionError, HTTPStatus.BAD_GATEWAY),
+    (ParallelExecutionError, HTTPStatus.BAD_GATEWAY),
+)
+
+
+def status_of(error: BaseException) -> HTTPStatus:
+    """The status that an error of a run is answered with."""
+    if isinstance(error, ValidationError):
+        # Before the run began it is about the request: an id that cannot name a record, or is taken. After that it is
+        # about the team, and no other request would help.
+        has_begun = error.trace is not None
+        return HTTPStatus.INTERNAL_SERVER_ERROR if has_begun else HTTPStatus.BAD_REQUEST
+    chain = tuple(_chain(error))
+    found = (status for kind, status in _STATUS if any(isinstance(link, kind) for link in chain))
+    return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
+    """The body that an error of a run is answered with; `run_id` is the one that the client gave."""
+    causes = list(_chain(error))[1:]
+    if isinstance(error, ParallelExecutionError):
+        causes += error.failed_task_causes.values()
+    told = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
+    return Failure(
+        error=type(error).__name__,
+        message=str(error) or type(error).__name__,
+        run_id=getattr(error, "run_id", None) or run_id,
+        missing=list(error.missing_variables) if isinstance(error, PromptTemplateError) else [],
+        causes=[f"{type(cause).__name__}: {cause}" for cause in told],
+        tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
+    )
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and its causes, nearest first."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        yield link
+        link = link.__cause__

@@ -1,0 +1,55 @@
+"""Runs of one team, begun by requests. Room: serve.
+
+In: a request's body. Out: the run's answer, or the error that `Ensemble.arun` raises. Never: the end of a run because
+whoever asked for it has gone; the run is recorded, and its id finds the answer again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from typing import TYPE_CHECKING
+
+from serve.schemas import FinishedRun
+
+if TYPE_CHECKING:
+    from ensemble_ray import Ensemble, EnsembleOutput, Runtime
+    from serve.schemas import NewRun
+
+__all__ = ["Runs"]
+
+_log = logging.getLogger(__name__)
+
+
+class Runs:
+    """Begins runs of a team and waits for them."""
+
+    def __init__(self, ensemble: Ensemble, runtime: Runtime) -> None:
+        self._ensemble = ensemble
+        self._runtime = runtime
+        #: runs whose client may have gone; a loop alone would forget them
+        self._waiting: set[asyncio.Task[EnsembleOutput]] = set()
+
+    async def run(self, asked: NewRun) -> FinishedRun:
+        """Run the team once; cancelling this wait leaves the run going.
+
+        Raises:
+            EnsembleError: as `Ensemble.arun`.
+        """
+        run_id = asked.run_id or str(uuid.uuid4())
+        running = asyncio.create_task(self._ensemble.arun(asked.inputs, runtime=self._runtime, run_id=run_id))
+        self._waiting.add(running)
+        running.add_done_callback(self._ended)
+        try:
+            await asyncio.wait([running])  # cancelling this wait does not reach the run
+        except asyncio.CancelledError:
+            _log.warning("Run %s: its client has gone; the run goes on", run_id)
+            raise
+        return FinishedRun.of(running.result())
+
+    def _ended(self, running: asyncio.Task[EnsembleOutput]) -> None:
+        """Take the outcome of a run that nobody waits for; the run itself has logged and recorded it."""
+        self._waiting.discard(running)
+        if not running.cancelled():
+            running.exception()

@@ -1,0 +1,190 @@
+"""What travels over HTTP. Room: serve.
+
+In: requests as JSON. Out: answers as JSON. Classes of the core stay inside: each answer is copied field by field, so
+that a change over there shows up here and not at a client. Units stand in the names; unknown token counts are null.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import TYPE_CHECKING, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+if TYPE_CHECKING:
+    from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
+
+__all__ = ["Cost", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "NewRun"]
+
+
+class _Wire(BaseModel):
+    """Refuses fields that it does not know, so that a misspelt one is not taken for none."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NewRun(_Wire):
+    """Body of `POST /runs`.
+
+    Attributes:
+        inputs: Values of the variables in the team's texts.
+        run_id: Name of the run and of its record; asking again under it answers from the record.
+    """
+
+    inputs: dict[str, JsonValue] = Field(default_factory=dict)
+    run_id: str | None = None
+
+
+class Cost(_Wire):
+    """Money for tokens, as decimal text."""
+
+    input: str
+    output: str
+    total: str
+    currency: str
+
+    @classmethod
+    def of(cls, estimate: CostEstimate | None) -> Self | None:
+        """The estimate; None when there is none."""
+        if estimate is None:
+            return None
+        return cls(
+            input=str(estimate.input_cost),
+            output=str(estimate.output_cost),
+            total=str(estimate.total_cost),
+            currency=estimate.currency,
+        )
+
+
+class Metrics(_Wire):
+    """What a task or a run cost."""
+
+    input_tokens: int | None
+    output_tokens: int | None
+    total_tokens: int | None
+    llm_calls: int
+    tool_calls: int
+    llm_latency_s: float
+    tool_execution_s: float
+    cost: Cost | None
+
+    @classmethod
+    def of_task(cls, metrics: TaskMetrics) -> Self:
+        """One task's."""
+        return cls(
+            input_tokens=_known(metrics.input_tokens),
+            output_tokens=_known(metrics.output_tokens),
+            total_tokens=_known(metrics.total_tokens),
+            llm_calls=metrics.llm_call_count,
+            tool_calls=metrics.tool_call_count,
+            llm_latency_s=metrics.llm_latency.total_seconds(),
+            tool_execution_s=metrics.tool_execution_time.total_seconds(),
+            cost=Cost.of(metrics.cost_estimate),
+        )
+
+    @classmethod
+    def of_run(cls, metrics: ExecutionMetrics) -> Self:
+        """The sum over a run's tasks."""
+        return cls(
+            input_tokens=_known(metrics.total_input_tokens),
+            output_tokens=_known(metrics.total_output_tokens),
+            total_tokens=_known(metrics.total_tokens),
+            llm_calls=metrics.total_llm_call_count,
+            tool_calls=metrics.total_tool_calls,
+            llm_latency_s=metrics.total_llm_latency.total_seconds(),
+            tool_execution_s=metrics.total_tool_execution_time.total_seconds(),
+            cost=Cost.of(metrics.total_cost_estimate),
+        )
+
+
+class FinishedTask(_Wire):
+    """What one task gave.
+
+    Attributes:
+        role: Role of the agent.
+        description: The task, with its variables filled in.
+        text: The answer.
+        structured: The answer as data, where the task declares a type.
+    """
+
+    role: str
+    description: str
+    text: str
+    structured: JsonValue
+    completed_at: datetime
+    duration_s: float
+    metrics: Metrics
+
+    @classmethod
+    def of(cls, output: TaskOutput) -> Self:
+        """The task's output."""
+        return cls(
+            role=output.agent_role,
+            description=output.task_description,
+            text=output.raw,
+            structured=output.model_dump(mode="json", include={"parsed_output"})["parsed_output"],
+            completed_at=output.completed_at,
+            duration_s=output.duration.total_seconds(),
+            metrics=Metrics.of_task(output.metrics),
+        )
+
+
+class FinishedRun(_Wire):
+    """Answer to `POST /runs`.
+
+    Attributes:
+        raw: Text of the last task.
+        exit_reason: `completed`, or why it ended early.
+        tasks: In the order in which they were completed.
+    """
+
+    run_id: str | None
+    raw: str
+    exit_reason: str
+    duration_s: float
+    metrics: Metrics
+    tasks: list[FinishedTask]
+
+    @classmethod
+    def of(cls, output: EnsembleOutput) -> Self:
+        """The run's output."""
+        return cls(
+            run_id=output.run_id,
+            raw=output.raw,
+            exit_reason=output.exit_reason.value,
+            duration_s=output.total_duration.total_seconds(),
+            metrics=Metrics.of_run(output.metrics),
+            tasks=[FinishedTask.of(task) for task in output.task_outputs],
+        )
+
+
+class Failure(_Wire):
+    """Every answer that is not 2xx.
+
+    Attributes:
+        error: Class of the error, such as `PromptTemplateError`.
+        message: What happened, where, and what to do.
+        run_id: The run, where there is one or one was named.
+        missing: Inputs that the team needs and did not get.
+        causes: Class and text of our errors that led to this one, nearest first.
+        tasks: What was completed before the failure.
+    """
+
+    error: str
+    message: str
+    run_id: str | None = None
+    missing: list[str] = Field(default_factory=list)
+    causes: list[str] = Field(default_factory=list)
+    tasks: list[FinishedTask] = Field(default_factory=list[FinishedTask])
+
+
+class Health(_Wire):
+    """Answer to `GET /healthz`."""
+
+    status: str
+    team: str
+
+
+def _known(tokens: int) -> int | None:
+    """A token count; the core says -1 where the provider told none."""
+    return None if tokens < 0 else tokens

@@ -1,0 +1,130 @@
+"""Programs that tests start: in an environment and a session of their own, ended with everything they started.
+
+Never: a process that outlives its test, a Ray cluster of somebody else that is joined or stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+#: Environment variables that would lead a program to somebody else's cluster, records or models.
+_FOREIGN = ("RAY_", "ENSEMBLE_RAY_", "OPENAI_", "SERVE_")
+#: How long a program may take to end when asked, s.
+_GRACE_S = 20.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Different ports on loopback that nobody listens on now."""
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+@contextlib.contextmanager
+def own_directory() -> Generator[Path, None, None]:
+    """A directory with a short path, since Ray puts sockets there whose paths may have 107 characters."""
+    path = Path(tempfile.mkdtemp(prefix="er-", dir="/tmp"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def own_environment(directory: Path, **variables: str) -> dict[str, str]:
+    """This environment without anything that leads elsewhere; home, records and Ray's files are in the directory."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    return {
+        **kept,
+        "HOME": str(directory),
+        # Ray starts the entry points of jobs with the `python` that it finds here.
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
+        "RAY_TMPDIR": str(directory),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A head that is asked to end waits so long for actors that outlive their drivers, s.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
+        "ENSEMBLE_RAY_HOME": str(directory / "records"),
+        **variables,
+    }
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program that runs."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def text(self) -> str:
+        """What it has printed so far."""
+        return self.log.read_text(encoding="utf-8", errors="replace")
+
+    def until(self, is_so: Callable[[], T], what: str, *, timeout_s: float = 60.0) -> T:
+        """Wait until that gives something; for states that the program does not announce.
+
+        Raises:
+            AssertionError: it did not, or the program ended; with what it printed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not (found := is_so()):
+            assert self.process.poll() is None, f"ended while waiting for {what}:\n{self.text}"
+            assert time.monotonic() < deadline, f"waited {timeout_s} s for {what}:\n{self.text}"
+            time.sleep(0.1)
+        return found
+
+    def members(self, *, named: str = "") -> list[int]:
+        """Ids of the processes of its session, itself included."""
+        listed = subprocess.run(["ps", "-eo", "pid=,comm="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
+        found: list[int] = []
+        for line in listed.stdout.splitlines():
+            pid, _, name = line.strip().partition(" ")
+            with contextlib.suppress(OSError):
+                if os.getsid(int(pid)) == self.process.pid and named in name:
+                    found.append(int(pid))
+        return found
+
+
+@contextlib.contextmanager
+def program(
+    command: Sequence[str], *, log: Path, env: Mapping[str, str], cwd: Path | None = None
+) -> Generator[Program, None, None]:
+    """Run a program; at the end it and all that it started are gone."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(  # noqa: S603  commands of tests
+            command, env=dict(env), cwd=cwd, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    running = Program(process, log)
+    try:
+        yield running
+    finally:
+        _end(running)
+
+
+def _end(running: Program) -> None:
+    """Ask, wait, and then insist, for the whole session; its id is the first process's."""
+    if running.process.poll() is None:
+        running.process.terminate()
+    deadline = time.monotonic() + _GRACE_S
+    while (left := running.members()) and time.monotonic() < deadline:
+        running.process.poll()  # takes note of its end, so that it does not stay in the list
+        time.sleep(0.1)
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    running.process.wait(timeout=_GRACE_S)

@@ -1,0 +1,65 @@
+"""Teams that run behind an endpoint or as a job: as values, and as files that other programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import JsonValue
+
+from ensemble_ray import Agent, ChatModel, Ensemble, Task
+from ensemble_ray.testing.model_server import Fault, ServedRequest
+
+
+def pair(llm: ChatModel, **fields: Any) -> Ensemble:
+    """A writer and an editor, one after the other, about {topic}."""
+    writer = Agent(role="Writer", goal="Write plainly", llm=llm)
+    editor = Agent(role="Editor", goal="Cut", llm=llm)
+    draft = Task(name="draft", description="Write about {topic}", expected_output="A text", agent=writer)
+    final = Task(
+        name="final",
+        description="Shorten it for {reader}",
+        expected_output="A line",
+        agent=editor,
+        context=[draft],
+        **fields,
+    )
+    return Ensemble(tasks=[draft, final])
+
+
+INPUTS: dict[str, JsonValue] = {"topic": "Ray", "reader": "children"}
+
+#: The key that the models of the team file ask for, and the environment variable that holds it.
+KEY, KEY_VARIABLE = "k-3kf9", "KEY_OF_THE_TEAM"
+_MODEL = '{{model: "openai:any", base_url: "{url}", api_key_env: KEY_OF_THE_TEAM, max_retries: 0}}'
+_TEAM = f"""
+agents:
+  - {{{{name: writer, role: Writer, goal: Write, tools: ["team_tools:shout"], llm: {_MODEL}}}}}
+  - {{{{name: editor, role: Editor, goal: Cut, llm: {_MODEL}}}}}
+tasks:
+  - {{{{name: draft, description: "Write about {{{{topic}}}}", expected_output: A text, agent: writer}}}}
+  - {{{{name: final, description: Shorten it, expected_output: A line, agent: editor, context: [draft]}}}}
+"""
+_TOOLS = '''
+from ensemble_ray import tool
+
+@tool
+def shout(text: str) -> str:
+    """Say it louder."""
+    return text.upper()
+'''
+
+
+def write_team(directory: Path, url: str) -> Path:
+    """Write a team file, and the module of its tool beside it; gives the file."""
+    (directory / "team_tools.py").write_text(_TOOLS, encoding="utf-8")
+    team = directory / "team.yaml"
+    team.write_text(_TEAM.format(url=url), encoding="utf-8")
+    return team
+
+
+def script(request: ServedRequest) -> str | Fault:
+    """What the model answers the team of the file; one topic is too much for it."""
+    if "Write about failure" in request.text:
+        return Fault(status=400, message="too much")
+    return "a line" if "Shorten" in request.text else "a draft"

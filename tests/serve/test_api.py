@@ -1,0 +1,242 @@
+"""The HTTP interface over the inline runtime: what is asked, what is answered."""
+
+from __future__ import annotations
+
+import json
+import sys
+from decimal import Decimal
+from typing import Self
+
+import pytest
+from httpx import Response
+from pydantic import BaseModel
+
+from ensemble_ray import (
+    Agent,
+    ChatResponse,
+    CostConfiguration,
+    Ensemble,
+    GuardrailOutput,
+    GuardrailResult,
+    ParallelErrorStrategy,
+    Task,
+    TokenUsage,
+    Workflow,
+)
+from ensemble_ray.testing import ScriptedModel
+from tests.serve.conftest import Connect
+from tests.serve.teams import INPUTS, pair
+
+
+def error_of(response: Response) -> tuple[int, str, str]:
+    """Status, class and message of a failure."""
+    body = response.json()
+    assert {"error", "message", "run_id"} <= set(body)
+    return response.status_code, body["error"], body["message"]
+
+
+async def test_a_run_is_answered_with_its_output(connect: Connect) -> None:
+    """Texts and roles of all tasks, in order, with the run's id and metrics."""
+    model = ScriptedModel(
+        ChatResponse(text="a draft", usage=TokenUsage(7, 3)), ChatResponse(text="a line", usage=TokenUsage(5, 2))
+    )
+    ensemble = pair(model).replace(
+        cost_configuration=CostConfiguration(input_token_rate=Decimal("0.5"), output_token_rate=Decimal(1))
+    )
+    async with connect(ensemble) as client:
+        response = await client.post("/runs", json={"inputs": INPUTS})
+    body = response.json()
+    assert response.status_code == 200
+    assert (body["raw"], body["exit_reason"]) == ("a line", "completed")
+    assert [(each["role"], each["description"], each["text"]) for each in body["tasks"]] == [
+        ("Writer", "Write about Ray", "a draft"),
+        ("Editor", "Shorten it for children", "a line"),
+    ]
+    assert body["run_id"]
+    metrics = body["metrics"]
+    assert (metrics["input_tokens"], metrics["output_tokens"], metrics["total_tokens"]) == (12, 5, 17)
+    assert (metrics["llm_calls"], metrics["tool_calls"]) == (2, 0)
+    assert metrics["cost"]["currency"] == "USD"
+    assert float(metrics["cost"]["total"]) == 11.0
+    assert body["duration_s"] >= body["tasks"][0]["duration_s"] >= 0
+
+
+async def test_unknown_token_counts_are_null(connect: Connect) -> None:
+    """No -1 travels over HTTP."""
+    async with connect(pair(ScriptedModel(ChatResponse(text="a"), ChatResponse(text="b")))) as client:
+        body = (await client.post("/runs", json={"inputs": INPUTS})).json()
+    assert body["metrics"]["total_tokens"] is None
+    assert body["tasks"][0]["metrics"]["input_tokens"] is None
+
+
+class Note(BaseModel):
+    """A typed answer."""
+
+    title: str
+    words: int
+
+
+async def test_a_typed_answer_is_data_beside_its_text(connect: Connect) -> None:
+    """`structured` is null for the task without a type."""
+    ensemble = pair(ScriptedModel("a draft", '{"title": "Ray", "words": 3}'), output_type=Note)
+    async with connect(ensemble) as client:
+        body = (await client.post("/runs", json={"inputs": INPUTS})).json()
+    assert [each["structured"] for each in body["tasks"]] == [None, {"title": "Ray", "words": 3}]
+
+
+async def test_all_missing_inputs_are_named(connect: Connect) -> None:
+    """S-TPL-6: 422 with every missing name; no model was asked."""
+    model = ScriptedModel()
+    async with connect(pair(model)) as client:
+        response = await client.post("/runs", json={})
+    assert error_of(response)[:2] == (422, "PromptTemplateError")
+    assert response.json()["missing"] == ["topic"]
+    assert not model.calls
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        (b"{", "JSON"),
+        (b"[]", "body"),
+        (b'{"input": {}}', "body.input"),
+        (b'{"inputs": []}', "body.inputs"),
+        (b'{"run_id": 7}', "body.run_id"),
+    ],
+)
+async def test_a_body_that_is_no_run_is_refused(connect: Connect, body: bytes, place: str) -> None:
+    """The answer says where it is wrong and what a run looks like."""
+    async with connect(pair(ScriptedModel())) as client:
+        response = await client.post("/runs", content=body, headers={"content-type": "application/json"})
+    status, kind, message = error_of(response)
+    assert (status, kind) == (422, "InvalidRequest")
+    assert place in message
+    assert '{"inputs": {"topic": "Ray"}' in message
+
+
+@pytest.mark.parametrize("headers", [{"content-type": "text/plain"}, {}])
+async def test_a_body_that_is_not_declared_as_json_is_refused(connect: Connect, headers: dict[str, str]) -> None:
+    """A page of another site can make a browser send such requests without asking; none may begin a run."""
+    model = ScriptedModel()
+    async with connect(pair(model)) as client:
+        response = await client.post("/runs", content=json.dumps({"inputs": INPUTS}), headers=headers)
+    assert error_of(response)[:2] == (422, "InvalidRequest")
+    assert not model.calls
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/runs", 405), ("POST", "/run", 404), ("GET", "/docs", 404)]
+)
+async def test_other_paths_and_methods_are_answered_as_json(
+    connect: Connect, method: str, path: str, status: int
+) -> None:
+    """The answer names what is served; pages that load scripts from elsewhere are not."""
+    async with connect(pair(ScriptedModel())) as client:
+        response = await client.request(method, path)
+    assert error_of(response)[:2] == (status, "InvalidRequest")
+    assert "POST /runs" in response.json()["message"]
+
+
+async def test_a_run_id_that_cannot_name_a_record_is_refused(connect: Connect) -> None:
+    """It would be a path."""
+    async with connect(pair(ScriptedModel())) as client:
+        response = await client.post("/runs", json={"inputs": INPUTS, "run_id": "../up"})
+    assert error_of(response)[:2] == (400, "ValidationError")
+    assert response.json()["run_id"] == "../up"
+
+
+async def test_asking_again_under_a_finished_id_answers_from_the_record(connect: Connect) -> None:
+    """S-SET-39: the same output without a model call; other inputs under that id are refused."""
+    model = ScriptedModel("a draft", "a line")
+    async with connect(pair(model)) as client:
+        first = await client.post("/runs", json={"inputs": INPUTS, "run_id": "first"})
+        again = await client.post("/runs", json={"inputs": INPUTS, "run_id": "first"})
+        other = await client.post("/runs", json={"inputs": {**INPUTS, "topic": "Rust"}, "run_id": "first"})
+    assert first.json()["run_id"] == "first"
+    assert [each["text"] for each in again.json()["tasks"]] == ["a draft", "a line"]
+    assert error_of(other)[:2] == (400, "ValidationError")
+    assert len(model.calls) == 2
+
+
+async def test_a_model_failure_is_a_bad_gateway_and_keeps_what_was_done(connect: Connect) -> None:
+    """S-ENG-13: 502 with our errors' texts, the run's id, and the outputs of before; no text of a foreign library."""
+    async with connect(pair(ScriptedModel("a draft", OSError("socket 7 of host db1")))) as client:
+        response = await client.post("/runs", json={"inputs": INPUTS, "run_id": "broken"})
+    status, kind, message = error_of(response)
+    assert (status, kind) == (502, "TaskExecutionError")
+    assert "Shorten it for children" in message
+    body = response.json()
+    assert body["run_id"] == "broken"
+    assert [each["text"] for each in body["tasks"]] == ["a draft"]
+    assert [cause.partition(":")[0] for cause in body["causes"]] == ["AgentExecutionError"]
+    assert "Traceback" not in response.text
+
+
+def refuse(_output: GuardrailOutput) -> GuardrailResult:
+    """Say no."""
+    return GuardrailResult.failure("names a person")
+
+
+async def test_a_guardrail_that_says_no_is_not_the_models_failure(connect: Connect) -> None:
+    """S-GRD-7: 422, with what the guardrail said."""
+    async with connect(pair(ScriptedModel("a draft", "a line"), output_guardrails=[refuse])) as client:
+        response = await client.post("/runs", json={"inputs": INPUTS})
+    assert response.status_code == 422
+    assert "names a person" in response.json()["causes"][0]
+
+
+async def test_every_failed_task_of_a_parallel_run_is_told(connect: Connect) -> None:
+    """S-PAR-25: causes of all failures, outputs of the rest."""
+    models = [ScriptedModel(ValueError("one")), ScriptedModel("fine"), ScriptedModel(ValueError("two"))]
+    workers = [Agent(role=f"Worker {n}", goal="Work", llm=model) for n, model in enumerate(models)]
+    ensemble = Ensemble(
+        tasks=[Task(description=f"Do {n}", expected_output="it", agent=each) for n, each in enumerate(workers)],
+        workflow=Workflow.PARALLEL,
+        parallel_error_strategy=ParallelErrorStrategy.CONTINUE_ON_ERROR,
+    )
+    async with connect(ensemble) as client:
+        response = await client.post("/runs", json={})
+    body = response.json()
+    assert error_of(response)[:2] == (502, "ParallelExecutionError")
+    assert sorted(cause.rpartition(": ")[2] for cause in body["causes"]) == ["one", "two"]
+    assert [each["text"] for each in body["tasks"]] == ["fine"]
+
+
+async def test_health_names_the_team(connect: Connect) -> None:
+    """A replica that answers has its team loaded."""
+    async with connect(pair(ScriptedModel()).with_origin("teams:pair")) as client:
+        response = await client.get("/healthz")
+    assert (response.status_code, response.json()) == (200, {"status": "ok", "team": "teams:pair"})
+
+
+class BrokenRuntime:
+    """A runtime with a defect."""
+
+    async def submit(self, _request: object) -> object:
+        raise LookupError("secret of the inside")
+
+    async def close(self) -> None:
+        pass
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+async def test_a_defect_is_told_without_its_text(connect: Connect) -> None:
+    """What an unforeseen error says is for the operator's log."""
+    async with connect(pair(ScriptedModel()), BrokenRuntime()) as client:
+        response = await client.post("/runs", json={"inputs": INPUTS})
+    assert error_of(response)[:2] == (500, "InternalError")
+    assert "secret" not in response.text
+
+
+def test_the_interface_is_built_without_ray() -> None:
+    """`serve.api` and what it imports know no Ray; only `serve.app` does."""
+    import subprocess
+
+    code = "import sys, serve.api; sys.exit('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=False)  # noqa: S603  our own interpreter
+    assert done.returncode == 0

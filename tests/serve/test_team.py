@@ -1,0 +1,100 @@
+"""Which team is served, found before anything is deployed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import ValidationError
+from serve.app import EndpointOptions, app
+from serve.team import TEAM_VARIABLE, team_name
+
+TEAM = """
+agents:
+  - name: writer
+    role: Writer
+    goal: Write
+    llm: {model: "openai:any", api_key_env: KEY_OF_THE_TEAM}
+tasks:
+  - {name: draft, description: "Write about {topic}", expected_output: A text, agent: writer}
+"""
+
+
+@pytest.fixture
+def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A team file in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("KEY_OF_THE_TEAM", raising=False)
+    path = tmp_path / "team.yaml"
+    path.write_text(TEAM, encoding="utf-8")
+    return path
+
+
+def test_no_team_is_refused_with_what_to_do() -> None:
+    """Before anything is started."""
+    with pytest.raises(ValidationError, match=f"set {TEAM_VARIABLE}, or pass team="):
+        app(EndpointOptions())
+
+
+def test_the_argument_wins_over_the_environment(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two applications of one cluster can so serve two teams."""
+    monkeypatch.setenv(TEAM_VARIABLE, "team.yaml")
+    assert team_name(None).name == "team.yaml"
+    assert team_name("teams:pair").name == "teams:pair"
+    assert team_name("  ").name == "team.yaml"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("taem.yaml", "team.yaml"),
+        ("nowhere:team", "nowhere"),
+        ("tests.serve.teams:pear", "pear"),
+        ("tests.serve.teams:INPUTS", "Ensemble"),
+        ("team", "team.yaml"),
+    ],
+)
+def test_a_wrong_team_is_refused_where_it_is_deployed(team: Path, name: str, message: str) -> None:
+    """The message names what was meant, or what is wrong with it."""
+    with pytest.raises(ValidationError, match=message):
+        app(EndpointOptions(team=name))
+
+
+def test_a_team_that_cannot_run_is_refused_where_it_is_deployed(team: Path) -> None:
+    """Not by the first request; what only inputs can tell is left to them."""
+    team.write_text(TEAM + "  - {name: draft, description: Again, expected_output: A text, agent: writer}\n")
+    with pytest.raises(ValidationError, match="draft"):
+        app(EndpointOptions(team="team.yaml"))
+
+
+def test_a_file_is_found_from_another_directory(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replica does not start where it was deployed from."""
+    name = team_name("team.yaml")
+    monkeypatch.chdir("/")
+    assert name.load(needs_keys=False).origin == str(team.resolve())
+
+
+def test_a_copy_of_the_working_directory_is_used_where_the_file_is_not(
+    team: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node that has only what was sent along."""
+    name = team_name("team.yaml")
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    team.rename(copy / "team.yaml")
+    monkeypatch.chdir(copy)
+    assert name.load(needs_keys=False).origin == str((copy / "team.yaml").resolve())
+
+
+def test_keys_are_needed_by_replicas_alone(team: Path) -> None:
+    """The deployer's shell may be without; a replica without says which variable it misses."""
+    app(EndpointOptions(team="team.yaml"))
+    with pytest.raises(ValidationError, match="KEY_OF_THE_TEAM"):
+        team_name("team.yaml").load()
+
+
+def test_an_unknown_argument_is_refused() -> None:
+    """A misspelt one is not taken for none."""
+    with pytest.raises(ValueError, match="teem"):
+        EndpointOptions.model_validate({"teem": "team.yaml"})
