@@ -1,0 +1,131 @@
+"""The examples run as a user runs them: a process of its own, an endpoint named by the environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.testing import ModelServer
+from ensemble_ray.testing.model_server import Answer, ServedRequest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+Script = Callable[[ServedRequest], Answer]
+
+
+def _results(request: ServedRequest) -> list[str]:
+    """What tools have told the model so far."""
+    return [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
+
+
+def _run(name: str, script: Script, home: Path, *arguments: str) -> tuple[str, ModelServer]:
+    """Run an example; gives what it printed and the server it talked to."""
+    with ModelServer(script) as server:
+        environment = {
+            **os.environ,
+            "OPENAI_BASE_URL": server.base_url,
+            "OPENAI_API_KEY": "sk-of-a-test",
+            "ENSEMBLE_RAY_RUNTIME": "inline",
+            "ENSEMBLE_RAY_HOME": str(home),
+        }
+        command = [sys.executable, str(EXAMPLES / name), *arguments]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603  our own example
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout, server
+
+
+def test_every_example_is_run_here() -> None:
+    """A new example gets its test."""
+    tested = {name.removeprefix("test_").removesuffix("_runs") + ".py" for name in globals() if name.endswith("_runs")}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == tested
+
+
+def test_quickstart_runs(tmp_path: Path) -> None:
+    """The first example of the README, with the model's use of the tool."""
+
+    def script(request: ServedRequest) -> Answer:
+        if "word_count" in request.tools and not _results(request):
+            return ToolCall("call_1", "word_count", '{"text": "one two three"}')
+        return f"Counted {_results(request)[0]}" if _results(request) else "Five facts about tides"
+
+    printed, server = _run("quickstart.py", script, tmp_path, "openai:some-model")
+    assert printed.startswith("Counted 3\n")
+    assert {request.model for request in server.requests} == {"some-model"}
+    assert "Five facts about tides" in str(server.requests[1].messages)
+    (record,) = (tmp_path / "runs").iterdir()
+    assert f"ensemble-ray trace {record.name}" in printed
+
+
+def test_parallel_digest_runs(tmp_path: Path) -> None:
+    """Every text is read by a task of its own, braces in it included, and the editor is given all of them."""
+    texts = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for path in texts:
+        path.write_text('Sets are written {like: "this"}.', encoding="utf-8")
+
+    def script(request: ServedRequest) -> Answer:
+        return "The digest" if "Join the summaries" in request.text else f"Read {len(request.text)} characters"
+
+    printed, server = _run("parallel_digest.py", script, tmp_path / "home", "openai:m", *map(str, texts))
+    assert printed.splitlines()[-1] == "The digest"
+    assert [line.partition(":")[0] for line in printed.splitlines()[2:3]] == ["[3/3] Editor"]
+    assert '{like: "this"}' in server.requests[0].text
+    assert server.requests[-1].text.count("Read ") == 2
+
+
+def test_custom_tool_runs(tmp_path: Path) -> None:
+    """A function, a function in another process, and a typed tool, called by name and told to a listener."""
+    asked = [
+        [
+            ToolCall("call_1", "price_of", '{"item": "tea"}'),
+            ToolCall("call_2", "price_of", '{"item": "gold"}'),
+            ToolCall("call_3", "count_primes", '{"below": 1000}'),
+        ],
+        [ToolCall("call_4", "order", '{"item": "tea", "amount": 2}')],
+    ]
+
+    def script(request: ServedRequest) -> Answer:
+        turn = {0: 0, 3: 1}.get(len(_results(request)))
+        return "All done" if turn is None else asked[turn]
+
+    printed, server = _run("custom_tool.py", script, tmp_path, "openai:m")
+    assert printed.splitlines() == [
+        'price_of({"item": "tea"}) -> tea costs 3.20 [success]',
+        'price_of({"item": "gold"}) -> Error: no item \'gold\'. Known: rice, tea [failure]',
+        'count_primes({"below": 1000}) -> 168 [success]',
+        'order({"item": "tea", "amount": 2}) -> Ordered 2 x tea [success]',
+        "",
+        "All done",
+    ]
+    offered = json.dumps(server.requests[0].body["tools"])
+    assert "Name of the item, for example tea" in offered
+
+
+def test_handler_pipeline_runs(tmp_path: Path) -> None:
+    """Three tasks without a model, one with; the last is given what the others made."""
+    printed, server = _run("handler_pipeline.py", lambda _: "It falls by 5.5 m", tmp_path, "openai:m")
+    assert printed.splitlines() == [
+        'measure: {"place":"Brest","high_m":6.9,"low_m":1.4}',
+        "range: 5.5",
+        "sentence: It falls by 5.5 m",
+    ]
+    (request,) = server.requests
+    assert "5.5" in request.text
+
+
+@pytest.mark.parametrize("arguments", [("openai:m",), ()], ids=["model given", "default model"])
+def test_streaming_runs(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    """Tokens are printed as they come, task after task; the output is the last item."""
+
+    def script(request: ServedRequest) -> Answer:
+        return "The title" if "a title" in request.text else "Four lines\nabout tides"
+
+    printed, server = _run("streaming.py", script, tmp_path, *arguments)
+    assert printed == ("\n[Poet] Four lines\nabout tides\n[Poet] The title\n\n2 model calls, 30 tokens\n")
+    assert all(request.stream for request in server.requests)
