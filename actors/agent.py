@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
+from actors.quiet_gc import freeze_modules
 from actors.task_host import TaskHost, open_journal
 from actors.wire import WireOrder, WireReport, load_agent
 from ensemble_ray.context import Services
@@ -42,6 +43,7 @@ class AgentActor:
         from actors.cpu import RayCpuPool
         from actors.spawn import cpu_call, existing
 
+        freeze_modules()
         self._house = house
         self._host = TaskHost(SchedulerCourier(existing("scheduler"), house))
         self._limiter = LeasingLimiter(LimiterLine(), holder=house)

@@ -17,6 +17,7 @@ import ray
 
 from actors import spawn
 from actors.processes import ProcessPool
+from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
 from actors.wire import RunPackage, WireReport
 from ensemble_ray.config import package_version
@@ -47,6 +48,7 @@ class SchedulerActor:
     """Holds the runs of a cluster."""
 
     def __init__(self) -> None:
+        freeze_modules()
         self._pool = ProcessPool()
         self._runs: dict[str, ScheduledRun] = {}
         self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}

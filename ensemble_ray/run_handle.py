@@ -27,7 +27,7 @@ from ensemble_ray.loop import bridge, submit
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.record.digest import digest_of, without_object_ids
+from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import recorded_output
@@ -242,7 +242,7 @@ class Run:
             cost=definition.cost_configuration,
             has_tool_metrics=definition.tool_metrics is not None,
         )
-        data = without_object_ids(plan.to_dict())
+        data = plan.to_dict()
         header = {
             "plan": data,
             "ensemble_id": self.id,

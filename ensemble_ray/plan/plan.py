@@ -7,7 +7,7 @@ handlers, types) stays in the definition and is found through the keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ensemble_ray.messages import JsonValue
 
@@ -37,7 +37,7 @@ class Node:
     #: 1-based position in the task list
     index: int
     #: hidden id of the user's task; for look-up in the process that made the plan
-    object_id: str
+    object_id: str = ""
     #: resolved
     description: str
     #: resolved
@@ -68,8 +68,11 @@ class Plan:
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """The plan as JSON-able data."""
-        return asdict(self)
+        """The plan as JSON-able data, without the hidden ids: those mean nothing outside the process that planned."""
+        data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
+        data["nodes"] = [{name: getattr(node, name) for name in _NODE_FIELDS} for node in self.nodes]
+        data["agents"] = [{name: getattr(agent, name) for name in _AGENT_FIELDS} for agent in self.agents]
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
@@ -77,3 +80,9 @@ class Plan:
         from pydantic import TypeAdapter  # only readers of records pay for it
 
         return TypeAdapter(cls).validate_python(data)
+
+
+#: `asdict` copies every node deeply, and a plan may have many thousands.
+_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan))
+_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name != "object_id")
+_AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Union
 
@@ -76,4 +75,5 @@ Stimulus = Union[RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelle
 
 def stimulus_fields(stimulus: Stimulus) -> dict[str, object]:
     """The stimulus as data for the record: its class name and its fields."""
-    return {"type": type(stimulus).__name__, **dataclasses.asdict(stimulus)}
+    names = type(stimulus).__slots__
+    return {"type": type(stimulus).__name__, **{name: getattr(stimulus, name) for name in names}}
