@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ensemble_ray import Agent, Ensemble, EnsembleOutput, Task, TaskCompleteEvent
 
-TEXTS = {
-    "tides": "Twice a day the sea rises and falls. The moon pulls the water nearest to it, and the earth turns below.",
-    "kelp": "Kelp is an alga, not a plant. A forest of it can grow half a metre in a day and shelters fish and otters.",
-    "salt": "Rivers carry salts from the rocks to the sea. Water leaves the sea as vapour; the salts stay behind.",
-}
+TEXTS = [
+    "Twice a day the sea rises and falls. The moon pulls the water nearest to it, and the earth turns below.",
+    "Kelp is an alga, not a plant. A forest of it can grow half a metre in a day and shelters fish and otters.",
+    "Rivers carry salts from the rocks to the sea. Water leaves the sea as vapour; the salts stay behind.",
+]
 
 
 def show(event: TaskCompleteEvent) -> None:
@@ -24,18 +24,18 @@ def show(event: TaskCompleteEvent) -> None:
 
 def main(llm: str = "openai:gpt-4o-mini", *files: str) -> EnsembleOutput:
     """Read everything at the same time, then write the digest."""
-    texts = {name: Path(name).read_text(encoding="utf-8") for name in files} or TEXTS
+    texts = [Path(name).read_text(encoding="utf-8") for name in files] or TEXTS
     reader = Agent(role="Reader", goal="Say in two sentences what a text says", llm=llm)
     editor = Agent(role="Editor", goal="Join summaries into one short digest", llm=llm)
     readings = [
         Task(
             name=f"read_{number}",
-            # Braces in a text of yours are doubled, so that they are not taken for variables of the template.
-            description=f"Summarise this text, called {name}:\n\n{text}".replace("{", "{{").replace("}", "}}"),
+            # The text comes as an input: braces in it are then not taken for variables.
+            description=f"Summarise this text:\n\n{{text_{number}}}",
             expected_output="Two sentences",
             agent=reader,
         )
-        for number, (name, text) in enumerate(texts.items(), start=1)
+        for number in range(1, len(texts) + 1)
     ]
     digest = Task(
         name="digest",
@@ -50,7 +50,7 @@ def main(llm: str = "openai:gpt-4o-mini", *files: str) -> EnsembleOutput:
         max_parallel_tasks=8,
         on_task_complete=show,
     )
-    output = ensemble.run()
+    output = ensemble.run({f"text_{number}": text for number, text in enumerate(texts, start=1)})
     print(f"\n{output.raw}")
     return output
 

@@ -75,7 +75,7 @@ def test_parallel_digest_runs(tmp_path: Path) -> None:
     printed, server = _run("parallel_digest.py", script, tmp_path / "home", "openai:m", *map(str, texts))
     assert printed.splitlines()[-1] == "The digest"
     assert [line.partition(":")[0] for line in printed.splitlines()[2:3]] == ["[3/3] Editor"]
-    assert '{like: "this"}' in server.requests[0].text
+    assert 'Sets are written {like: "this"}.' in server.requests[0].text
     assert server.requests[-1].text.count("Read ") == 2
 
 
