@@ -37,7 +37,7 @@ class Node:
     #: 1-based position in the task list
     index: int
     #: hidden id of the user's task; for look-up in the process that made the plan
-    object_id: str = ""
+    object_id: str = field(default="", compare=False)
     #: resolved
     description: str
     #: resolved
