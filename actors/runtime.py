@@ -244,7 +244,10 @@ class RayRun:
         self._hub = hub
         self._cursor = 0
         self._attending: asyncio.Task[None] | None = None
+        #: answers that somebody in the run waits for
         self._answers: set[asyncio.Task[None]] = set()
+        #: what this process was told, such as counts for the user's metrics
+        self._told: set[asyncio.Task[None]] = set()
 
     def attend(self) -> None:
         """Listen for events and answer requests until the run ends."""
@@ -282,8 +285,10 @@ class RayRun:
                 if not page.events and not page.requests:
                     break
                 self._take(page)
-            if self._answers:
-                await asyncio.wait(self._answers, timeout=5)
+            for answer in self._answers:
+                answer.cancel()  # the run has ended: whoever asked is gone
+            if self._told:
+                await asyncio.wait(self._told, timeout=5)
             await self._hub.desert.remote(self.run_id)
         except ray.exceptions.RayError as error:
             _log.warning("Run %s: the event hub cannot be reached; its last events are lost: %s", self.run_id, error)
@@ -303,8 +308,9 @@ class RayRun:
             self._request.events.emit(cast("Event", pickle.loads(body)))  # noqa: S301  bytes of our own cluster
         for asked in page.requests:
             job = asyncio.get_running_loop().create_task(self._serve(asked))
-            self._answers.add(job)
-            job.add_done_callback(self._answers.discard)
+            jobs = self._told if asked.number is None else self._answers
+            jobs.add(job)
+            job.add_done_callback(jobs.discard)
 
     async def _serve(self, asked: Request) -> None:
         """Do what only the driver can, and answer."""

@@ -7,7 +7,14 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Annotated, Any, Protocol, Self, TypeVar, cast
 
-from pydantic import BeforeValidator, PrivateAttr, SerializationInfo, SerializerFunctionWrapHandler, field_serializer
+from pydantic import (
+    BeforeValidator,
+    PrivateAttr,
+    SerializationInfo,
+    SerializerFunctionWrapHandler,
+    SkipValidation,
+    field_serializer,
+)
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
@@ -62,7 +69,8 @@ class TaskOutput(Value):
     duration: Duration
     tool_call_count: int = 0
     parsed_output: Any = None
-    output_type: type[Any] | None = None
+    #: as the task declared it; `dict[K, V]` is no class and would be refused by a check
+    output_type: Annotated[type[Any] | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
 

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.execute.orders import TaskResult
 
@@ -55,7 +56,9 @@ class LocalHouses:
         """Run these; never waits."""
         loop = asyncio.get_running_loop()
         for order in orders:
-            self._tasks[order.instance] = (order, loop.create_task(self._run(order)))
+            task = loop.create_task(self._run(order))
+            self._tasks[order.instance] = (order, task)
+            task.add_done_callback(partial(self._ended, order))
 
     def stop(self, instances: Sequence[str]) -> None:
         """Cancel these; one that does not let go within the grace is reported cancelled all the same."""
@@ -68,22 +71,27 @@ class LocalHouses:
 
     async def _run(self, order: TaskOrder) -> None:
         slot = self._slots.get(order.agent_key or "") or contextlib.nullcontext()
-        try:
-            async with slot:
-                result = await self._runner.run(order)
-        except asyncio.CancelledError:
-            # Cancelled while it waited for its slot: nothing was done.
-            now = self._runner.ports.clock.now()
-            result = TaskResult(key=order.key, instance=order.instance, status="cancelled", at=now, duration_s=0.0)
+        async with slot:
+            result = await self._runner.run(order)
         self._report(order, result)
+
+    def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+        """Report what the runner could not: a task cancelled before it began or in its slot's queue, a defect of ours."""
+        if task.cancelled():
+            self._report(order, self._empty(order, "cancelled"))
+        elif (error := task.exception()) is not None:
+            self._report(order, self._empty(order, "failed", error))
 
     def _give_up(self, order: TaskOrder) -> None:
         if order.instance in self._tasks:
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
-            now = self._runner.ports.clock.now()
-            self._report(
-                order, TaskResult(key=order.key, instance=order.instance, status="cancelled", at=now, duration_s=0.0)
-            )
+            self._report(order, self._empty(order, "cancelled"))
+
+    def _empty(
+        self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
+    ) -> TaskResult:
+        now = self._runner.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, status=status, at=now, duration_s=0.0, error=error)
 
     def _report(self, order: TaskOrder, result: TaskResult) -> None:
         if self._tasks.pop(order.instance, None) is None:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.context import log_context, use_services
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, TaskExecutionError, message_of
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, RecordError, TaskExecutionError, message_of
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
@@ -60,7 +60,7 @@ class TaskRunner:
         with use_services(self.ports.services), log_context(self._log_fields(order)):
             try:
                 self._announce(scope)
-                output = await self._execute(scope)
+                return await self._completed(scope, await self._execute(scope))
             except asyncio.CancelledError as error:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     return self._unfinished(scope, "cancelled", None)
@@ -73,7 +73,6 @@ class TaskRunner:
                 return self._unfinished(scope, "exited", exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
                 return await self._failed(scope, error)
-            return await self._completed(scope, output)
 
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
@@ -151,16 +150,16 @@ class TaskRunner:
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         order = scope.order
         result = self._unfinished(scope, "failed", error)
-        await scope.note(
-            "task_failed",
-            order.instance,
-            {
-                "error_type": type(error).__name__,
-                "message": message_of(error),
-                "stack_trace": "".join(traceback.format_exception(error)),
-                "trace": result.trace,
-            },
-        )
+        told = {
+            "error_type": type(error).__name__,
+            "message": message_of(error),
+            "stack_trace": "".join(traceback.format_exception(error)),
+            "trace": result.trace,
+        }
+        try:
+            await scope.note("task_failed", order.instance, told)
+        except RecordError as unwritten:  # what failed first is what the caller must hear
+            _log.warning("The failure of task '%s' is not in the record: %s", order.key, message_of(unwritten))
         scope.emit(
             TaskFailedEvent,
             lambda: TaskFailedEvent(
