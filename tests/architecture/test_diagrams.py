@@ -1,0 +1,39 @@
+"""The pictures of the documentation are drawn from the tables that the code obeys."""
+
+import importlib.util
+from types import ModuleType
+
+import pytest
+
+from ensemble_ray.schedule.states import TRANSITIONS, TaskState
+from tests.architecture.project import ROOT
+
+
+@pytest.fixture(scope="module")
+def script() -> ModuleType:
+    """The script that draws them, loaded from its file."""
+    spec = importlib.util.spec_from_file_location("make_diagrams", ROOT / "docs/make_diagrams.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_page_is_what_the_script_draws(script: ModuleType) -> None:
+    """A changed table changes the page in the same commit: python docs/make_diagrams.py."""
+    page = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert script.drawn(page) == page
+
+
+def test_every_transition_is_in_the_picture(script: ModuleType) -> None:
+    """Each pair of the table is an arrow, each state a row; nothing else is drawn."""
+    arrows = [line for line in script.state_diagram().splitlines() if " --> " in line and "[*]" not in line]
+    assert [line.strip().partition(":")[0] for line in arrows] == [f"{a} --> {b}" for a, b in TRANSITIONS]
+    assert len(script.state_table().splitlines()) == 2 + len(TaskState)
+
+
+def test_page_without_markers_is_refused(script: ModuleType) -> None:
+    """A lost marker would let the picture go stale in silence."""
+    with pytest.raises(ValueError, match="markers are gone"):
+        script.drawn("# Architecture")
