@@ -1,0 +1,95 @@
+"""`python -m benchmarks`: measure, print the table, write `benchmarks/results/latest.json`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.children import ChildFailedError
+from benchmarks.harness import Conditions, Measured, WrongCountError, measure, scenarios_named
+from benchmarks.report import environment_facts, lines_of, print_report, write_json
+from benchmarks.scenarios import ROWS, SCENARIOS
+
+__all__ = ["main"]
+
+RESULTS = Path(__file__).parent / "results" / "latest.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the chosen scenarios; 1 when one of them could not be measured. A missed target is a result, not a failure."""
+    chosen = _parser().parse_args(arguments)
+    if chosen.profile:
+        from benchmarks.profiling import print_profile
+
+        print_profile(size=chosen.size or 1000)
+        return 0
+    conditions = Conditions(
+        rounds=chosen.rounds or (3 if chosen.quick else 5),
+        size=chosen.size,
+        with_ray=not chosen.no_ray,
+        record=not chosen.no_record,
+        progress=_quiet if chosen.quiet else _told,
+    )
+    load_before = os.getloadavg()[0]
+    results: list[Measured] = []
+    failed = False
+    for scenario in scenarios_named(chosen.only, SCENARIOS):
+        try:
+            results += measure(scenario, conditions)
+        except (ChildFailedError, WrongCountError) as error:
+            failed = True
+            print(f"{scenario.name}: not measured. {error}", file=sys.stderr)
+    facts = environment_facts() | {
+        "rounds": conditions.rounds,
+        "record": conditions.record,
+        "load before": round(load_before, 2),
+        "load after": round(os.getloadavg()[0], 2),
+    }
+    lines = lines_of(ROWS, results)
+    print_report(lines, facts)
+    write_json(chosen.json, lines, results, facts)
+    print(f"written to {chosen.json}")
+    return int(failed)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="What a run costs beside the bare calls it is made of: ratios to hand-written AsyncOpenAI code, "
+        "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures.",
+    )
+    names = [scenario.name for scenario in SCENARIOS]
+    parser.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        choices=names,
+        metavar="SCENARIO",
+        help=f"again for more: {', '.join(names)}",
+    )
+    parser.add_argument("--rounds", type=int, help="measured rounds per variant (default 5)")
+    parser.add_argument("--quick", action="store_true", help="3 rounds")
+    parser.add_argument("--size", type=int, help="things per round, instead of each scenario's own number")
+    parser.add_argument("--no-ray", action="store_true", help="leave out what needs Ray")
+    parser.add_argument("--no-record", action="store_true", help="run without records on disk")
+    parser.add_argument(
+        "--profile", action="store_true", help="show where the time of the inline fan-out goes, instead"
+    )
+    parser.add_argument("--json", type=Path, default=RESULTS, help="where the figures go (default: %(default)s)")
+    parser.add_argument("--quiet", action="store_true", help="no progress on stderr")
+    return parser
+
+
+def _told(text: str) -> None:
+    print(text, file=sys.stderr)
+
+
+def _quiet(_text: str) -> None:
+    pass
+
+
+if __name__ == "__main__":
+    sys.exit(main())

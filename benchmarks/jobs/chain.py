@@ -1,0 +1,56 @@
+"""Calls that need each other's answers: nothing runs beside anything else."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from ensemble_ray import Ensemble
+
+__all__ = ["floor", "team"]
+
+
+def floor(setting: Setting) -> AbstractContextManager[Round]:
+    """A loop."""
+
+    async def job(client: AsyncOpenAI) -> str:
+        text = ""
+        for number in range(setting.size):
+            asked = f"Earlier: {text}\n\nWrite part {number} in one sentence."
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
+            )
+            text = answer.choices[0].message.content or ""
+        return text
+
+    return bare_rounds(setting, job)
+
+
+def team(setting: Setting) -> AbstractContextManager[Round]:
+    """One writer; every task has the one before as context."""
+
+    def make() -> Ensemble:
+        from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
+
+        writer = Agent(
+            role="Writer", goal="Write", llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark")
+        )
+        tasks: list[Task] = []
+        for number in range(setting.size):
+            tasks.append(
+                Task(
+                    name=f"part-{number}",
+                    description=f"Write part {number}",
+                    expected_output="One sentence",
+                    agent=writer,
+                    context=tasks[-1:],
+                )
+            )
+        return Ensemble(tasks=tasks)
+
+    return team_rounds(setting, make)

@@ -1,0 +1,67 @@
+"""One conversation with many tool calls, one per turn; the server asks for them."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from ensemble_ray import Ensemble
+
+__all__ = ["floor", "look_up", "team"]
+
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "look_up",
+        "description": "Look up a number.",
+        "parameters": {"type": "object", "properties": {"number": {"type": "integer"}}, "required": ["number"]},
+    },
+}
+
+
+def look_up(number: int) -> str:
+    """Look up a number."""
+    return f"{number} is a number"
+
+
+def floor(setting: Setting) -> AbstractContextManager[Round]:
+    """The loop of the protocol's documentation: what the model said goes back into the conversation as it came."""
+
+    async def job(client: AsyncOpenAI) -> str:
+        messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Look up numbers."}]
+        while True:
+            answer = await client.chat.completions.create(model=MODEL, messages=messages, tools=[TOOL])
+            said = answer.choices[0].message
+            if not said.tool_calls:
+                return said.content or ""
+            messages.append(said)
+            for call in said.tool_calls:
+                assert call.type == "function"
+                result = look_up(**json.loads(call.function.arguments))
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+
+    return bare_rounds(setting, job)
+
+
+def team(setting: Setting) -> AbstractContextManager[Round]:
+    """One agent with one tool."""
+
+    def make() -> Ensemble:
+        from benchmarks.jobs import marked_tools
+        from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
+
+        seeker = Agent(
+            role="Seeker",
+            goal="Look up",
+            tools=[marked_tools.look_up],
+            llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"),
+        )
+        return Ensemble(tasks=[Task(name="seek", description="Look up numbers", expected_output="Text", agent=seeker)])
+
+    return team_rounds(setting, make)

@@ -1,0 +1,197 @@
+"""What was measured, as a table and as JSON. In: measurements and rows. Out: text for people, a file for machines."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.children import ROOT
+from benchmarks.harness import Measured
+from benchmarks.scenarios import Row, Target
+
+__all__ = ["Line", "environment_facts", "lines_of", "print_report", "write_json"]
+
+_SCALE = {"s": 1.0, "ms": 1e3, "MB": 1 / 2**20}
+_PACKAGES = ("ray", "openai", "aiohttp", "httpx", "pydantic", "loky")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One cell of the table, with what it is judged by."""
+
+    #: median of the rounds
+    value: float
+    #: median of the rounds' ratios to the floor of the same round
+    ratio: float | None = None
+    #: smallest and largest of those
+    ratio_range: tuple[float, float] | None = None
+    #: the same for processor time of the whole tree, which other processes on the machine hardly disturb
+    cpu_ratio: float | None = None
+    target: str | None = None
+    holds: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One line of the table."""
+
+    scenario: str
+    title: str
+    unit: str
+    floor: Figure | None
+    inline: Figure | None
+    ray: Figure | None
+    references: Mapping[str, float]
+
+
+def lines_of(rows: Sequence[Row], results: Sequence[Measured]) -> list[Line]:
+    """The rows that have something to show."""
+    by_name = {(result.scenario, result.variant): result for result in results}
+    lines: list[Line] = []
+    for row in rows:
+
+        def of(variant: str | None, scenario: str = row.scenario) -> Measured | None:
+            return None if variant is None else by_name.get((scenario, variant))
+
+        floor = of(row.floor)
+        scale = _SCALE[row.unit]
+        inline = _figure(of(row.inline), floor, row.target_inline, scale)
+        ray = _figure(of(row.ray), floor, row.target_ray, scale)
+        if inline or ray:
+            references = {
+                text: median(found.values) * scale for name, text in row.references if (found := of(name)) is not None
+            }
+            lines.append(
+                Line(
+                    scenario=row.scenario,
+                    title=row.title,
+                    unit=row.unit,
+                    floor=_figure(floor, None, None, scale),
+                    inline=inline,
+                    ray=ray,
+                    references=references,
+                )
+            )
+    return lines
+
+
+def _figure(result: Measured | None, floor: Measured | None, target: Target | None, scale: float) -> Figure | None:
+    if result is None:
+        return None
+    value = median(result.values)
+    if floor is None:
+        holds = target.holds(value=value, ratio=0.0, more=0.0) if target else None
+        return Figure(value=value * scale, target=str(target) if target else None, holds=holds)
+    ratios = [mine / its for mine, its in zip(result.values, floor.values, strict=True)]
+    ratio = median(ratios)
+    more = median(mine - its for mine, its in zip(result.values, floor.values, strict=True))
+    cpu = None
+    if result.cpu_s and median(floor.cpu_s) > 0:
+        cpu = median(result.cpu_s) / median(floor.cpu_s)
+    return Figure(
+        value=value * scale,
+        ratio=ratio,
+        ratio_range=(min(ratios), max(ratios)),
+        cpu_ratio=cpu,
+        target=str(target) if target else None,
+        holds=target.holds(value=value, ratio=ratio, more=more) if target else None,
+    )
+
+
+def print_report(lines: Sequence[Line], facts: Mapping[str, object]) -> None:
+    """The table, and under it what it was measured on."""
+    table = Table(title="Medians; ratios to the floor of the same run", title_justify="left")
+    table.add_column("scenario", max_width=44)
+    for head in ("unit", "floor", "inline", "Ray", "inline/floor", "target", "holds", "Ray/floor", "target", "holds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for line in lines:
+        table.add_row(
+            line.title,
+            line.unit,
+            *(_number(figure) for figure in (line.floor, line.inline, line.ray)),
+            *_judged(line.inline),
+            *_judged(line.ray),
+        )
+    console = Console(width=None if Console().is_terminal else 170)
+    console.print(table)
+    for line in lines:
+        for text, value in line.references.items():
+            console.print(f"{line.title}: {text} {value:.2f} {line.unit}")
+        cpu = [
+            f"{name} {figure.cpu_ratio:.2f}"
+            for name, figure in (("inline", line.inline), ("Ray", line.ray))
+            if figure and figure.cpu_ratio is not None
+        ]
+        if cpu:
+            console.print(f"{line.title}: processor time, ratio to the floor's: {', '.join(cpu)}", highlight=False)
+    console.print(
+        "floor: the same calls by hand with AsyncOpenAI (default transport) and a semaphore, on the same server",
+        style="dim",
+    )
+    console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
+
+
+def _number(figure: Figure | None) -> str:
+    return "-" if figure is None else f"{figure.value:.3g}"
+
+
+def _judged(figure: Figure | None) -> tuple[str, str, str]:
+    if figure is None:
+        return "-", "-", "-"
+    ratio = "-" if figure.ratio is None else f"{figure.ratio:.2f}"
+    holds = "-" if figure.holds is None else ("[green]yes[/]" if figure.holds else "[red]NO[/]")
+    return ratio, figure.target or "-", holds
+
+
+def environment_facts() -> dict[str, object]:
+    """What the figures depend on; load and time are added by who measures."""
+    facts: dict[str, object] = {"python": platform.python_version(), "cpus": os.cpu_count(), "cpu": _cpu_model()}
+    for package in _PACKAGES:
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            facts[package] = "not installed"
+    return facts | {"commit": _commit()}
+
+
+def _cpu_model() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _commit() -> str:
+    try:
+        told = subprocess.run(  # noqa: S603  a fixed command
+            ["git", "-C", str(ROOT), "describe", "--always", "--dirty"],  # noqa: S607  git of the caller's path
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except OSError:
+        return "unknown"
+    return told.stdout.strip() or "unknown"
+
+
+def write_json(path: Path, lines: Sequence[Line], results: Sequence[Measured], facts: Mapping[str, object]) -> None:
+    """Everything, round by round."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = {
+        "environment": dict(facts),
+        "lines": [asdict(line) for line in lines],
+        "measured": [asdict(result) for result in results],
+    }
+    path.write_text(json.dumps(data, indent=2) + "\n")

@@ -1,0 +1,235 @@
+"""What is measured, and what it should come to. Data only: scenarios with their variants, rows with their targets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+__all__ = ["ROWS", "SCENARIOS", "Row", "Scenario", "Target"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One kind of work, done by several variants in turn."""
+
+    name: str
+    #: `warm`: one process per variant that does all rounds; `start`: a new process per round, timed from its start to
+    #: its first answer; `memory`: a new process per round, its tree's peak; `reported`: a new process that tells
+    measure: Literal["warm", "start", "memory", "reported"]
+    #: variant -> what runs it: a function of `benchmarks.jobs.NAME`, or a file in `benchmarks/scripts`
+    variants: Mapping[str, str]
+    #: things done in one round, at full size
+    size: int = 1
+    #: requests of one round: `requests_each` per thing, and `requests_more` on top
+    requests_each: int = 1
+    requests_more: int = 0
+    #: whether a figure is per request, not per round
+    is_per_request: bool = False
+    latency_ms: int = 0
+    #: more arguments of the model server
+    server: tuple[str, ...] = ()
+    #: what a job may need to know besides
+    extra: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: variants that need Ray
+    on_ray: frozenset[str] = frozenset({"ray"})
+    #: a Ray cluster is kept running for these
+    on_cluster: frozenset[str] = frozenset()
+    #: these ask no model
+    mute: frozenset[str] = frozenset()
+
+    def requests_of(self, variant: str) -> int:
+        """Requests that one round of a variant needs."""
+        return 0 if variant in self.mute else self.requests_each * self.size + self.requests_more
+
+    def resized(self, size: int | None) -> Scenario:
+        """The same with another number of things per round, where it does many at all."""
+        return self if size is None or self.size == 1 else replace(self, size=size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What a figure should come to, against the floor of its row."""
+
+    kind: Literal["ratio", "more_s", "at_most_s"]
+    value: float
+
+    def holds(self, *, value: float, ratio: float, more: float) -> bool:
+        """Whether it does: by the value itself, its ratio to the floor, or what it has on top of it."""
+        return {"at_most_s": value, "ratio": ratio, "more_s": more}[self.kind] <= self.value
+
+    def __str__(self) -> str:
+        if self.kind == "ratio":
+            return f"{self.value:.2f}"
+        return f"+{self.value:.2f} s" if self.kind == "more_s" else f"{self.value:.2f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One line of the table: which variants of a scenario stand in which column."""
+
+    scenario: str
+    title: str
+    unit: Literal["s", "ms", "MB"]
+    floor: str | None = "floor"
+    inline: str | None = "inline"
+    ray: str | None = "ray"
+    target_inline: Target | None = None
+    target_ray: Target | None = None
+    #: variants shown under the table
+    references: tuple[tuple[str, str], ...] = ()
+
+
+def _ratio(value: float) -> Target:
+    return Target(kind="ratio", value=value)
+
+
+_THREE = {"floor": "floor", "inline": "team", "ray": "team"}
+
+SCENARIOS = (
+    Scenario(
+        name="fan-out-200ms",
+        measure="warm",
+        variants={name: f"fan_out:{made}" for name, made in _THREE.items()},
+        size=1000,
+        requests_more=1,
+        latency_ms=200,
+        extra={"slots": 200},
+    ),
+    Scenario(
+        name="fan-out-0ms",
+        measure="warm",
+        variants={name: f"fan_out:{made}" for name, made in _THREE.items()},
+        size=1000,
+        requests_more=1,
+        extra={"slots": 200},
+    ),
+    Scenario(
+        name="chain",
+        measure="warm",
+        variants={name: f"chain:{made}" for name, made in _THREE.items()},
+        size=50,
+        is_per_request=True,
+    ),
+    Scenario(
+        name="tool-loop",
+        measure="warm",
+        variants={name: f"tool_loop:{made}" for name, made in _THREE.items()},
+        size=20,
+        requests_more=1,
+        is_per_request=True,
+        # The server needs the number of turns: the harness puts the size in.
+        server=("--tool-turns", "{size}", "--tool-arguments", '{{"number": 7}}'),
+    ),
+    Scenario(
+        name="cpu-tools",
+        measure="warm",
+        variants={
+            "floor": "cpu_tools:threads",
+            "pool": "cpu_tools:pool",
+            "inline": "cpu_tools:team",
+            "ray": "cpu_tools:team",
+        },
+        size=64,
+        requests_each=2,
+        server=("--tool-turns", "1", "--tool-arguments", '{{"loops": {loops}}}'),
+    ),
+    Scenario(
+        name="cold-start",
+        measure="start",
+        variants={
+            "floor": "first_answer_bare.py",
+            "inline": "first_answer_inline.py",
+            "bare-ray": "first_call_of_bare_ray.py",
+            "ray": "first_answer_on_ray.py",
+            "ray-running": "first_answer_on_ray.py",
+        },
+        on_ray=frozenset({"ray", "bare-ray", "ray-running"}),
+        on_cluster=frozenset({"ray-running"}),
+        mute=frozenset({"bare-ray"}),
+    ),
+    Scenario(
+        name="memory",
+        measure="memory",
+        variants={
+            "floor": "hundred_agents_bare.py",
+            "inline": "hundred_agents.py",
+            "bare-ray": "two_actors_by_hand.py",
+            "ray": "hundred_agents.py",
+        },
+        size=100,
+        on_ray=frozenset({"ray", "bare-ray"}),
+    ),
+    Scenario(name="import", measure="reported", variants={"inline": "import_time.py"}, requests_each=0),
+)
+
+ROWS = (
+    Row(
+        scenario="fan-out-200ms",
+        title="fan-out 1,000 at 200 ms, 200 slots, one reduce",
+        unit="s",
+        target_inline=_ratio(0.60),
+        target_ray=_ratio(0.50),
+    ),
+    Row(
+        scenario="fan-out-0ms",
+        title="fan-out 1,000 at 0 ms, one reduce",
+        unit="s",
+        target_inline=_ratio(0.35),
+        target_ray=_ratio(0.25),
+    ),
+    Row(
+        scenario="chain",
+        title="chain of 50 at 0 ms, per task",
+        unit="ms",
+        target_inline=_ratio(1.0),
+        target_ray=_ratio(2.0),
+    ),
+    Row(
+        scenario="tool-loop",
+        title="one agent, 20 tool calls at 0 ms, per model call",
+        unit="ms",
+        target_inline=_ratio(0.25),
+        target_ray=_ratio(0.30),
+    ),
+    Row(
+        scenario="cpu-tools",
+        title="64 CPU-bound tools of 100 ms",
+        unit="s",
+        target_inline=_ratio(0.55),
+        target_ray=_ratio(0.53),
+        references=(("pool", "the same with a process pool by hand"),),
+    ),
+    Row(
+        scenario="cold-start",
+        title="process start to first answer (Ray: running already)",
+        unit="s",
+        ray="ray-running",
+        target_inline=_ratio(1.0),
+        target_ray=_ratio(2.0),
+    ),
+    Row(
+        scenario="cold-start",
+        title="the same with Ray's own start; floor: bare Ray's first call",
+        unit="s",
+        floor="bare-ray",
+        inline=None,
+        target_ray=Target(kind="more_s", value=0.7),
+    ),
+    Row(
+        scenario="memory",
+        title="peak memory (PSS) after 100 agents, whole tree",
+        unit="MB",
+        target_inline=_ratio(1.2),
+        target_ray=_ratio(8.0),
+        references=(("bare-ray", "two Ray actors by hand"),),
+    ),
+    Row(
+        scenario="import",
+        title="import ensemble_ray",
+        unit="s",
+        floor=None,
+        ray=None,
+        target_inline=Target(kind="at_most_s", value=0.25),
+    ),
+)

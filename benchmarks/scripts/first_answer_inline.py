@@ -1,0 +1,9 @@
+"""A user's script with one agent in this process."""
+
+import sys
+
+from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
+
+writer = Agent(role="Writer", goal="Write", llm=OpenAIChatModel("benchmark", base_url=sys.argv[1], api_key="benchmark"))
+task = Task(description="Say something", expected_output="A sentence", agent=writer)
+print(Ensemble(tasks=[task]).run(runtime="inline").raw, flush=True)

@@ -1,0 +1,118 @@
+"""The benchmarks measure what they say: the same calls on all sides, counted by the server. No figure is judged here."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.harness import Conditions, Measured, WrongCountError, measure
+from benchmarks.process_tree import memory_of, tree_of
+from benchmarks.report import lines_of
+from benchmarks.scenarios import ROWS, SCENARIOS, Row, Scenario, Target
+
+#: Measured rounds, and the one before them that is not.
+ROUNDS = 1
+
+
+def scenario_named(name: str) -> Scenario:
+    """One of the scenarios."""
+    return next(scenario for scenario in SCENARIOS if scenario.name == name)
+
+
+def silent(_text: str) -> None:
+    """No progress."""
+
+
+@pytest.mark.parametrize(
+    ("name", "variants", "requests_of_a_round"),
+    [
+        ("fan-out-0ms", {"floor", "inline"}, 11),
+        ("tool-loop", {"floor", "inline"}, 11),
+        ("cold-start", {"floor", "inline"}, 1),
+        ("memory", {"floor", "inline"}, 10),
+    ],
+)
+def test_all_variants_make_the_same_calls_when_a_scenario_is_measured(
+    name: str, variants: set[str], requests_of_a_round: int
+) -> None:
+    """Each round of each variant makes exactly the calls that the work needs, gives one figure, and leaves nothing."""
+    before = set(tree_of(os.getpid()))
+
+    results = measure(scenario_named(name), Conditions(rounds=ROUNDS, size=10, with_ray=False, progress=silent))
+
+    assert {result.variant for result in results} == variants
+    for result in results:
+        assert result.requests == (1 + ROUNDS) * requests_of_a_round
+        assert len(result.values) == ROUNDS
+        assert all(value > 0 for value in result.values)
+    assert set(tree_of(os.getpid())) <= before
+
+
+def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work_needs() -> None:
+    """A figure of a variant that does less, or more, would be worth nothing."""
+    wrong = replace(scenario_named("chain"), requests_more=1)
+
+    with pytest.raises(WrongCountError, match="floor made 10 requests in a round, needed are 11"):
+        measure(wrong, Conditions(rounds=ROUNDS, size=10, with_ray=False, progress=silent))
+
+
+def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m benchmarks --only chain` prints the line and keeps the figures, round by round."""
+    file = tmp_path / "results" / "latest.json"
+    command = ["--only", "chain", "--rounds", "1", "--size", "10", "--no-ray", "--quiet", "--json", str(file)]
+
+    assert main(command) == 0
+
+    assert "inline/floor" in capsys.readouterr().out
+    written = json.loads(file.read_text())
+    assert [len(measured["values"]) for measured in written["measured"]] == [1, 1]
+    assert [line["scenario"] for line in written["lines"]] == ["chain"]
+    assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
+
+
+@pytest.mark.parametrize(
+    ("target", "figure", "holds"),
+    [
+        (Target(kind="ratio", value=0.5), 0.9, True),
+        (Target(kind="ratio", value=0.5), 1.1, False),
+        (Target(kind="more_s", value=0.7), 2.6, True),
+        (Target(kind="more_s", value=0.7), 2.8, False),
+        (Target(kind="at_most_s", value=0.25), 0.2, True),
+        (Target(kind="at_most_s", value=0.25), 0.3, False),
+    ],
+)
+def test_a_target_is_judged_by_its_kind_when_a_line_is_made(target: Target, figure: float, holds: bool) -> None:  # noqa: FBT001  a parameter
+    """Ratios to the floor, seconds on top of it, seconds in all."""
+    row = Row(scenario="some", title="Some", unit="s", ray=None, target_inline=target)
+    results = [
+        Measured(scenario="some", variant="floor", values=[2.0, 2.0, 2.0]),
+        Measured(scenario="some", variant="inline", values=[figure, figure, 40.0]),
+    ]
+
+    (line,) = lines_of([row], results)
+
+    assert line.inline is not None
+    assert line.inline.holds is holds
+
+
+def test_every_row_names_variants_that_are_measured_when_the_table_is_made() -> None:
+    """A misspelt variant would leave its cell empty without a word."""
+    for row in ROWS:
+        known = set(scenario_named(row.scenario).variants)
+        shown = {name for name in (row.floor, row.inline, row.ray, *(name for name, _ in row.references)) if name}
+        assert shown <= known
+
+
+def test_memory_of_a_living_process_is_found_when_it_is_asked_for() -> None:
+    """This very process is there, and a shared page never counts more than once in its share."""
+    memory = memory_of(os.getpid())
+
+    assert memory.processes >= 1
+    assert 0 < memory.pss_bytes <= memory.rss_bytes
