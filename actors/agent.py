@@ -78,11 +78,19 @@ class AgentActor:
     ) -> None:
         loaded = {key: _loaded(key, body) for key, body in agents.items()}
         line = None if hub is None else DriverLine(hub, frame.run_id)
+        sink = None if hub is None else HubSink(hub, frame.run_id, frame.interest)
+
+        async def flush() -> None:
+            if sink is not None and line is not None:
+                await sink.flushed()
+                await line.flushed()
+
         self._host.host(
             frame,
             loaded,
             journal=open_journal(home, frame.run_id, self._house),
-            sink=SilentSink() if hub is None else HubSink(hub, frame.run_id, frame.interest),
+            sink=sink or SilentSink(),
+            flush=flush,
             callables=self._callables_of(frame.run_id, callables),
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=line),
             tool_metrics=ReportedToolMetrics(line) if line and frame.has_tool_metrics else NoOpToolMetrics(),

@@ -153,6 +153,7 @@ class DriverLine:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
+        self._last: asyncio.Future[object] | None = None
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         """Ask and wait.
@@ -167,7 +168,16 @@ class DriverLine:
 
     def tell(self, name: str, payload: Mapping[str, object]) -> None:
         """Tell, without an answer; may be called from any thread."""
-        self._loop.call_soon_threadsafe(self._hub.tell.remote, self._run_id, [(name, dict(payload))])
+        self._loop.call_soon_threadsafe(self._send, name, dict(payload))
+
+    async def flushed(self) -> None:
+        """Return when the hub has everything that was told so far."""
+        await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
+        if self._last is not None:
+            await self._last
+
+    def _send(self, name: str, payload: Mapping[str, object]) -> None:
+        self._last = asyncio.ensure_future(_awaited(self._hub.tell.remote(self._run_id, [(name, payload)])))
 
 
 class ReportedToolMetrics:

@@ -244,6 +244,7 @@ class RayRun:
         self._hub = hub
         self._cursor = 0
         self._attending: asyncio.Task[None] | None = None
+        self._is_leaving = False
         #: answers that somebody in the run waits for
         self._answers: set[asyncio.Task[None]] = set()
         #: what this process was told, such as counts for the user's metrics
@@ -277,9 +278,11 @@ class RayRun:
         """Take what is still in the hub, and answer no more."""
         if self._attending is None:
             return
-        self._attending.cancel()
-        await asyncio.wait([self._attending])
+        self._is_leaving = True
         try:
+            # Woken, not cancelled: a page that is on its way has requests that nobody could take again.
+            await self._hub.publish.remote(self.run_id, [])
+            await asyncio.wait([self._attending])
             while True:
                 page: Page = await self._hub.poll.remote(self.run_id, self._cursor, 0.0, attends=True)
                 if not page.events and not page.requests:
@@ -294,7 +297,7 @@ class RayRun:
             _log.warning("Run %s: the event hub cannot be reached; its last events are lost: %s", self.run_id, error)
 
     async def _attend(self) -> None:
-        while True:
+        while not self._is_leaving:
             try:
                 page: Page = await self._hub.poll.remote(self.run_id, self._cursor, _POLL_S, attends=True)
             except ray.exceptions.RayError as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -54,7 +54,7 @@ def open_journal(home: str | None, run_id: str, writer: str) -> Journal:
 class _HostedRun:
     houses: LocalHouses
     journal: Journal
-    sink: EventSink
+    flush: Callable[[], Awaitable[None]]
     outbox: list[WireReport] = field(default_factory=list["WireReport"])
     #: instance -> who waits for its report
     asked: dict[str, asyncio.Future[WireReport]] = field(default_factory=dict[str, "asyncio.Future[WireReport]"])
@@ -78,8 +78,9 @@ class TaskHost:
         callables: Callables,
         services: Services,
         tool_metrics: ToolMetrics,
+        flush: Callable[[], Awaitable[None]],
     ) -> None:
-        """Be ready for tasks of that run."""
+        """Be ready for tasks of that run; `flush` returns when all that was published and told has arrived."""
         ports = RunnerPorts(
             clock=SystemClock(),
             journal=journal,
@@ -94,7 +95,7 @@ class TaskHost:
             self._deliver(run_id, results)
 
         houses = LocalHouses(TaskRunner(frame, ports, agents), agents, deliver, grace_s=GRACE_S)
-        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, sink=sink)
+        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush)
 
     def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
         """Run these tasks; never waits. A task that cannot be loaded here is reported as failed."""
@@ -113,7 +114,7 @@ class TaskHost:
         hosted.asked[order.instance] = asked
         self.accept(run_id, (order,))
         report = await asked
-        await _flushed(hosted.sink)
+        await hosted.flush()
         return report
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
@@ -145,17 +146,10 @@ class TaskHost:
         try:
             while hosted.outbox:
                 batch, hosted.outbox = hosted.outbox, []
-                await _flushed(hosted.sink)
+                await hosted.flush()
                 await self._courier.report(run_id, batch)
         finally:
             hosted.sender = None
-
-
-async def _flushed(sink: EventSink) -> None:
-    """Return when the sink's events have reached the hub; a sink nobody reads has none."""
-    flushed = getattr(sink, "flushed", None)
-    if flushed is not None:
-        await flushed()
 
 
 def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
