@@ -1,0 +1,103 @@
+"""The commands, put together; and what happens to errors that leave them. Room: cli.
+
+Only the command line's own library is imported here, so that `--help` is quick; a command imports what it needs.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+
+from ensemble_ray.cli.demo import demo
+from ensemble_ray.cli.doctor import doctor
+from ensemble_ray.cli.models import models
+from ensemble_ray.cli.plan import plan
+from ensemble_ray.cli.run import run
+from ensemble_ray.cli.schema import schema
+from ensemble_ray.cli.terminal import INTERRUPTED, USAGE, say
+from ensemble_ray.cli.trace import trace
+
+__all__ = ["app", "invoke"]
+
+app = typer.Typer(
+    name="ensemble-ray",
+    help="Teams of LLM agents as actors on Ray.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+#: Root of the parser's own errors; the library does not export it, but all of them derive from it.
+_ParserError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _version_wanted(is_wanted: bool) -> None:
+    if is_wanted:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the library's log.")] = False,
+    is_version: Annotated[
+        bool, typer.Option("--version", callback=_version_wanted, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Teams of LLM agents as actors on Ray."""
+
+
+def version() -> None:
+    """Show the version."""
+    from importlib.metadata import version as version_of
+
+    print(f"ensemble-ray {version_of('ensemble-ray')}")
+
+
+for command in (run, plan, trace, demo, doctor, schema, version):
+    app.command()(command)
+app.add_typer(models, name="models")
+
+
+def invoke(arguments: Sequence[str]) -> int:
+    """Run one command; gives the exit code. `--debug` counts wherever it stands."""
+    is_debug = "--debug" in arguments
+    if is_debug:
+        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        logging.getLogger("ensemble_ray").setLevel(logging.DEBUG)
+    try:
+        code = cast("Any", app)(
+            [each for each in arguments if each != "--debug"], prog_name="ensemble-ray", standalone_mode=False
+        )
+    except BrokenPipeError:
+        raise
+    except (KeyboardInterrupt, typer.Abort):
+        say("Interrupted.")
+        return INTERRUPTED
+    except Exception as error:  # noqa: BLE001  nobody stands above; it is told, or shown whole with --debug
+        return _report(error, is_debug=is_debug)
+    return code if isinstance(code, int) else 0
+
+
+def _report(error: Exception, *, is_debug: bool) -> int:
+    if isinstance(error, _ParserError):
+        context = getattr(error, "ctx", None)
+        path = "ensemble-ray" if context is None else context.command_path
+        text = cast("Any", error).format_message()
+        if type(error).__name__ == "NoArgsIsHelpError":
+            say(text)  # the help
+            return USAGE
+        say(f"Error: {text}\nSee: {path} --help")
+        return USAGE
+    from ensemble_ray.cli.failures import exit_code_of, told
+
+    if is_debug:
+        traceback.print_exception(error)
+    say(told(error, is_debug=is_debug))
+    return exit_code_of(error)

@@ -1,0 +1,237 @@
+"""Shows a run's progress on standard error: a block that redraws itself on a terminal, lines elsewhere. Room: cli.
+
+A listener feeds it, on its delivery thread; a terminal redraws on a thread of its own. Nothing here is on the run's way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from ensemble_ray.cli.progress import Tally, counted, label_of
+from ensemble_ray.cli.terminal import is_terminal, one_line, say
+from ensemble_ray.errors import message_of
+from ensemble_ray.events import (
+    EnsembleStartedEvent,
+    Event,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskStartEvent,
+    ToolCallEvent,
+)
+from ensemble_ray.listeners import EnsembleListener
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+__all__ = ["Display", "Watcher"]
+
+#: Running tasks that the block lists.
+_SHOWN_TASKS = 8
+#: Starts of tasks get lines of their own up to this many tasks.
+_SHOWN_STARTS = 50
+_LABEL, _ROLE, _TEXT = 32, 24, 200
+#: What the library logs of a failure is what the command line says in its own words.
+_TOLD_ANYWAY = {"Run failed: %s", "Run refused: %s", "Task %d/%d failed: %s"}
+
+
+class Watcher(EnsembleListener):
+    """Hands the events that progress needs to a display."""
+
+    def __init__(self, take: Callable[[Event], None]) -> None:
+        self._take = take
+
+    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
+        """The run begins."""
+        self._take(EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
+
+    def on_task_start(self, event: TaskStartEvent) -> None:
+        """A task begins."""
+        self._take(event)
+
+    def on_task_complete(self, event: TaskCompleteEvent) -> None:
+        """A task succeeded."""
+        self._take(event)
+
+    def on_task_failed(self, event: TaskFailedEvent) -> None:
+        """A task failed."""
+        self._take(event)
+
+    def on_tool_call(self, event: ToolCallEvent) -> None:
+        """A tool was executed."""
+        self._take(event)
+
+    def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
+        """A model call begins."""
+        self._take(event)
+
+    def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> None:
+        """A model call ended."""
+        self._take(event)
+
+
+class Display:
+    """Progress of one run: `with Display(...) as display`, and `display.listener` among the run's listeners.
+
+    Args:
+        title: Names the run.
+        is_quiet: Show nothing.
+        clock: Seconds; for tests.
+        is_live: Whether to redraw; default: on a terminal.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        *,
+        is_quiet: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+        is_live: bool | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self.listener = Watcher(self._take)
+        self._title = title
+        self._is_quiet = is_quiet
+        self._is_live = not is_quiet and (is_terminal() if is_live is None else is_live)
+        self._clock = clock
+        self._began = clock()
+        self._note = ""
+        self._lock = threading.Lock()
+        self._live: Any = None
+        self._log = _Warnings(self.note_line)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it was made."""
+        return self._clock() - self._began
+
+    def __enter__(self) -> Self:
+        logging.getLogger("ensemble_ray").addHandler(self._log)
+        if self._is_live:
+            from rich.console import Console  # only terminals pay for it
+            from rich.live import Live
+
+            self._live = Live(
+                get_renderable=self._block,
+                console=Console(stderr=True, highlight=False),
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        logging.getLogger("ensemble_ray").removeHandler(self._log)
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """What is going on besides tasks; the newest note stands in the block."""
+        self._note = text
+        if self._live is None:
+            self.note_line(text)
+
+    def note_line(self, text: str) -> None:
+        """A line that stays."""
+        if self._is_quiet:
+            return
+        if self._live is not None:
+            self._live.console.print(text, markup=False)
+        else:
+            say(text)
+
+    def summary(self) -> str:
+        """The counts at the end, in one line."""
+        tally, at = self.tally, self.elapsed_s
+        failed = f", {tally.failed} failed" if tally.failed else ""
+        return f"{tally.done} of {tally.total_tasks} tasks{failed} in {at:.1f} s: {tally.summary(at)}"
+
+    def _take(self, event: Event) -> None:
+        at = self.elapsed_s
+        with self._lock:
+            self.tally.take(event, at)
+            line = None if self._is_quiet else self._line(event, at)
+        if line is not None:
+            self.note_line(line)
+
+    def _line(self, event: Event, at: float) -> str | None:
+        """What a log shows of an event; a terminal shows failures only, the rest is in the block."""
+        tally = self.tally
+        done = f"{tally.done + tally.failed}/{tally.total_tasks}"
+        if isinstance(event, TaskFailedEvent):
+            why = one_line(message_of(event.cause), _TEXT)
+            return f"{at:7.1f} s  failed   {done}  {_who(event)}: {why}"
+        if self._live is not None:
+            return None
+        match event:
+            case EnsembleStartedEvent():
+                return f"{at:7.1f} s  {self._title}: {counted(event.total_tasks, 'task')}, {event.workflow}"
+            case TaskStartEvent() if tally.total_tasks <= _SHOWN_STARTS:
+                return f"{at:7.1f} s  started  {_who(event)}"
+            case TaskCompleteEvent():
+                return f"{at:7.1f} s  done     {done}  {_who(event)} in {_seconds(event.duration)}; {tally.summary(at)}"
+            case _:
+                return None
+
+    def _block(self) -> RenderableType:
+        """The block that a terminal shows."""
+        from rich.console import Group  # only terminals pay for it
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        at = self.elapsed_s
+        with self._lock:
+            tally = self.tally
+            ended, total, running = tally.done + tally.failed, tally.total_tasks, tally.running
+            counts = f"{ended}/{total} tasks, {len(running)} running" if total else "starting"
+            lines = f"{tally.agents} agents, {tally.summary(at)}" if total else ""
+        head = Table.grid(padding=(0, 1))
+        head.add_row(
+            Text(self._title, style="bold"),
+            ProgressBar(total=max(total, 1), completed=ended, width=24),
+            Text(f"{counts}, {at:.0f} s"),
+        )
+        rows: list[RenderableType] = [head]
+        if lines:
+            rows.append(Text(f"  {lines}", style="cyan"))
+        for task in running[:_SHOWN_TASKS]:
+            label, role = one_line(task.label, _LABEL), one_line(task.agent_role, _ROLE)
+            rows.append(Text(f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s", style="dim"))
+        if len(running) > _SHOWN_TASKS:
+            rows.append(Text(f"    and {len(running) - _SHOWN_TASKS} more", style="dim"))
+        if self._note and not running:
+            rows.append(Text(f"  {self._note}", style="dim"))
+        return Group(*rows)
+
+
+def _who(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
+    return f"{one_line(label_of(event), _LABEL)} ({one_line(event.agent_role, _ROLE)})"
+
+
+def _seconds(duration: timedelta) -> str:
+    return f"{duration.total_seconds():.1f} s"
+
+
+class _Warnings(logging.Handler):
+    """Puts the library's warnings among the progress lines."""
+
+    def __init__(self, take: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one."""
+        if record.msg not in _TOLD_ANYWAY:
+            self._take(f"  {record.levelname.lower()}: {one_line(record.getMessage(), _TEXT)}")

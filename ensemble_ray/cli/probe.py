@@ -1,0 +1,19 @@
+"""The team that `doctor` runs: one task without a model. Room: cli."""
+
+from __future__ import annotations
+
+from ensemble_ray.definition.task import Task
+from ensemble_ray.ensemble import Ensemble
+
+__all__ = ["probe"]
+
+
+def _ready(context: object) -> str:
+    """Handler: the task's whole work."""
+    del context
+    return "ready"
+
+
+def probe() -> Ensemble:
+    """The team."""
+    return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])

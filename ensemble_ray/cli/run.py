@@ -1,0 +1,222 @@
+"""`ensemble-ray run`: run a team and print what it gave. Room: cli."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Generator, Mapping
+from enum import StrEnum
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, say, show
+
+if TYPE_CHECKING:
+    from ensemble_ray.cli.display import Display
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.outputs import EnsembleOutput
+    from ensemble_ray.trace import ExecutionTrace
+
+__all__ = ["RuntimeName", "Target", "WorkflowName", "carry_out", "run", "say_where"]
+
+#: How long an interrupted run may take to let go, s.
+_RELEASE_S = 15.0
+
+
+class RuntimeName(StrEnum):
+    """Where runs live."""
+
+    ray = "ray"
+    inline = "inline"
+
+
+class WorkflowName(StrEnum):
+    """How tasks follow each other."""
+
+    sequential = "sequential"
+    parallel = "parallel"
+
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}; repeatable.")
+]
+InputsFile = Annotated[
+    Path | None, typer.Option("--inputs-file", metavar="FILE", help="JSON object of inputs; --input wins over it.")
+]
+Llm = Annotated[
+    str | None,
+    typer.Option(
+        "--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local, local:PATH.gguf."
+    ),
+]
+Workflow = Annotated[WorkflowName | None, typer.Option("--workflow", help="In place of the team's own workflow.")]
+RuntimeChoice = Annotated[
+    RuntimeName | None, typer.Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")
+]
+
+
+def run(
+    target: Target,
+    *,
+    inputs: Inputs = None,
+    inputs_file: InputsFile = None,
+    runtime: RuntimeChoice = None,
+    workflow: Workflow = None,
+    llm: Llm = None,
+    run_id: Annotated[
+        str | None,
+        typer.Option(
+            "--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")] = False,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")] = False,
+) -> int:
+    """Run a team and print its output.
+
+    Progress goes to standard error, the output to standard output.
+
+    Exit codes: 0 the run completed, 1 it failed, 2 the command or the team is wrong, 130 interrupted.
+    """
+    from ensemble_ray.cli.inputs import check_inputs, read_inputs
+    from ensemble_ray.loader import load_ensemble
+
+    given = read_inputs(inputs or (), inputs_file)
+    ensemble = load_ensemble(target, llm=llm)
+    if workflow is not None:
+        ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target)
+    check_inputs(ensemble, given)
+    from ensemble_ray.config import Settings
+
+    title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
+    return carry_out(
+        ensemble, given, runtime=runtime, run_id=run_id, title=title, as_json=as_json, trace=trace, is_quiet=quiet
+    )
+
+
+def carry_out(
+    ensemble: Ensemble,
+    inputs: Mapping[str, object],
+    *,
+    runtime: RuntimeName | None,
+    run_id: str | None = None,
+    title: str,
+    as_json: bool = False,
+    trace: Path | None = None,
+    is_quiet: bool = False,
+    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+) -> int:
+    """Run an ensemble with progress, print its output, say where the record lies; gives the exit code.
+
+    Raises:
+        EnsembleError: the run failed, or cannot begin; its record was named.
+    """
+    from ensemble_ray.cli.display import Display  # the help does not need them
+    from ensemble_ray.errors import EnsembleError
+
+    display = Display(title, is_quiet=is_quiet)
+    try:
+        output, is_cancelled = _watched(ensemble, inputs, display, runtime=runtime, run_id=run_id)
+    except EnsembleError as error:
+        if error.run_id is not None:
+            _write_trace(error.trace, trace)
+            if not is_quiet:
+                say(f"{display.summary()}")
+                say_where(error.run_id)
+        raise
+    _write_trace(output.trace, trace)
+    if as_json:
+        show(json.dumps(as_data(output), indent=2, ensure_ascii=False))
+    elif not is_cancelled:
+        show(render(output))
+    if not is_quiet:
+        if is_terminal() and not as_json:
+            say("")
+        say(display.summary())
+        if not output.is_complete:
+            say(f"The run ended early: {output.exit_reason.value}")
+        say_where(str(output.run_id))
+    if is_cancelled:
+        return INTERRUPTED
+    return FAILED if output.exit_reason.value in {"error", "timeout"} else FINE
+
+
+def _watched(
+    ensemble: Ensemble,
+    inputs: Mapping[str, object],
+    display: Display,
+    *,
+    runtime: RuntimeName | None,
+    run_id: str | None,
+) -> tuple[EnsembleOutput, bool]:
+    """The run's output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
+    from ensemble_ray.run_handle import Run  # the help does not need it
+
+    watched = ensemble.with_additional_listener(display.listener)
+    with display, _terminable():
+        display.note("starting the runtime")
+        begun = Run(
+            watched,
+            inputs,
+            runtime=None if runtime is None else runtime.value,
+            run_id=run_id,
+            is_watched=False,
+            origin=ensemble.origin,
+        )
+        try:
+            return begun.result(), False
+        except KeyboardInterrupt:
+            display.note_line("Ending the run; Ctrl-C again leaves at once.")
+            begun.cancel()
+            if not begun.join(_RELEASE_S):
+                raise
+            return begun.result(), True
+
+
+@contextlib.contextmanager
+def _terminable() -> Generator[None]:
+    """Inside, a request to terminate ends the run as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def as_data(output: EnsembleOutput) -> dict[str, Any]:
+    """The output as JSON data; its trace has a command of its own."""
+    data = output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
+    return {**data, "record": _record_of(str(output.run_id))}
+
+
+def say_where(run_id: str) -> None:
+    """Where the record lies and which command shows it."""
+    say(f"Record: {_record_of(run_id)}\nShow it: ensemble-ray trace {run_id}")
+
+
+def _record_of(run_id: str) -> str:
+    from ensemble_ray.config import home_directory  # the help does not need them
+    from ensemble_ray.record.runs import runs_directory
+
+    return str(runs_directory(home_directory()) / run_id)
+
+
+def _write_trace(found: ExecutionTrace | None, file: Path | None) -> None:
+    if file is None or found is None:
+        return
+    try:
+        found.to_json(file)
+    except OSError as error:
+        say(f"The trace cannot be written to '{file}': {error.strerror or error}")

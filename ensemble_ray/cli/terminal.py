@@ -1,0 +1,35 @@
+"""Where words go: results to standard output, everything else to standard error. Room: cli."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["FAILED", "FINE", "INTERRUPTED", "USAGE", "is_terminal", "one_line", "say", "show"]
+
+#: Exit codes.
+FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+
+
+def show(text: str) -> None:
+    """A result."""
+    print(text)
+
+
+def say(text: str) -> None:
+    """Progress, a note, an error."""
+    sys.stdout.flush()  # so that a log that takes both streams has them in order
+    sys.stderr.write(f"{text}\n")  # in one piece, since several threads speak
+    sys.stderr.flush()
+
+
+def is_terminal() -> bool:
+    """Whether somebody watches standard error on a terminal that can redraw."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "") != "dumb" and not os.environ.get("CI")
+
+
+def one_line(text: str, length: int) -> str:
+    """A text on one line, cut to a length, without characters that a terminal would obey."""
+    words = " ".join(text[: 4 * length].split())
+    clean = "".join(char if char.isprintable() else "\ufffd" for char in words)
+    return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"

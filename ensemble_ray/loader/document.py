@@ -1,0 +1,176 @@
+"""A YAML text as a tree whose every node knows its line and column. Room: loader.
+
+Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
+from the text but strings, numbers, booleans, lists and mappings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+
+import yaml
+
+from ensemble_ray.loader.problems import Problems, Spot
+
+__all__ = ["Entries", "Entry", "Items", "Located", "Scalar", "read_document"]
+
+_CORE = "tag:yaml.org,2002:"
+_MERGE = f"{_CORE}merge"
+#: Tags that plain YAML gives by itself; timestamps and lone `=` are texts to us.
+_PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
+_TOO_DEEP = "nested too deeply"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scalar:
+    """A text, number, boolean or nothing."""
+
+    spot: Spot
+    value: str | int | float | bool | None
+    #: as it stands in the file
+    written: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Items:
+    """A list."""
+
+    spot: Spot
+    items: tuple[Located, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A key of a mapping and its value."""
+
+    spot: Spot
+    value: Located
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entries:
+    """A mapping; keys are the texts as written, so that `on:` is a key named `on`."""
+
+    spot: Spot
+    entries: Mapping[str, Entry]
+
+
+Located = Scalar | Items | Entries
+
+
+def read_document(text: str, problems: Problems) -> Located | None:
+    """The one document of a YAML text; what cannot be taken is noted, None when nothing can."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        told = ", ".join(part for part in (error.context, error.problem) if part)
+        hint = " (indent with spaces, not tabs)" if "'\\t'" in told else ""
+        problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {told}{hint}")
+        return None
+    except yaml.reader.ReaderError as error:
+        before = text[: error.position]
+        spot = Spot(before.count("\n") + 1, len(before) - before.rfind("\n"))
+        problems.add(spot, "", f"not valid YAML: the character U+{ord(text[error.position]):04X} is not allowed")
+        return None
+    except RecursionError:
+        problems.add(Spot(1, 1), "", _TOO_DEEP)
+        return None
+    if root is None:
+        problems.add(Spot(1, 1), "", "the file is empty")
+        return None
+    try:
+        return _Reader(problems).located(root, "")
+    except RecursionError:
+        problems.add(Spot(1, 1), "", _TOO_DEEP)
+        return None
+
+
+def _spot(mark: yaml.Mark) -> Spot:
+    return Spot(mark.line + 1, mark.column + 1)
+
+
+class _Reader:
+    """Turns the parser's nodes into ours, each once: an alias is the same node again, however often it is used."""
+
+    def __init__(self, problems: Problems) -> None:
+        self._problems = problems
+        self._constructor = yaml.constructor.SafeConstructor()
+        self._made: dict[int, Located] = {}
+        self._open: set[int] = set()
+
+    def located(self, node: yaml.Node, where: str) -> Located | None:
+        made = self._made.get(id(node))
+        if made is not None:
+            return made
+        spot = _spot(node.start_mark)
+        if id(node) in self._open:
+            self._problems.add(spot, where, "the alias contains itself")
+            return None
+        if node.tag not in _PLAIN:
+            shown = node.tag.replace(_CORE, "!!")
+            self._problems.add(spot, where, f"the tag '{shown}' is not allowed: a team file is plain data")
+            return None
+        self._open.add(id(node))
+        found = self._converted(node, spot, where)
+        self._open.discard(id(node))
+        self._made[id(node)] = found
+        return found
+
+    def _converted(self, node: yaml.Node, spot: Spot, where: str) -> Located:
+        if isinstance(node, yaml.MappingNode):
+            return Entries(spot=spot, entries=self._entries(node, where))
+        if isinstance(node, yaml.SequenceNode):
+            items = (self.located(item, f"{where}[{index}]") for index, item in enumerate(node.value))
+            return Items(spot=spot, items=tuple(item for item in items if item is not None))
+        scalar = cast("yaml.ScalarNode", node)
+        return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
+
+    def _value(self, node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:
+        kind = node.tag.removeprefix(_CORE)
+        try:
+            if kind == "null":
+                return None
+            if kind == "bool":
+                return bool(self._constructor.construct_yaml_bool(node))
+            if kind == "int":
+                return int(self._constructor.construct_yaml_int(node))
+            if kind == "float":
+                return float(self._constructor.construct_yaml_float(node))
+        except (ValueError, KeyError):  # `!!int abc`
+            self._problems.add(_spot(node.start_mark), where, f"'{node.value}' is no {kind}")
+        return str(node.value)
+
+    def _entries(self, node: yaml.MappingNode, where: str) -> Mapping[str, Entry]:
+        own: dict[str, Entry] = {}
+        merged: dict[str, Entry] = {}
+        for key_node, value_node in node.value:
+            spot = _spot(key_node.start_mark)
+            if key_node.tag == _MERGE:
+                self._merge(value_node, where, merged)
+                continue
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._problems.add(spot, where, "a key must be a text")
+                continue
+            key = str(key_node.value)
+            inside = f"{where}.{key}" if where else key
+            if key in own:
+                first = own[key].spot
+                self._problems.add(spot, inside, f"the key stands here twice; the first is in line {first.line}")
+                continue
+            value = self.located(value_node, inside)
+            if value is not None:
+                own[key] = Entry(spot=spot, value=value)
+        return {**{key: entry for key, entry in merged.items() if key not in own}, **own}
+
+    def _merge(self, node: yaml.Node, where: str, merged: dict[str, Entry]) -> None:
+        """Take what `<<:` brings; the first of several mappings wins."""
+        for source in node.value if isinstance(node, yaml.SequenceNode) else (node,):
+            found = self.located(source, where)
+            if isinstance(found, Entries):
+                for key, entry in found.entries.items():
+                    merged.setdefault(key, entry)
+            elif found is not None:
+                self._problems.add(found.spot, where, "only mappings can be merged")

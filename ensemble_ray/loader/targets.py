@@ -1,0 +1,129 @@
+"""What a target names: a YAML file, or `module:attribute`. Room: loader. Out: an `Ensemble` that knows its origin."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.task import Task
+from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
+from ensemble_ray.loader.team import load_team_file
+from ensemble_ray.plan.dependencies import TaskDependencyGraph
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import ChatModel
+
+__all__ = ["load_ensemble"]
+
+_YAML = {".yaml", ".yml"}
+
+
+def load_ensemble(target: str, *, llm: str | ChatModel | None = None, needs_keys: bool = True) -> Ensemble:
+    """The team that a target names.
+
+    Args:
+        target: The path of a YAML file, or `module:attribute`: an `Ensemble`, or a callable without arguments that
+            makes one. Modules of the current directory are found.
+        llm: A model in place of every model that the team names.
+        needs_keys: False: the team will only be looked at, so keys that a YAML file asks for may be missing.
+
+    Raises:
+        ValidationError: nothing of that name is there, or it is no team; every finding in a YAML file is named with
+            file, line and column.
+    """
+    model = _model(llm)
+    make_importable(Path.cwd())
+    if Path(target).suffix.lower() in _YAML:
+        return load_team_file(target, llm=model, needs_keys=needs_keys)
+    if is_reference(target):
+        return _with_model(_from_module(target), model).with_origin(target)
+    raise ValidationError(_unclear(target))
+
+
+def _model(llm: str | ChatModel | None) -> ChatModel | None:
+    if llm is None:
+        return None
+    from ensemble_ray.llm.factory import resolve_llm  # only those who ask for another model pay for it
+
+    return resolve_llm(llm)
+
+
+def _unclear(target: str) -> str:
+    text = f"'{target}' is neither a YAML file (name.yaml) nor module:attribute"
+    module, colon, attribute = target.partition(":")
+    if module.endswith(".py"):
+        dotted = module.removesuffix(".py").replace("/", ".").strip(".")
+        return f"{text}. Did you mean '{dotted}:{attribute or 'team'}'?"
+    if not colon and Path(target).is_file():
+        return f"{text}. A team file's name ends in .yaml"
+    return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
+
+
+def _from_module(target: str) -> Ensemble:
+    found = find_attribute(target)
+    if not isinstance(found, Ensemble) and callable(found):
+        found = _made(cast("Callable[[], object]", found), target)
+    if isinstance(found, Ensemble):
+        return found
+    raise ValidationError(
+        f"'{target}' is a {type(found).__name__}, and neither an Ensemble nor a function that makes one."
+        f"{_teams_of(target)}"
+    )
+
+
+def _made(factory: Callable[[], object], target: str) -> object:
+    try:
+        needed = [
+            each.name
+            for each in inspect.signature(factory).parameters.values()
+            if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+        ]
+    except (TypeError, ValueError):
+        needed = []
+    if needed:
+        raise ValidationError(f"'{target}' needs arguments: [{', '.join(needed)}]. A factory of a team takes none")
+    if inspect.iscoroutinefunction(factory):
+        raise ValidationError(f"'{target}' is async. A factory of a team is a plain function")
+    try:
+        return factory()
+    except ValidationError as error:
+        raise ValidationError(f"{target}(): {error}") from error
+    except Exception as error:
+        raise ValidationError(f"{target}() failed: {type(error).__name__}: {message_of(error)}") from error
+
+
+def _teams_of(target: str) -> str:
+    """Names of the teams in the module, for whoever named something else in it."""
+    module_name, _, attribute = target.partition(":")
+    teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Ensemble)]
+    return f"{suggestion(attribute, teams)} {known_names(teams)}" if teams else ""
+
+
+def _with_model(ensemble: Ensemble, model: ChatModel | None) -> Ensemble:
+    """The team with that model in place of every other; tasks and agents stay the same ones."""
+    if model is None:
+        return ensemble
+    agents: dict[str, Agent] = {}
+
+    def agent_with_model(agent: Agent) -> Agent:
+        return agents.setdefault(agent.object_id, agent.rewritten(llm=model))
+
+    tasks: dict[str, Task] = {}
+    for task in TaskDependencyGraph(ensemble.tasks).in_dependency_order():
+        changes: dict[str, object] = {"context": tuple(tasks.get(each.object_id, each) for each in task.context)}
+        if task.agent is not None:
+            changes["agent"] = agent_with_model(task.agent)
+        if task.llm is not None:
+            changes["llm"] = model
+        tasks[task.object_id] = task.rewritten(**changes)
+    listed = None if ensemble.agents is None else [agent_with_model(agent) for agent in ensemble.agents]
+    if len(tasks) < len({task.object_id for task in ensemble.tasks}):
+        return ensemble  # the tasks wait for each other in a circle; the run says so
+    return ensemble.replace(tasks=[tasks[task.object_id] for task in ensemble.tasks], agents=listed, llm=model)

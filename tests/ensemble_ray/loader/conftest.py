@@ -1,0 +1,57 @@
+"""A directory of its own for every test, whose modules can be imported there and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.loader import load_ensemble
+
+#: Makes a team from the text of a YAML file.
+Load = Callable[[str], Ensemble]
+#: The lines of the message with which a file is refused.
+Refused = Callable[[str], list[str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current directory; what is imported from it is forgotten with the test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def load(folder: Path) -> Load:
+    """Loads a YAML text."""
+
+    def load(text: str) -> Ensemble:
+        (folder / "team.yaml").write_text(text, encoding="utf-8")
+        return load_ensemble("team.yaml")
+
+    return load
+
+
+@pytest.fixture
+def refused(load: Load) -> Refused:
+    """Loads a YAML text that is refused."""
+
+    def refused(text: str) -> list[str]:
+        with pytest.raises(ValidationError) as caught:
+            load(text)
+        return [line.strip() for line in str(caught.value).splitlines()]
+
+    return refused
