@@ -21,6 +21,8 @@ def _error_classes() -> Iterator[type[BaseException]]:
 
 def _made(kind: type[BaseException]) -> BaseException:
     """An instance with a text for every argument that has no default."""
+    if kind.__init__ is Exception.__init__ or not inspect.isfunction(kind.__init__):
+        return kind("text")  # a class that takes what every exception takes, of which Python knows no signature
     parameters = list(inspect.signature(kind).parameters.values())
     needed = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
     by_name = [each.name for each in needed if each.kind is each.KEYWORD_ONLY]
