@@ -4,8 +4,18 @@ import importlib
 import inspect
 import pickle
 from collections.abc import Iterator
+from datetime import timedelta
 
+from ensemble_ray import RateLimit
 from tests.architecture.project import PACKAGES, module_names
+
+
+#: Arguments that must be more than a text.
+GIVEN: dict[str, object] = {
+    "violations": ("violation",),
+    "rate_limit": RateLimit.per_minute(1),
+    "wait_timeout": timedelta(seconds=1),
+}
 
 
 def _error_classes() -> Iterator[type[BaseException]]:
@@ -27,7 +37,7 @@ def _made(kind: type[BaseException]) -> BaseException:
     needed = [each for each in parameters if each.default is each.empty and each.kind is not each.VAR_POSITIONAL]
     by_name = [each.name for each in needed if each.kind is each.KEYWORD_ONLY]
     assert by_name == [], f"{kind.__name__}: keyword-only arguments {by_name} do not survive Ray"
-    return kind(*(("violation",) if each.name == "violations" else each.name for each in needed))
+    return kind(*(GIVEN.get(each.name, each.name) for each in needed))
 
 
 def test_every_error_is_itself_when_pickled() -> None:
