@@ -17,6 +17,7 @@ import doctest
 import io
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,11 +62,13 @@ def _run_console(example: Example) -> None:
     """Run each command and compare what it printed with the lines below it."""
     for part in f"\n{example.parsed}".split("\n$ ")[1:]:
         line, _, expected = part.partition("\n")
-        command = shlex.split(line)
-        if command[0] == "ensemble-ray":
+        command = shlex.split(line, comments=True)
+        if command[0] == "ensemble-ray" and shutil.which("ensemble-ray") is None:
             command[:1] = [sys.executable, "-m", "ensemble_ray.cli"]
-        ended = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  the page's own command
-        _assert_same(expected, ended.stdout + ended.stderr)
+        ended = subprocess.run(  # noqa: S603  the page's own command
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        )
+        _assert_same(expected, ended.stdout)
 
 
 def _assert_same(expected: str, found: str) -> None:
@@ -95,6 +98,7 @@ def model_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModelServ
         patch.setenv("COLUMNS", "100")
         patch.setenv("NO_COLOR", "1")
         patch.delenv("ENSEMBLE_RAY_CAPTURE_MODE", raising=False)
+        patch.setenv("PATH", os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]))
         patch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]))
         yield server
 
