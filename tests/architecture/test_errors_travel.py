@@ -9,7 +9,6 @@ from datetime import timedelta
 from ensemble_ray import RateLimit
 from tests.architecture.project import PACKAGES, module_names
 
-
 #: Arguments that must be more than a text.
 GIVEN: dict[str, object] = {
     "violations": ("violation",),
