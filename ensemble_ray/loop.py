@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import contextvars
 import threading
 from collections.abc import Coroutine
@@ -27,9 +28,16 @@ def library_loop() -> asyncio.AbstractEventLoop:
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
-            threading.Thread(target=loop.run_forever, name=_THREAD, daemon=True).start()
+            threading.Thread(target=_run, args=(loop,), name=_THREAD, daemon=True).start()
             _loop.append(loop)
         return _loop[0]
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    """Run it as long as the process lives; asyncio leaves it when any task raises what is meant to end the process."""
+    while True:
+        with contextlib.suppress(SystemExit, KeyboardInterrupt):  # kept in its task, for whoever waits for that
+            loop.run_forever()
 
 
 def submit(work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:

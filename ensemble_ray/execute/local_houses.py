@@ -45,6 +45,7 @@ class LocalHouses:
             if agent.max_concurrency is not None
         }
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
+        self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
 
     @property
@@ -66,13 +67,14 @@ class LocalHouses:
         for instance in instances:
             if instance in self._tasks:
                 order, task = self._tasks[instance]
+                self._stopped.add(instance)
                 task.cancel()
                 loop.call_later(self._grace_s, self._give_up, order)
 
     async def _run(self, order: TaskOrder) -> None:
         slot = self._slots.get(order.agent_key or "") or contextlib.nullcontext()
         async with slot:
-            result = await self._runner.run(order)
+            result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped)
         self._report(order, result)
 
     def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:

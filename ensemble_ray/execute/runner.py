@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,8 @@ class TaskRunner:
         self.ports = ports
         self._agents = agents
 
-    async def run(self, order: TaskOrder) -> TaskResult:
-        """Run one task to its end, whatever that is."""
+    async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool]) -> TaskResult:
+        """Run one task to its end, whatever that is; `is_stopped` tells a wanted cancellation from user code's own."""
         started_at = self.ports.clock.now()
         effects = TaskEffects(
             task_description=order.task.description,
@@ -62,9 +62,9 @@ class TaskRunner:
                 self._announce(scope)
                 return await self._completed(scope, await self._execute(scope))
             except asyncio.CancelledError as error:
-                if (task := asyncio.current_task()) is None or task.cancelling():
+                if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
-                # User code raised it; nobody asked this task to end.
+                # User code raised it, or cancelled its own task; nobody asked this task to end.
                 text = f"Agent '{order.agent_role}' failed: {message_of(error)}"
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error

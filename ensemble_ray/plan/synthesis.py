@@ -188,7 +188,11 @@ def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | N
 
 async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisContext, model: ChatModel) -> Agent:
     function = cast("Callable[[Task, SynthesisContext], object]", getattr(synthesizer, "synthesize", synthesizer))
-    agent = await call_user(cast("Callable[..., Any]", function), task, context)
+    try:
+        agent = await call_user(cast("Callable[..., Any]", function), task, context)
+    except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody
+        text = f"The agent synthesizer failed for task '{task.description}': {message_of(stop)}"
+        raise AgentExecutionError(text, SYNTHESIZED, task.description) from stop
     if not isinstance(agent, Agent):
         raise ValidationError(
             f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"

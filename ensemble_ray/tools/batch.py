@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, NoReturn, TypeVar
 
 from ensemble_ray.errors import AgentExecutionError
 
@@ -52,11 +53,30 @@ async def call_batch(
     finally:
         for task in tasks:
             task.cancel()
-    return [task.result() for task in tasks]
+    return [task.result().given() for task in tasks]
 
 
-async def _started(call: Callable[[], Awaitable[T]]) -> T:
-    return await call()
+@dataclass(frozen=True, slots=True)
+class _Returned(Generic[T]):
+    value: T
+
+    def given(self) -> T:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class _Stopped:
+    stop: BaseException
+
+    def given(self) -> NoReturn:
+        raise self.stop
+
+
+async def _started(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
+    try:
+        return _Returned(await call())
+    except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody
+        return _Stopped(stop)
 
 
 async def _wait(tasks: Sequence[asyncio.Future[T]], timeout_s: float) -> list[asyncio.Future[T]]:

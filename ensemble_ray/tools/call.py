@@ -20,7 +20,7 @@ from ensemble_ray.context import services
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
 from ensemble_ray.ports import CpuPool
-from ensemble_ray.threads import call_user
+from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool
@@ -109,7 +109,7 @@ async def _performed(bound: BoundTool, arguments: str, context: ToolContext) -> 
         if task is None or task.cancelling():
             raise
         return outcome_of_error(error, prefix=prefix)  # the tool raised it; nobody cancelled us
-    except (Exception, SystemExit) as error:  # noqa: BLE001  a tool may raise anything, and call sys.exit
+    except USER_ERRORS as error:
         return outcome_of_error(error, prefix=prefix)
 
 

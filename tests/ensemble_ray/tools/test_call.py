@@ -135,7 +135,8 @@ async def test_class_name_is_told_when_an_error_has_no_text() -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(2), StopIteration("x"), RuntimeError("plain"), asyncio.CancelledError("own")]
+    "error",
+    [SystemExit(2), KeyboardInterrupt("own"), StopIteration("x"), RuntimeError("plain"), asyncio.CancelledError("own")],
 )
 async def test_model_is_told_when_a_tool_raises_something_unusual(error: BaseException) -> None:
     """S-TOOL-23, S-ENG-51: a plain RuntimeError, sys.exit, or a cancellation of the tool's own making end nothing."""
