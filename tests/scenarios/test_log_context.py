@@ -24,7 +24,7 @@ def record_fields() -> str:
 
     handler = Keep()
     handler.addFilter(LogContextFilter())
-    log = logging.getLogger("user.tool")
+    log = logging.getLogger(f"user.tool.{id(kept)}")  # its own: two tasks may call it at the same time
     log.addHandler(handler)
     log.warning("a line of the user's")
     log.removeHandler(handler)
