@@ -133,7 +133,7 @@ def _marked(function: F, *, name: str | None, description: str | None, timeout_s
     if problem is not None:
         raise ValidationError(problem)
     words = _summary(inspect.getdoc(target) or "") if description is None else description.strip()
-    _resolve_local_names(target)
+    _resolve_fleeting_names(target)
     mark = FunctionTool(name=chosen, description=words, timeout_s=timeout_s, cpu=cpu)
     try:
         setattr(target, _MARK, mark)
@@ -158,11 +158,15 @@ def _summary(doc: str) -> str:
     return " ".join(lines)
 
 
-def _resolve_local_names(function: Callable[..., object]) -> None:
-    """Turn string annotations of a nested function into types while the names they use are still in reach."""
+def _resolve_fleeting_names(function: Callable[..., object]) -> None:
+    """Turn string annotations into types while the names they use are still in reach.
+
+    A nested function's scope ends; a script's functions travel to other processes without what only annotations name.
+    """
     annotations = cast("Mapping[str, object]", getattr(function, "__annotations__", {}))
-    nested = "<locals>" in getattr(function, "__qualname__", "")
-    if not nested or not any(isinstance(value, str) for value in annotations.values()):
+    is_nested = "<locals>" in getattr(function, "__qualname__", "")
+    is_of_a_script = getattr(function, "__module__", "") == "__main__"
+    if not (is_nested or is_of_a_script) or not any(isinstance(value, str) for value in annotations.values()):
         return
     # the frame that applies the decorator; there is no public way
     frame = sys._getframe(3)  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]

@@ -159,6 +159,25 @@ def test_function_works_elsewhere_when_it_travels_by_value() -> None:
     assert len(data) < 2000
 
 
+def test_tool_of_a_script_keeps_its_types_when_they_are_strings() -> None:
+    """S-TOOL-11: a script's function travels without the names that only its annotations use."""
+    script = (
+        "from __future__ import annotations\n"
+        "import sys, cloudpickle\n"
+        "from typing import Annotated\n"
+        "from pydantic import Field\n"
+        "from ensemble_ray.tools.decorator import tool\n"
+        "@tool\n"
+        "def greet(name: Annotated[str, Field(description='Who')]) -> str:\n"
+        "    'Greet.'\n"
+        "    return f'hello {name}'\n"
+        "sys.stdout.buffer.write(cloudpickle.dumps(greet))\n"
+    )
+    data = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True).stdout  # noqa: S603  our own text
+    (spec,) = resolve_tools([pickle.loads(data)]).specs  # noqa: S301  written by the script above
+    assert spec.parameters["properties"] == {"name": {"type": "string", "description": "Who"}}
+
+
 def test_local_types_are_known_when_annotations_are_strings() -> None:
     """S-TOOL-11: this file postpones annotations; a nested tool still finds the types of its own scope."""
 
