@@ -1,47 +1,56 @@
-# One door for everything. Needs Python 3.11 or newer with venv, and make; the rest is installed into .venv.
-
+# What a fresh machine needs: Python 3.11 or newer, make, a C library. Everything else is set up in .venv, once.
 PYTHON ?= python3
-VENV ?= .venv
-BIN := $(VENV)/bin
+#: Files that `make demo` reads; none: topics of Python's own language reference.
 FILES ?=
+#: More options for the target's command, such as ARGS="--chunks 16".
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test check bench clean
 
-help:  ## what can be made
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+help: ## Show the targets.
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-demo: $(VENV)/.demo-ready  ## a team of agents reads real text with a model on this machine; FILES="a.txt b.md" for your own
-	$(BIN)/ensemble-ray demo $(FILES)
+demo: $(STAMPS)/local ## Let a team of agents read texts with a model on this machine; FILES="a.txt b.txt" reads those.
+	@$(BIN)/ensemble-ray demo $(ARGS) $(FILES)
 
-test: $(VENV)/.dev-ready  ## all tests
-	$(BIN)/python -m pytest
+test: $(STAMPS)/dev ## Run the tests.
+	$(BIN)/python -m pytest $(ARGS)
 
-check: $(VENV)/.dev-ready  ## form: format, lint, import contracts, types
+check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, types.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/mypy
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.dev-ready  ## speed, as ratios to the same calls by hand
-	$(BIN)/python -m benchmarks
+bench: $(STAMPS)/dev ## Measure against the floor and print the table.
+	$(BIN)/python -m benchmarks $(ARGS)
 
-clean:  ## remove the virtual environment and everything that tools left
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+clean: ## Remove what was set up and built.
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-$(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --upgrade pip
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or newer is needed; name it: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+		{ echo "Cannot make a virtual environment; Debian and Ubuntu have it in the package python3-venv" >&2; exit 1; }
+	@mkdir -p $(STAMPS) && touch $@
 
-# Stamps: what is installed already is not installed again.
-$(VENV)/.demo-ready: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[local]'
-	$(BIN)/ensemble-ray models install
+# Installed in place, so that a change of the code counts at once; set up again only when pyproject.toml changes.
+$(STAMPS)/local: pyproject.toml $(STAMPS)/venv
+	@echo "Setting up $(VENV); this takes a few minutes, once ..."
+	@$(PIP) install --quiet --editable '.[local]'
+	@$(BIN)/ensemble-ray models install
 	@touch $@
 
-$(VENV)/.dev-ready: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --editable '.[dev]'
-	$(BIN)/ensemble-ray models install
-	@touch $@
+$(STAMPS)/dev: pyproject.toml $(STAMPS)/venv
+	@echo "Setting up $(VENV); this takes a few minutes, once ..."
+	@$(PIP) install --quiet --editable '.[dev]'
+	@$(BIN)/ensemble-ray models install
+	@touch $@ $(STAMPS)/local

@@ -220,7 +220,6 @@ def check_model(llm: str) -> Iterator[Finding]:
     import asyncio
     import time
 
-    from ensemble_ray.cli.failures import advice_of
     from ensemble_ray.llm.factory import resolve_llm
     from ensemble_ray.messages import ChatMessage
     from ensemble_ray.threads import call_user
@@ -231,7 +230,7 @@ def check_model(llm: str) -> Iterator[Finding]:
         asyncio.run(call_user(model.chat, [ChatMessage("user", "Say yes.")]))
     except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
         detail = f"{llm}: {message_of(error)}"
-        yield Finding(name="Model", state="failed", detail=detail[:_SHOWN], advice=advice_of(error))
+        yield Finding(name="Model", state="failed", detail=detail[:_SHOWN])
         return
     yield Finding(name="Model", state="ok", detail=f"{llm} answered in {time.monotonic() - began:.1f} s")
 

@@ -1,12 +1,13 @@
 """The demo's team: readers take notes of passages, an editor joins the notes into a digest. Room: cli.
 
-A reader's task holds its passage. A deterministic task tidies each note, so that the editor is given notes and not the
-passages that they were made of. Notes are joined in groups that fit the editor's window, and the groups again, until
-one text is left.
+A reader's task holds its passage. A deterministic task lists the notes of a group, so that the editor is given notes
+and not the passages that they were made of; a group fits the editor's window. Groups are joined again, until one text
+is left.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,12 +29,22 @@ __all__ = ["DigestTeam", "digest_team", "render_digest", "whole_sentences"]
 _READERS = 2
 #: Notes that an editor joins at a time.
 _GROUP = 8
-_SENTENCE_ENDS = (".", "!", "?", "\u3002", "\uff01", "\uff1f")
+#: What the editor is asked for.
+_EDIT = "Write a short summary, in three sentences, of what the notes say."
+_EDITED = "Three sentences in plain words."
+_SENTENCE_END = re.compile(r"[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
 
 
-def tidy_note(context: TaskHandlerContext) -> str:
-    """Handler that gives the note before it, in whole sentences."""
-    return whole_sentences(context.context_outputs[0].raw) or "(nothing)"
+class NoteList:
+    """Handler that lists what the tasks before it gave, each under its label, in whole sentences."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self.labels = tuple(labels)
+
+    def __call__(self, context: TaskHandlerContext) -> str:
+        """The list."""
+        given = zip(self.labels, context.context_outputs, strict=True)
+        return "\n".join(f"- {label}: {whole_sentences(output.raw)}" for label, output in given)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,8 +52,8 @@ class DigestTeam:
     """The team, and which of its tasks give what the digest is printed from."""
 
     ensemble: Ensemble
-    #: label of each passage with the task that takes notes of it
-    notes: tuple[tuple[str, Task], ...]
+    #: lists of the readers' notes
+    notes: tuple[Task, ...]
     digest: Task
 
 
@@ -56,25 +67,18 @@ def digest_team(
         goal="Join short notes into one short text that a newcomer understands",
         llm=editor_llm,
     )
-    tasks: list[Task] = []
-    notes: list[tuple[str, Task]] = []
-    for number, passage in enumerate(passages, start=1):
-        reading = Task(
+    reading = [
+        Task(
             name=f"read-{number}",
             description=f"Say in one or two short sentences what this text about '{passage.label}' says.\n\n{passage.text}",
             expected_output="One or two short sentences in plain words.",
             agent=readers[(number - 1) % len(readers)],
         )
-        note = Task(
-            name=f"note-{number}",
-            description=f"Note on '{passage.label}'",
-            expected_output="The note in whole sentences",
-            handler=tidy_note,
-            context=[reading],
-        )
-        tasks += [reading, note]
-        notes.append((passage.label, note))
-    digest = _joined([note for _, note in notes], editor, tasks)
+        for number, passage in enumerate(passages, start=1)
+    ]
+    labelled = [(passage.label, task) for passage, task in zip(passages, reading, strict=True)]
+    tasks = list(reading)
+    notes, digest = _joined(labelled, editor, tasks)
     ensemble = Ensemble(tasks=tasks, workflow=Workflow.PARALLEL, max_parallel_tasks=max_parallel_tasks)
     return DigestTeam(ensemble=ensemble.with_origin("ensemble-ray demo"), notes=tuple(notes), digest=digest)
 
@@ -83,42 +87,48 @@ def _reader(number: int, llm: ChatModel) -> Agent:
     return Agent(role=f"Reader {number}", goal="Say what a text is about, briefly and in plain words", llm=llm)
 
 
-def _joined(notes: Sequence[Task], editor: Agent, tasks: list[Task]) -> Task:
-    """Tasks that join the notes, level by level; gives the last one."""
+def _joined(labelled: Sequence[tuple[str, Task]], editor: Agent, tasks: list[Task]) -> tuple[list[Task], Task]:
+    """Add the tasks that join the notes, level by level; gives the lists of the readers' notes, and the last task."""
+    of_readers: list[Task] = []
     level = 1
     while True:
-        groups = [notes[start : start + _GROUP] for start in range(0, len(notes), _GROUP)]
+        groups = [labelled[start : start + _GROUP] for start in range(0, len(labelled), _GROUP)]
         is_last = len(groups) == 1
-        joined = [
-            Task(
-                name="digest" if is_last else f"digest-{level}-{number}",
-                description="Write a short summary, in three sentences, of what all the notes above say.",
-                expected_output="Three sentences in plain words.",
-                agent=editor,
-                context=group,
+        joined: list[tuple[str, Task]] = []
+        for number, group in enumerate(groups, start=1):
+            place = "" if is_last and level == 1 else f"-{level}-{number}"
+            notes = Task(
+                name=f"notes{place}",
+                description="The notes",
+                expected_output="A list",
+                handler=NoteList([label for label, _ in group]),
+                context=[task for _, task in group],
             )
-            for number, group in enumerate(groups, start=1)
-        ]
-        tasks += joined
+            text = Task(
+                name="digest" if is_last else f"digest{place}",
+                description=_EDIT,
+                expected_output=_EDITED,
+                agent=editor,
+                context=[notes],
+            )
+            tasks += [notes, text]
+            joined.append((f"part {number}", text))
+            if level == 1:
+                of_readers.append(notes)
         if is_last:
-            return joined[0]
-        notes, level = joined, level + 1
+            return of_readers, joined[0][1]
+        labelled, level = joined, level + 1
 
 
 def render_digest(team: DigestTeam, output: EnsembleOutput) -> str:
     """The digest for people: the editor's text, then the notes that it was made from."""
     digest = output.get_output(team.digest)
-    lines = ["Digest", "", whole_sentences("" if digest is None else digest.raw), "", "Notes", ""]
-    for label, note in team.notes:
-        found = output.get_output(note)
-        if found is not None:
-            lines.append(f"- {label}: {whole_sentences(found.raw)}")
-    return "\n".join(lines)
+    notes = [found.raw for task in team.notes if (found := output.get_output(task)) is not None]
+    return "\n".join(["Digest", "", whole_sentences("" if digest is None else digest.raw), "", "Notes", "", *notes])
 
 
 def whole_sentences(text: str) -> str:
     """The text on one line, without a last sentence that the token limit cut; all of it where it has no other."""
     words = " ".join(text.split())
-    ends = [position for position, char in enumerate(words) if char in _SENTENCE_ENDS]
-    ends = [end for end in ends if end + 1 == len(words) or words[end + 1] in " \u201d\"')" or words[end] > "\u2000"]
-    return words[: ends[-1] + 1] if ends else words
+    ends = [found.end() for found in _SENTENCE_END.finditer(words)]
+    return words[: ends[-1]] if ends else words

@@ -211,13 +211,14 @@ class Display:
             rows.append(Text(f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s", style="dim"))
         if len(running) > _SHOWN_TASKS:
             rows.append(Text(f"    and {len(running) - _SHOWN_TASKS} more", style="dim"))
-        if self._note and not running:
+        if self._note and not (running or ended):
             rows.append(Text(f"  {self._note}", style="dim"))
         return Group(*rows)
 
 
 def _who(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
-    return f"{one_line(label_of(event), _LABEL)} ({one_line(event.agent_role, _ROLE)})"
+    role = one_line(event.agent_role, _ROLE)
+    return f"{one_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
 
 
 def _seconds(duration: timedelta) -> str:

@@ -54,7 +54,7 @@ class Tally:
         self.input_tokens = 0
         self.output_tokens = 0
         self._running: dict[str, RunningTask] = {}
-        self._agents: dict[str, int] = {}
+        self._agents: set[str] = set()
         self._calls_open = 0
         self._first_call_at: float | None = None
         self._last_call_at = 0.0
@@ -67,7 +67,8 @@ class Tally:
             case TaskStartEvent():
                 key = event.instance or label_of(event)
                 self._running[key] = RunningTask(label=label_of(event), agent_role=event.agent_role, started_at=at)
-                self._agents.setdefault(event.agent_role, 0)
+                if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
+                    self._agents.add(event.agent_role)
             case TaskCompleteEvent():
                 self.done += 1
                 self._end(event)
@@ -90,7 +91,6 @@ class Tally:
 
     def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
         self._running.pop(event.instance or label_of(event), None)
-        self._agents[event.agent_role] = self._agents.get(event.agent_role, 0) + 1
         if not self._running:
             self._calls_open = 0  # a failed call ends without an event of its own
 

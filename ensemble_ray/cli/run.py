@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, say, show
+from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, own_command, say, show
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
@@ -203,7 +203,7 @@ def as_data(output: EnsembleOutput) -> dict[str, Any]:
 
 def say_where(run_id: str) -> None:
     """Where the record lies and which command shows it."""
-    say(f"Record: {_record_of(run_id)}\nShow it: ensemble-ray trace {run_id}")
+    say(f"Record: {_record_of(run_id)}\nShow it: {own_command()} trace {run_id}")
 
 
 def _record_of(run_id: str) -> str:

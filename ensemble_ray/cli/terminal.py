@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+from pathlib import Path
 
-__all__ = ["FAILED", "FINE", "INTERRUPTED", "USAGE", "is_terminal", "one_line", "say", "show"]
+__all__ = ["FAILED", "FINE", "INTERRUPTED", "USAGE", "is_terminal", "one_line", "own_command", "say", "show"]
 
 #: Exit codes.
 FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
@@ -21,6 +23,18 @@ def say(text: str) -> None:
     sys.stdout.flush()  # so that a log that takes both streams has them in order
     sys.stderr.write(f"{text}\n")  # in one piece, since several threads speak
     sys.stderr.flush()
+
+
+def own_command() -> str:
+    """How the user can call this program again: by its name where that finds it, else by its path."""
+    program = Path(sys.argv[0])
+    found = shutil.which("ensemble-ray")
+    if program.name != "ensemble-ray":  # `python -m`, or a program that uses us
+        return "ensemble-ray" if found else f"{sys.executable} -m ensemble_ray.cli"
+    if found and Path(found).resolve() == program.resolve():
+        return "ensemble-ray"
+    here = program.absolute()
+    return str(here.relative_to(Path.cwd())) if here.is_relative_to(Path.cwd()) else str(here)
 
 
 def is_terminal() -> bool:

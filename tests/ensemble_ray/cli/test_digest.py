@@ -1,0 +1,66 @@
+"""The demo's team: readers, lists of notes, an editor; any number of passages."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.cli.digest import digest_team, render_digest, whole_sentences
+from ensemble_ray.cli.passages import Passage
+from ensemble_ray.testing import ScriptedModel
+from tests.ensemble_ray.cli.conftest import Call
+
+
+def _passages(count: int) -> list[Passage]:
+    return [Passage(label=f"page {number}", text=f"Text {number}.") for number in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("count", "editions"), [(1, 1), (8, 1), (9, 3), (70, 12)])
+def test_one_digest_is_left_when_there_are_many_passages(count: int, editions: int) -> None:
+    """Notes are joined in groups of eight, and groups again; the last task gives the digest."""
+    readers = ScriptedModel(otherwise=lambda call: f"Note on {call.text.split(chr(39))[1]}.")
+    editor = ScriptedModel(otherwise=lambda _: "All of it. And mo")
+    team = digest_team(_passages(count), reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
+    output = team.ensemble.run(runtime="inline")
+    assert len(readers.calls) == count
+    assert len(editor.calls) == editions
+    assert output.raw == "All of it. And mo"
+    lines = render_digest(team, output).splitlines()
+    assert lines[:6] == ["Digest", "", "All of it.", "", "Notes", ""]
+    assert lines[6:] == [f"- page {number}: Note on page {number}." for number in range(1, count + 1)]
+
+
+def test_the_editor_is_given_notes_and_not_the_passages() -> None:
+    """Or its window would overflow."""
+    readers, editor = ScriptedModel(otherwise=lambda _: "A note."), ScriptedModel(otherwise=lambda _: "All.")
+    passages = [Passage(label="a", text="SECRET"), Passage(label="b", text="SECRET")]
+    team = digest_team(passages, reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
+    team.ensemble.run(runtime="inline")
+    prompt = str(editor.calls[0].messages)
+    assert "SECRET" not in prompt
+    assert "- a: A note." in prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("One. Two. Thr", "One. Two."),
+        ("One", "One"),
+        ("Version 3.11 is", "Version 3.11 is"),
+        ('He said "no." And', 'He said "no."'),
+        ("\u4e00\u4e8c\u3002\u4e09", "\u4e00\u4e8c\u3002"),
+        ("a\n b!", "a b!"),
+        ("", ""),
+    ],
+)
+def test_sentences_that_the_token_limit_cut_are_left_out(text: str, expected: str) -> None:
+    """A note ends where its last whole sentence does."""
+    assert whole_sentences(text) == expected
+
+
+def test_the_command_is_named_when_the_embedded_model_is_missing(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is started."""
+    monkeypatch.setattr("ensemble_ray.llm.local.find_weights", lambda: None)
+    called = call("demo")
+    assert called.code == 2
+    assert "ensemble-ray models install" in called.said
+    assert "Reading" not in called.said

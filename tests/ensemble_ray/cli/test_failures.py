@@ -1,0 +1,82 @@
+"""What is said of an error: what happened, where, what to do; each reason once."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.cli.failures import advice_of, exit_code_of, told
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    EnsembleError,
+    ParallelExecutionError,
+    PromptTemplateError,
+    RecordError,
+    RunExistsError,
+    TaskExecutionError,
+    ValidationError,
+)
+
+
+class AuthenticationError(Exception):
+    """Stands for the class of that name of a model's SDK."""
+
+
+def _task_error(cause: Exception) -> TaskExecutionError:
+    error = TaskExecutionError("Task failed: Write", "Write", "Writer")
+    error.__cause__ = cause
+    return error
+
+
+def test_the_task_the_reason_and_the_way_out_are_told_when_a_task_failed() -> None:
+    """The agent's error repeats its cause; the SDK's own cause is a detail."""
+    endpoint = AuthenticationError("Endpoint x refused the key")
+    endpoint.__cause__ = OSError("HTTP 401")
+    agent = AgentExecutionError("Agent 'Writer' failed: Endpoint x refused the key", "Writer", "Write")
+    agent.__cause__ = endpoint
+    assert told(_task_error(agent)).splitlines() == [
+        "Error: task 'Write' (agent 'Writer') failed:",
+        "  Agent 'Writer' failed: Endpoint x refused the key",
+        "  What to do: Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL",
+    ]
+
+
+def test_every_failed_task_is_told_when_several_failed() -> None:
+    """Under continue_on_error."""
+    causes = {"one": OSError("no disk"), "two": ValueError("no value")}
+    text = told(ParallelExecutionError("2 of 3 tasks failed", (), causes))
+    assert text.splitlines() == ["Error: 2 of 3 tasks failed", "  'one': no disk", "  'two': no value"]
+
+
+def test_the_class_is_told_when_an_error_is_not_ours() -> None:
+    """And how to see the whole story, unless it is on the screen already."""
+    text = told(OSError("no disk"))
+    assert text.startswith("Error: OSError: no disk\n")
+    assert "--debug" in text
+    assert "--debug" not in told(OSError("no disk"), is_debug=True)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValidationError("x"), 2),
+        (PromptTemplateError("x"), 2),
+        (RunExistsError("x"), 2),
+        (EnsembleError("x"), 1),
+        (_task_error(OSError("x")), 1),
+        (OSError("x"), 1),
+    ],
+)
+def test_exit_codes_tell_a_wrong_command_from_a_failed_run(error: Exception, code: int) -> None:
+    """2 for what the user wrote, 1 for what went wrong."""
+    assert exit_code_of(error) == code
+
+
+def test_the_directory_is_named_when_records_cannot_be_written() -> None:
+    """What to do, by class."""
+    assert "ENSEMBLE_RAY_HOME" in advice_of(RecordError("disk full", "/x"))
+    assert advice_of(ValueError("x")) == ""
+
+
+def test_long_texts_of_causes_are_cut() -> None:
+    """A provider may answer with a page."""
+    assert len(told(_task_error(OSError("x" * 100_000)))) < 3000
