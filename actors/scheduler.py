@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +27,7 @@ from ensemble_ray.execute.conductor import Conducted, RunConductor
 from ensemble_ray.inline import GRACE_S, SystemClock
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import open_run
+from ensemble_ray.record.journal_file import close_run, open_run
 
 __all__ = ["SchedulerActor"]
 
@@ -128,46 +129,52 @@ class ScheduledRun:
             houses=self._houses,
             earlier=package.earlier,
         )
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._finishing: asyncio.Task[None] | None = None
         self.finished: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
-        self._background(self._finish())
-        if self._directory is not None:
-            self._directory.write_state(RunState.RUNNING)
-        self._houses.open()
-        await self._conductor.start()
+        self._finishing = asyncio.get_running_loop().create_task(self._finish())
+        with self._ending_with_what_fails():
+            if self._directory is not None:
+                self._directory.write_state(RunState.RUNNING)
+            self._houses.open()
+            await self._conductor.start()
 
     async def report(self, reports: Sequence[WireReport]) -> None:
         """Take results."""
-        await self._conductor.report(self._houses.reported(reports))
+        with self._ending_with_what_fails():
+            await self._conductor.report(self._houses.reported(reports))
 
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
-        await self._conductor.cancel()
+        with self._ending_with_what_fails():
+            await self._conductor.cancel()
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._houses.end_stuck)
 
     async def _finish(self) -> None:
         """When the run has ended: let the processes go, close the record, then tell the caller."""
         try:
-            ended = await asyncio.shield(self._conductor.ended)
-            await self._houses.close(keep=self._package.keeps_warm)
-            await self._journal.close()
-            if self._directory is not None:
-                self._directory.write_state(ended.state)
+            self.finished.set_result(await self._released())
         except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
             self.finished.set_exception(error)
-            return
-        self.finished.set_result(ended)
 
-    def _background(self, work: Any) -> None:
-        job = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
+    async def _released(self) -> Conducted[bytes, bytes]:
+        keeps_warm, state = False, RunState.FAILED
+        try:
+            ended = await asyncio.shield(self._conductor.ended)
+            keeps_warm, state = self._package.keeps_warm, ended.state
+        finally:
+            # Where conducting itself broke, processes may still be at work: those are not used again.
+            await self._houses.close(keep=keeps_warm)
+            await close_run(self._journal, self._directory, state)
+        return ended
 
-    def _done(self, job: asyncio.Task[None]) -> None:
-        """A defect here must end the run with its error, not leave it waiting."""
-        self._jobs.discard(job)
-        if not job.cancelled() and (error := job.exception()) is not None and not self._conductor.ended.done():
-            self._conductor.ended.set_exception(error)
+    @contextmanager
+    def _ending_with_what_fails(self) -> Generator[None]:
+        """What goes wrong in conducting, such as a full disk, ends the run with its error; nobody else would hear."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            if not self._conductor.ended.done():
+                self._conductor.ended.set_exception(error)

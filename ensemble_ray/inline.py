@@ -24,7 +24,7 @@ from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import open_run
+from ensemble_ray.record.journal_file import close_run, open_run
 from ensemble_ray.tools.cpu import LokyCpuPool
 
 if TYPE_CHECKING:
@@ -140,10 +140,13 @@ class InlineRun:
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and its record is closed."""
-        ended = await asyncio.shield(self._conductor.ended)
-        await self._journal.close()
-        if self._directory is not None:
-            self._directory.write_state(ended.state)
+        state = RunState.FAILED
+        try:
+            ended = await asyncio.shield(self._conductor.ended)
+            state = ended.state
+        finally:
+            self._houses.stop(self._houses.running)  # none, unless conducting itself broke
+            await close_run(self._journal, self._directory, state)
         return outcome_of(self.run_id, ended)
 
     async def cancel(self) -> None:

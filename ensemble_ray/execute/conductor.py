@@ -152,8 +152,9 @@ class RunConductor(Generic[Output, Failure]):
         await self._tell([RunStarted(at=self._started_at)])
 
     async def cancel(self) -> None:
-        """Ask for the end of the run; `ended` tells when it came."""
-        await self._tell([CancelRequested(at=self._clock.now())])
+        """Ask for the end of the run; `ended` tells when it came. A run that ended stays as it is."""
+        if self._ending is None and not self.ended.done():
+            await self._tell([CancelRequested(at=self._clock.now())])
 
     async def report(self, reports: Sequence[Report[Output, Failure]]) -> None:
         """Take results; those that come while others are being taken are taken together afterwards."""

@@ -49,9 +49,9 @@ class LocalHouses:
         self._finished: list[TaskResult] = []
 
     @property
-    def busy(self) -> int:
-        """Tasks that have not been reported."""
-        return len(self._tasks)
+    def running(self) -> tuple[str, ...]:
+        """Instances that have not been reported."""
+        return tuple(self._tasks)
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
         """Run these; never waits."""

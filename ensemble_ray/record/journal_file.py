@@ -19,6 +19,8 @@ from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Journal
 from ensemble_ray.record.bodies import FileBodies
 from ensemble_ray.record.files import Place, cannot_write, read_line
 from ensemble_ray.record.journal import EpochGate
@@ -32,6 +34,7 @@ __all__ = [
     "OpenRun",
     "RunDirectory",
     "RunSummary",
+    "close_run",
     "find_run",
     "join_run",
     "list_runs",
@@ -240,6 +243,21 @@ def open_run(home: Path, run_id: str, *, writer: str | None = None, origin: str 
     except BaseException:
         directory.release()
         raise
+
+
+async def close_run(journal: Journal, directory: RunDirectory | None, state: RunState) -> None:
+    """Close a run's record and say how the run ended; whatever fails here, the run has no owner any more.
+
+    Raises:
+        RecordError: the disk refused what was appended, or the state.
+    """
+    try:
+        await journal.close()
+        if directory is not None:
+            directory.write_state(state)
+    finally:
+        if directory is not None:
+            directory.release()
 
 
 def join_run(home: Path, run_id: str, *, writer: str | None = None) -> FileJournal:
