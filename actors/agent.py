@@ -126,8 +126,8 @@ class AgentActor:
         bound = self._bound.pop(run_id, None)
         if bound is not None:
             bound.cancel()
-        await self._host.release(run_id)
-        return threads.abandoned == 0
+        is_idle = await self._host.release(run_id)
+        return is_idle and threads.abandoned == 0
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:
         """The run's callables as tasks in this process ask them."""

@@ -122,11 +122,13 @@ class TaskHost:
         if run_id in self._runs:
             self._runs[run_id].houses.stop(instances)
 
-    async def release(self, run_id: str) -> None:
-        """Forget a run, its journal flushed."""
+    async def release(self, run_id: str) -> bool:
+        """Forget a run, its journal flushed; whether nothing of it is still at work here."""
         hosted = self._runs.pop(run_id, None)
-        if hosted is not None:
-            await hosted.journal.close()
+        if hosted is None:
+            return True
+        await hosted.journal.close()
+        return hosted.houses.left_behind == 0
 
     def _deliver(self, run_id: str, results: Sequence[TaskResult]) -> None:
         hosted = self._runs.get(run_id)

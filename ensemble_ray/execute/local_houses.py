@@ -47,6 +47,8 @@ class LocalHouses:
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
+        #: tasks that did not let go when cancelled and may still be at work
+        self.left_behind = 0
 
     @property
     def running(self) -> tuple[str, ...]:
@@ -86,6 +88,7 @@ class LocalHouses:
 
     def _give_up(self, order: TaskOrder) -> None:
         if order.instance in self._tasks:
+            self.left_behind += 1
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
             self._report(order, self._empty(order, "cancelled"))
 

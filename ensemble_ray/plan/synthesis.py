@@ -17,7 +17,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
 from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import AgentExecutionError, ValidationError, message_of
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
@@ -190,9 +190,12 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
     function = cast("Callable[[Task, SynthesisContext], object]", getattr(synthesizer, "synthesize", synthesizer))
     try:
         agent = await call_user(cast("Callable[..., Any]", function), task, context)
-    except (SystemExit, KeyboardInterrupt) as stop:  # raised by a task, it would end the loop for everybody
-        text = f"The agent synthesizer failed for task '{task.description}': {message_of(stop)}"
-        raise AgentExecutionError(text, SYNTHESIZED, task.description) from stop
+    except (EnsembleError, IllegalStateError):
+        raise
+    except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
+        raise AgentExecutionError(
+            f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
+        ) from error
     if not isinstance(agent, Agent):
         raise ValidationError(
             f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"
