@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from typing import TypeVar
 from ensemble_ray import (
     Agent,
     ChatResponse,
+    EnsembleError,
     EnsembleListener,
     ExitReason,
     FileChangedEvent,
@@ -29,6 +29,7 @@ from ensemble_ray import (
     ToolCall,
     ToolCallEvent,
 )
+from ensemble_ray.record.journal_file import read_facts
 from ensemble_ray.testing import ScriptedCall
 
 #: Longest time to wait for what must come, s; a test that needs it has failed.
@@ -128,9 +129,21 @@ class Marks:
         until(lambda: str(line) in self.lines, f"the mark {line!r}")
 
 
-def pid_mark(marks: Marks) -> None:
-    """Note which process this is."""
-    marks.add(os.getpid())
+def until_recorded(home: str, run_id: str, stimulus: str) -> None:
+    """Return when the scheduler of a run has taken a stimulus of that class, as the run's record shows.
+
+    Raises:
+        TimeoutError: it never did.
+    """
+
+    def is_recorded() -> bool:
+        try:
+            facts = read_facts(run_id, Path(home))
+        except EnsembleError:  # nothing has been written yet
+            return False
+        return any(fact.data.get("type") == stimulus for fact in facts)
+
+    until(is_recorded, f"{stimulus} in the record of {run_id}")
 
 
 class Watcher(EnsembleListener):

@@ -1,0 +1,265 @@
+"""Ending a run before its end: by its handle, by cancelling, by Ctrl-C; what never returns holds nothing up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import ChatResponse, Ensemble, ExitReason, InlineRuntime, RunState, Runtime, TaskStartEvent, tool
+from ensemble_ray.record.journal_file import RunDirectory
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.processes import program
+from tests.scenarios.hanging_run import RUN_ID
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, by_task, call, task, task_of, until, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Forever:
+    """An entry of a script that never answers, and says when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def __call__(self, _asked: ScriptedCall) -> str:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+
+def recorded_state(home: str, run_id: str) -> RunState:
+    """How the record says a run stands."""
+    return RunDirectory(Path(home), run_id).state()
+
+
+def test_cancelled_run_gives_what_was_completed(runtime: Runtime, home: str) -> None:
+    """S-SET-27, S-DOM-52: nothing more starts; the record says so."""
+    forever, watcher = Forever(), Watcher()
+    model = ScriptedModel("done", forever, "never")
+    writer = agent(model)
+    tasks = [task("one", writer), task("two", writer), task("three", writer)]
+    run = Ensemble(tasks=tasks, listeners=[watcher]).start(runtime=runtime)
+    wait_for(forever.asked)
+    assert run.state is RunState.RUNNING
+    run.cancel()
+    output = run.result(timeout_s=PATIENCE_S)
+    assert (output.exit_reason, output.is_complete) == (ExitReason.CANCELLED, False)
+    assert [each.raw for each in output.task_outputs] == ["done"]
+    assert output.get_output(tasks[0]) is not None
+    assert output.get_output(tasks[1]) is None
+    assert run.state is RunState.CANCELLED
+    assert recorded_state(home, run.id) is RunState.CANCELLED
+    assert len(model.calls) == 2
+    assert watcher.lines == ["start one", "complete one", "start two"]
+    assert watcher.heard[-1][1][2] is ExitReason.CANCELLED  # type: ignore[index]
+    assert output.trace is not None
+    assert [each.task_description for each in output.trace.task_traces] == ["one", "two"]
+
+
+def test_cancel_stops_running_tasks_of_a_parallel_run(runtime: Runtime) -> None:
+    """S-PAR-33: all that run are stopped, queued ones never start."""
+    first, second = Forever(), Forever()
+    model = ScriptedModel(otherwise=by_task(a=first, b=second, c="never"))
+    writer = agent(model)
+    tasks = [task(name, writer) for name in ("a", "b", "c")]
+    run = Ensemble(tasks=tasks, workflow="parallel", max_parallel_tasks=2).start(runtime=runtime)
+    wait_for(first.asked)
+    wait_for(second.asked)
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    assert sorted(task_of(asked) for asked in model.calls) == ["a", "b"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_run_may_be_cancelled_at_once_and_again(runtime: Runtime, times: int) -> None:
+    """S-SET-27: before anything started."""
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel(Forever())))]).start(runtime=runtime)
+    for _ in range(times):
+        run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+
+
+def test_cancelling_a_finished_run_changes_nothing(runtime: Runtime, home: str) -> None:
+    """S-SET-27."""
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).start(runtime=runtime)
+    assert run.result().raw == "x"
+    run.cancel()
+    assert run.result().exit_reason is ExitReason.COMPLETED
+    assert recorded_state(home, run.id) is RunState.COMPLETED
+
+
+async def test_cancelled_arun_raises_after_the_run_ended(runtime: Runtime, home: str) -> None:
+    """S-PAR-33, S-SET-27: recorded as cancelled before the cancellation goes on."""
+    forever = Forever()
+    ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(forever)))])
+    waiting = asyncio.ensure_future(ensemble.arun(runtime=runtime, run_id="cancelled"))
+    await asyncio.to_thread(wait_for, forever.asked)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert recorded_state(home, "cancelled") is RunState.CANCELLED
+
+
+async def test_leaving_a_stream_early_cancels_its_run(runtime: Runtime, home: str) -> None:
+    """S-SET-27."""
+    forever = Forever()
+    stream = Ensemble(tasks=[task("go", agent(ScriptedModel(forever)))]).stream(runtime=runtime, run_id="left")
+    async for item in stream:
+        if isinstance(item, TaskStartEvent):
+            break
+    await stream.aclose()  # type: ignore[attr-defined]
+
+    def ended() -> bool:
+        return until(lambda: recorded_state(home, "left") is RunState.CANCELLED, "the end of the run")
+
+    assert await asyncio.to_thread(ended)
+
+
+@tool(timeout=None)
+def blocked(path: str) -> str:
+    """Block a thread for ever."""
+    Marks(Path(path)).add(os.getpid())
+    threading.Event().wait()
+    return "never"
+
+
+@tool(timeout=None)
+async def holding(path: str) -> str:
+    """Block the loop of this process for ever, as no async tool should."""
+    Marks(Path(path)).add(os.getpid())
+    time.sleep(3600)  # noqa: ASYNC251  that is the point
+    return "never"
+
+
+@tool(timeout=None)
+async def stubborn(path: str) -> str:
+    """Not hear of being cancelled."""
+    Marks(Path(path)).add(os.getpid())
+    gone = asyncio.get_running_loop().time() + 3600
+    while asyncio.get_running_loop().time() < gone:
+        try:
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            continue
+    return "never"
+
+
+@tool
+def where() -> str:
+    """Give this process's id."""
+    return str(os.getpid())
+
+
+def check_left_behind(runtime: Runtime, stuck: object, tmp_path: Path) -> None:
+    """Cancel a run while that tool is at work; the next run works, on Ray in another process."""
+    marks = Marks(tmp_path / "marks")
+    request = call(stuck.__name__, f'{{"path": "{marks.path}"}}')  # type: ignore[attr-defined]
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel(request, "never"), tools=[stuck]))]).start(runtime=runtime)
+    until(lambda: marks.lines, "the tool")
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    model = ScriptedModel(call("where"), lambda asked: asked.messages[-1].content)
+    found = Ensemble(tasks=[task("go", agent(model, tools=[where]))]).run(runtime=runtime).raw
+    (left,) = marks.lines
+    assert (found == left) == isinstance(runtime, InlineRuntime)
+
+
+def test_blocking_tool_does_not_delay_the_end(runtime: Runtime, tmp_path: Path) -> None:
+    """S-SET-48, S-SET-27: its thread is left behind."""
+    check_left_behind(runtime, blocked, tmp_path)
+
+
+def test_tool_that_holds_its_loop_is_ended_with_its_process(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-SET-27, S-PAR-33: on Ray a process that does not let go is ended after a grace."""
+    check_left_behind(ray_runtime, holding, tmp_path)
+
+
+def test_tool_that_does_not_hear_of_cancelling_is_left_behind(runtime: Runtime, tmp_path: Path) -> None:
+    """S-SET-27: after a grace the run ends without it; its process serves nobody else."""
+    check_left_behind(runtime, stubborn, tmp_path)
+
+
+class Blocked:
+    """A sync model or handler that never returns."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        self(messages)
+        raise AssertionError("never")
+
+    def __call__(self, _context: object) -> str:
+        self._marks.add("blocked")
+        threading.Event().wait()
+        return "never"
+
+
+@pytest.mark.parametrize("what", ["model", "handler"])
+def test_blocking_models_and_handlers_do_not_delay_the_end(runtime: Runtime, tmp_path: Path, what: str) -> None:
+    """S-SET-48."""
+    marks = Marks(tmp_path / "marks")
+    never = Blocked(marks)
+    stuck = task("go", agent(never)) if what == "model" else task("go", handler=never)
+    run = Ensemble(tasks=[stuck]).start(runtime=runtime)
+    marks.wait("blocked")
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+
+
+def test_tool_over_its_time_is_answered_for(runtime: Runtime) -> None:
+    """S-SET-34, S-SET-48: the loop goes on without it."""
+
+    @tool(timeout=0.05)
+    def slow() -> str:
+        """Block."""
+        threading.Event().wait()
+        return "never"
+
+    model = ScriptedModel(call("slow"), "done")
+    output = Ensemble(tasks=[task("go", agent(model, tools=[slow]))]).run(runtime=runtime)
+    assert output.raw == "done"
+    assert model.calls[1].messages[-1].content == "Tool error: timed out after 0.05 s"
+
+
+# Programs of their own: a signal, and the end of a process.
+
+
+def environment(home: str, request: pytest.FixtureRequest, which: str) -> dict[str, str]:
+    """This one, for a program that joins the tests' cluster."""
+    joined = {"RAY_ADDRESS": request.getfixturevalue("ray_cluster")} if which == "ray" else {}
+    return {**os.environ, "ENSEMBLE_RAY_HOME": home, "RAY_USAGE_STATS_ENABLED": "0", **joined}
+
+
+@pytest.mark.parametrize(("which", "kind"), [("inline", "model"), ("inline", "tool"), ("ray", "tool")])
+def test_interrupt_ends_a_run_and_its_program(
+    request: pytest.FixtureRequest, home: str, tmp_path: Path, which: str, kind: str
+) -> None:
+    """S-SET-27, S-PAR-33, S-SET-48: Ctrl-C in `run()`; recorded as cancelled; nothing holds the exit."""
+    marks = Marks(tmp_path / "marks")
+    command = [sys.executable, "-m", "tests.scenarios.hanging_run", which, kind, str(marks.path)]
+    env = environment(home, request, which)
+    with program(command, log=tmp_path / "log", env=env, cwd=ROOT) as running:
+        running.until(lambda: marks.lines, "the run to hang")
+        running.process.send_signal(signal.SIGINT)
+        assert running.process.wait(timeout=PATIENCE_S) in {-signal.SIGINT, 130, 1}
+        assert "KeyboardInterrupt" in running.text
+    assert recorded_state(home, RUN_ID) is RunState.CANCELLED
+
+
+def test_program_ends_though_a_tool_never_returns(home: str, tmp_path: Path) -> None:
+    """S-SET-48: neither the run nor the exit of the process waits for it."""
+    marks = Marks(tmp_path / "marks")
+    command = [sys.executable, "-m", "tests.scenarios.hanging_run", "inline", "timeout", str(marks.path)]
+    env = {**os.environ, "ENSEMBLE_RAY_HOME": home}
+    with program(command, log=tmp_path / "log", env=env, cwd=ROOT) as running:
+        assert running.process.wait(timeout=PATIENCE_S) == 0
+        assert "timed out after 0.2 s" in running.text
+    assert recorded_state(home, RUN_ID) is RunState.COMPLETED
