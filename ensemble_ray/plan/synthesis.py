@@ -193,9 +193,8 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
     except (EnsembleError, IllegalStateError):
         raise
     except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
-        raise AgentExecutionError(
-            f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
-        ) from error
+        text = f"The agent synthesizer failed for task '{task.description}': {message_of(error)}"
+        raise AgentExecutionError(text, SYNTHESIZED, task.description) from error
     if not isinstance(agent, Agent):
         raise ValidationError(
             f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"
