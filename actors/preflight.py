@@ -6,9 +6,12 @@ Also refused: what pickles in silence and is wrong on the other side, such as as
 from __future__ import annotations
 
 import asyncio
+import dis
+import functools
 import inspect
 import io
 import pickle
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
@@ -38,9 +41,16 @@ class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     """Refuses what would arrive broken."""
 
     def reducer_override(self, obj: object) -> Any:
-        if isinstance(obj, _SILENTLY_WRONG):
+        if _is_silently_wrong(obj):
             raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
         return super().reducer_override(obj)
+
+
+def _is_silently_wrong(value: object) -> bool:
+    """Files in memory travel with what they hold; the standard streams are found anew in each process."""
+    if isinstance(value, io.StringIO | io.BytesIO) or value is sys.stdout or value is sys.stderr:
+        return False
+    return isinstance(value, _SILENTLY_WRONG)
 
 
 def dump(value: object, path: str) -> bytes:
@@ -79,6 +89,8 @@ def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
     reason = message_of(error)
     seen: set[int] = set()
     for _ in range(_MAX_DEPTH):
+        if _is_silently_wrong(value):
+            break
         seen.add(id(value))
         for name, part in _parts(value):
             if id(part) in seen:
@@ -98,6 +110,8 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         yield "its object", value.__self__
     elif isinstance(value, types.FunctionType):
         yield from _parts_of_function(value)
+    elif isinstance(value, functools.partial):
+        yield from (("its function", value.func), ("its arguments", value.args), ("its keywords", value.keywords))
     elif isinstance(value, Mapping):
         for key, item in cast("Mapping[object, object]", value).items():
             yield f"[{key!r}]", item
@@ -111,7 +125,10 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
     """What a function carries with it: its closure, the globals it names, its defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        yield f"closure variable '{name}'", cell.cell_contents
+        try:
+            yield f"closure variable '{name}'", cell.cell_contents
+        except ValueError:
+            continue  # a variable that has no value yet
     for name in sorted(_global_names(function.__code__) & function.__globals__.keys()):
         if not inspect.ismodule(function.__globals__[name]):
             yield f"global '{name}'", function.__globals__[name]
@@ -122,7 +139,7 @@ def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, obje
 
 def _global_names(code: types.CodeType) -> set[str]:
     """Names of globals that a function or one inside it may use."""
-    names = set(code.co_names)
+    names = {str(step.argval) for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL"}
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _global_names(constant)

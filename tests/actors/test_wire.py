@@ -1,0 +1,180 @@
+"""What crosses processes: orders and results as bytes, by value where the user's own script is meant."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+from typing import cast
+
+import cloudpickle
+import pytest
+from pydantic import BaseModel
+
+from actors.preflight import dump
+from actors.wire import (
+    AgentCargo,
+    RunPackage,
+    WireReport,
+    load_agent,
+    load_tasks,
+    pack_result,
+    unpack_order,
+    unpack_output,
+    unpack_result,
+    wire_order,
+)
+from ensemble_ray import Agent, Task
+from ensemble_ray.errors import AgentExecutionError, message_of
+from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values import utc_now
+
+
+def output_of(raw: str, **fields: object) -> TaskOutput:
+    """A task's output."""
+    known: dict[str, object] = {
+        "raw": raw,
+        "task_description": "write",
+        "agent_role": "Writer",
+        "completed_at": utc_now(),
+        "duration": timedelta(seconds=2),
+        "tool_call_count": 3,
+    }
+    return TaskOutput(**{**known, **fields})  # type: ignore[arg-type]
+
+
+def completed(output: TaskOutput) -> TaskResult:
+    """The result of a task that went well."""
+    return TaskResult(
+        key="write", instance="write#0", status="completed", at=5.0, duration_s=2.0, total_tokens=9, output=output
+    )
+
+
+def failed(error: BaseException) -> TaskResult:
+    """The result of a task that failed."""
+    return TaskResult(key="write", instance="write#0", status="failed", at=5.0, duration_s=2.0, error=error)
+
+
+def in_a_fresh_process(body: bytes, expression: str, folder: Path) -> str:
+    """What an expression of `value` gives where only our own modules can be found."""
+    place = folder / "body"
+    place.write_bytes(body)
+    script = f"import pickle, sys; value = pickle.load(open(sys.argv[1], 'rb')); print({expression})"
+    done = subprocess.run(  # noqa: S603  our own text
+        [sys.executable, "-c", script, str(place)], capture_output=True, text=True, check=True, timeout=60
+    )
+    return done.stdout.strip()
+
+
+def test_completed_task_travels_as_bytes_with_what_scheduling_needs_beside_it() -> None:
+    """The scheduler reads numbers and loads nothing."""
+    output = output_of("text")
+    report = pack_result(completed(output))
+    assert (report.key, report.status, report.at, report.duration_s) == ("write", "completed", 5.0, 2.0)
+    assert report.total_tokens == 9
+    assert isinstance(report.output, bytes)
+    assert report.failure is None
+    assert unpack_output(report.output) == output
+
+
+def test_result_of_the_users_own_class_is_understood_where_it_is_unknown(tmp_path: Path) -> None:
+    """S-CONV-34: a class of the user's script goes by value."""
+
+    class City(BaseModel):
+        name: str
+
+    report = pack_result(completed(output_of("{}", parsed_output=City(name="Graz"), output_type=City)))
+    assert report.output is not None
+    assert in_a_fresh_process(report.output, "value.parsed_output.name", tmp_path) == "Graz"
+
+
+def test_failure_travels_with_its_class_fields_and_causes() -> None:
+    """S-CONV-32, S-ERR-15: error and chain; class and text are beside the bytes for the record."""
+    error = AgentExecutionError("it broke", "Writer", "write")
+    error.__cause__ = OSError("disk full")
+    report = pack_result(failed(error))
+    assert (report.status, report.error_type, report.message) == ("failed", "AgentExecutionError", "it broke")
+    assert report.output is None
+    assert report.failure is not None
+    found = unpack_result(report.failure).error
+    assert isinstance(found, AgentExecutionError)
+    assert (found.agent_role, found.task_description, str(found.__cause__)) == ("Writer", "write", "disk full")
+
+
+def test_failure_whose_cause_cannot_travel_is_told_by_a_stand_in() -> None:
+    """S-ERR-31: class name and text are kept, and the report goes out."""
+
+    class LockedError(Exception):
+        def __init__(self) -> None:
+            super().__init__("held")
+            self.lock = threading.Lock()
+
+    report = pack_result(failed(LockedError()))
+    assert (report.error_type, report.message) == ("LockedError", "held")
+    assert report.failure is not None
+    found = unpack_result(report.failure).error
+    assert found is not None
+    assert (type(found).__name__, message_of(found)) == ("LockedError", "held")
+
+
+def test_task_fails_when_its_result_cannot_leave_the_process() -> None:
+    """S-PAR-34: a result that cannot be pickled becomes a failure that says so, not silence."""
+    report: WireReport = pack_result(completed(output_of("x", parsed_output=threading.Lock(), output_type=object)))
+    assert report.status == "failed"
+    assert report.error_type == "AgentExecutionError"
+    assert "The result of task 'write' cannot leave its agent's process" in report.message
+    assert report.output is None
+    assert report.failure is not None
+    found = cast("AgentExecutionError", unpack_result(report.failure).error)
+    assert (found.agent_role, found.task_description) == ("Writer", "write")
+
+
+@pytest.mark.parametrize("guardrails", [(0, 0), (2, 1)])
+def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int, int]) -> None:
+    """Task, place, agent, context in order; guardrails only as numbers."""
+    task = Task(description="write about {x}", expected_output="a text", name="write")
+    node = Node(
+        key="write",
+        index=2,
+        description="write about it",
+        expected_output="a text",
+        agent_role="Writer",
+        agent_key="writer",
+        is_streaming=True,
+    )
+    package = RunPackage(
+        run_id="r",
+        plan=Plan(workflow="sequential", nodes=(node,)),
+        frame=RunFrame(run_id="r", workflow="sequential", total_tasks=2),
+        header={},
+        agents=(),
+        tasks={"write": dump(task, "Task 'write'")},
+        guardrails={} if guardrails == (0, 0) else {"write": guardrails},
+    )
+    context = [pickle.dumps(output_of(raw)) for raw in ("one", "two")]
+    assignment = Assignment(node=node, instance="write#0", epoch=3, context=tuple(context), missing_context="gone")
+    order = unpack_order("r", pickle.loads(pickle.dumps(wire_order(assignment, package))))  # noqa: S301  our own
+    assert (order.run_id, order.key, order.instance, order.epoch, order.index) == ("r", "write", "write#0", 3, 2)
+    assert order.task == task
+    assert (order.agent_key, order.agent_role, order.is_streaming) == ("writer", "Writer", True)
+    assert [each.raw for each in order.context] == ["one", "two"]
+    assert order.missing_context == "gone"
+    assert (order.input_guardrails, order.output_guardrails) == guardrails
+
+
+def test_agent_and_tasks_keep_their_identity_when_they_travel() -> None:
+    """S-CONV-30: equality is by identity, and pickling keeps it."""
+    writer = Agent(role="Writer", goal="write", llm=ScriptedModel())
+    cargo = AgentCargo(key="writer", body=dump(writer, "Agent 'Writer'"), kind="k")
+    assert load_agent(cargo.body) == writer
+    task = Task(description="d", expected_output="e", agent=writer)
+    (found,) = load_tasks(cloudpickle.dumps({"1": task})).values()
+    assert found == task
+    assert found.agent == writer
