@@ -15,6 +15,7 @@ from actors.wire import load_tasks
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError, message_of, portable
 from ensemble_ray.execute.callables import Callables, LocalCallables
+from ensemble_ray.threads import USER_ERRORS
 
 __all__ = ["CallableHost"]
 
@@ -53,7 +54,7 @@ class CallableHost(AgentActor):
             tasks = await asyncio.shield(self._awaited(run_id))
             value = await LocalCallables(tasks).evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
             return as_bytes((value, None))
-        except Exception as error:  # noqa: BLE001  it belongs to the asking task
+        except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
             return as_bytes((None, portable(error)))
 
     async def release(self, run_id: str) -> bool:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.ids import new_object_id
 
 __all__ = ["EventHub", "Page", "Request"]
 
@@ -41,6 +42,8 @@ class Page:
     events: Sequence[bytes]
     cursor: int
     requests: Sequence[Request]
+    #: which life of the hub this is from; cursors of an earlier life mean nothing in it
+    life: str
 
 
 class Spool:
@@ -106,6 +109,7 @@ class EventHub:
     def __init__(self) -> None:
         self._runs: OrderedDict[str, _HubRun] = OrderedDict()
         self._numbers = itertools.count(1)
+        self._life = new_object_id()
 
     async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
         """Add events of one producer, in its order; returning is the acknowledgement."""
@@ -129,12 +133,12 @@ class EventHub:
             try:
                 await asyncio.wait_for(run.changed.wait(), wait_s)
             except TimeoutError:
-                return Page((), cursor, ())
+                return Page((), cursor, (), self._life)
         requests: list[Request] = []
         if attends:
             requests, run.requests = run.requests, []
         events = run.spool.read(cursor, limit)
-        return Page(events, cursor + len(events), requests)
+        return Page(events, cursor + len(events), requests, self._life)
 
     async def ask(self, run_id: str, name: str, payload: Mapping[str, object]) -> bytes:
         """Ask the driver of a run; returns its pickled answer.

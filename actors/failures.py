@@ -7,7 +7,7 @@ import ray.exceptions
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of
 
-__all__ = ["ours"]
+__all__ = ["last_line", "ours"]
 
 
 def ours(error: BaseException, run_id: str) -> BaseException:
@@ -28,6 +28,12 @@ def ours(error: BaseException, run_id: str) -> BaseException:
         broken.run_id = run_id
         return broken
     return error
+
+
+def last_line(error: BaseException) -> str:
+    """What Ray says in the end; what stands before it is its own stack."""
+    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
+    return lines[-1] if lines else type(error).__name__
 
 
 def _first_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Each adapter is used inside one process and knows one run or one shared actor.
 from __future__ import annotations
 
 import asyncio
+import logging
 import pickle
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import cloudpickle
 import ray
 import ray.exceptions
 
+from actors.failures import last_line
 from ensemble_ray.errors import IllegalStateError, portable
 from ensemble_ray.events import Event, TaskFailedEvent, TokenEvent
 
@@ -31,6 +33,9 @@ __all__ = [
     "pack_event",
 ]
 
+_log = logging.getLogger(__name__)
+#: How long a report waits before it is sent again to a scheduler that cannot be reached for a moment, s.
+_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.
 TOKEN_BATCH_S = 0.05
 
@@ -66,7 +71,7 @@ class HubSink:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._last: asyncio.Future[object] | None = None
+        self._last: asyncio.Future[None] | None = None
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens to that type."""
@@ -106,11 +111,15 @@ class HubSink:
         if self._waiting:
             batch, self._waiting = self._waiting, []
             # One caller's calls reach an actor in order, so the last acknowledgement stands for all.
-            self._last = asyncio.ensure_future(_awaited(self._hub.publish.remote(self._run_id, batch)))
+            self._last = asyncio.ensure_future(_arrived(self._hub.publish.remote(self._run_id, batch), self._run_id))
 
 
-async def _awaited(reference: Any) -> object:
-    return await reference
+async def _arrived(reference: Any, run_id: str) -> None:
+    """Return when the hub has it. A hub that died took events with it; the tasks they tell of are not concerned."""
+    try:
+        await reference
+    except ray.exceptions.RayError as error:
+        _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", run_id, error)
 
 
 class SchedulerCourier:
@@ -121,7 +130,14 @@ class SchedulerCourier:
         self._house = house
 
     async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
-        """Return when the scheduler has them."""
+        """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm."""
+        for pause_s in _PAUSES_S:
+            try:
+                await self._scheduler.report.remote(run_id, self._house, list(reports))
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(pause_s)
+            else:
+                return
         await self._scheduler.report.remote(run_id, self._house, list(reports))
 
 
@@ -134,7 +150,10 @@ class RemoteCallables:
 
     async def evaluate(self, path: str, argument: object) -> object:
         """Call it there; what it raises is raised here."""
-        body = await self._host.evaluate.remote(self._run_id, path, cloudpickle.dumps(argument))
+        try:
+            body = await self._host.evaluate.remote(self._run_id, path, cloudpickle.dumps(argument))
+        except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
+            raise RuntimeError(f"the process of the run's callables cannot be reached: {last_line(error)}") from None
         return _opened(body)
 
 
@@ -153,7 +172,7 @@ class DriverLine:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._last: asyncio.Future[object] | None = None
+        self._last: asyncio.Future[None] | None = None
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         """Ask and wait.
@@ -161,7 +180,15 @@ class DriverLine:
         Raises:
             IllegalStateError: the driver is gone or has no such service.
         """
-        answer = pickle.loads(await self._hub.ask.remote(self._run_id, name, dict(payload)))  # noqa: S301  our own driver's bytes
+        try:
+            body = await self._hub.ask.remote(self._run_id, name, dict(payload))
+        except ray.exceptions.RayError as error:
+            cause = getattr(error, "cause", None)
+            if isinstance(cause, IllegalStateError):
+                raise cause from None
+            text = f"Run {self._run_id}: the event hub cannot be reached, so the driver cannot be asked"
+            raise IllegalStateError(f"{text}: {last_line(error)}") from None
+        answer = pickle.loads(body)  # noqa: S301  our own driver's bytes
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -177,7 +204,8 @@ class DriverLine:
             await self._last
 
     def _send(self, name: str, payload: Mapping[str, object]) -> None:
-        self._last = asyncio.ensure_future(_awaited(self._hub.tell.remote(self._run_id, [(name, payload)])))
+        told = self._hub.tell.remote(self._run_id, [(name, payload)])
+        self._last = asyncio.ensure_future(_arrived(told, self._run_id))
 
 
 class ReportedToolMetrics:

@@ -94,12 +94,12 @@ class ProcessPool:
         try:
             await process.handle.watch.remote()
         except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
-            _leave_limiter(process.name)
             was_alive, process.is_alive = process.is_alive, False
             if process in self._idle:
                 self._idle.remove(process)
             if was_alive and process.on_death is not None:
                 process.on_death(process, error)
+            _leave_limiter(process.name)
 
 
 def _leave_limiter(name: str) -> None:

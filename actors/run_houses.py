@@ -13,7 +13,9 @@ from datetime import timedelta
 from typing import Any, Literal
 
 import cloudpickle
+import ray.exceptions
 
+from actors.failures import last_line
 from actors.handles import pack_event
 from actors.processes import Process, ProcessPool
 from actors.wire import RunPackage, WireOrder, WireReport, wire_order
@@ -23,6 +25,7 @@ from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.ids import instance_of
 from ensemble_ray.plan.housing import Lodger, assign_houses
+from ensemble_ray.plan.plan import Node
 
 __all__ = ["CALLABLES", "RunHouses"]
 
@@ -159,7 +162,7 @@ class RunHouses:
         else:
             agents = {key: self._agents[key].body for key, home in self._housing.house_of.items() if home == house}
             if any(counts != (0, 0) for counts in package.guardrails.values()):
-                callables = self._processes[CALLABLES][0].handle
+                callables = self._processes[CALLABLES][-1].handle  # a lost one was replaced by a later one
         await process.handle.bind.remote(package.frame, agents, home=package.home, hub=self._hub, callables=callables)
 
     def _choose(self, assignment: Assignment[bytes]) -> Process:
@@ -178,6 +181,8 @@ class RunHouses:
                 await work
             except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
                 if process.is_alive:
+                    # Its watch may hear of a death later than this; until then no task must be sent there.
+                    process.is_alive = not isinstance(error, ray.exceptions.RayActorError)
                     self._fail(process, _cause_of(error))
 
         job = asyncio.get_running_loop().create_task(sent())
@@ -197,6 +202,7 @@ class RunHouses:
         self._given_up.update(lost)
         nodes = {instance_of(node.key): node for node in self._package.plan.nodes if instance_of(node.key) in lost}
         reports: list[WireReport] = []
+        events: list[bytes] = []
         for instance in lost:
             node = nodes[instance]
             text = f"Agent '{node.agent_role}' failed: its process died ({last_line(error)})"
@@ -219,17 +225,23 @@ class RunHouses:
                 )
             )
             if self._hub is not None and status == "failed":
-                self._announce(instance, cause)
+                events.append(pack_event(self._failed_event(instance, node, cause)))
         process.busy.clear()
         if reports:
-            self._send(process, self._take(reports))
+            self._send(process, self._report(reports, events))
 
-    def _announce(self, instance: str, cause: BaseException) -> None:
+    async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:
+        """Events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
+        if events and TaskFailedEvent.method in self._package.frame.interest:
+            try:
+                await self._hub.publish.remote(self._package.run_id, events)
+            except ray.exceptions.RayError as error:
+                _log.warning("Run %s: the event hub cannot be reached: %s", self._package.run_id, error)
+        await self._take(reports)
+
+    def _failed_event(self, instance: str, node: Node, cause: BaseException) -> TaskFailedEvent:
         """The failed event of a task whose own process can send none any more (S-EVT-10)."""
-        if TaskFailedEvent.method not in self._package.frame.interest:
-            return
-        node = next(node for node in self._package.plan.nodes if instance_of(node.key) == instance)
-        event = TaskFailedEvent(
+        return TaskFailedEvent(
             run_id=self._package.run_id,
             instance=instance,
             task_description=node.description,
@@ -239,13 +251,6 @@ class RunHouses:
             cause=cause,
             duration=timedelta(),
         )
-        self._hub.publish.remote(self._package.run_id, [pack_event(event)])
-
-
-def last_line(error: BaseException) -> str:
-    """What Ray says in the end; what stands before it is its own stack."""
-    lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
 
 
 def _cause_of(error: BaseException) -> BaseException:

@@ -21,16 +21,16 @@ import ray.exceptions
 
 from actors import spawn
 from actors.event_hub import Page, Request
-from actors.failures import ours
+from actors.failures import last_line, ours
 from actors.preflight import dump
 from actors.wire import AgentCargo, RunPackage, unpack_output, unpack_result
 from ensemble_ray.config import home_directory, package_version
-from ensemble_ray.errors import IllegalStateError, ValidationError, portable
+from ensemble_ray.errors import IllegalStateError, ValidationError, message_of, portable
 from ensemble_ray.execute.conductor import Conducted
 from ensemble_ray.execute.orders import RunOutcome, TaskResult
 from ensemble_ray.inline import outcome_of
 from ensemble_ray.loop import bridge, run_blocking
-from ensemble_ray.threads import threads
+from ensemble_ray.threads import USER_ERRORS, threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -45,6 +45,8 @@ __all__ = ["RayRuntime"]
 _log = logging.getLogger(__name__)
 #: How long one poll waits for events, s.
 _POLL_S = 10.0
+#: Pause before a hub that could not be reached is asked again, s.
+_RETRY_S = 0.5
 
 
 class RayRuntime:
@@ -71,6 +73,7 @@ class RayRuntime:
         self.home = home
         self._init_options = dict(init_options or {})
         self._scheduler: Any = None
+        self._connected_as = ""
         self._starting: asyncio.Lock | None = None
         self._keeps_warm = False
 
@@ -86,6 +89,7 @@ class RayRuntime:
         try:
             hub = await scheduler.submit.remote(package)
         except ray.exceptions.RayError as error:
+            self._scheduler = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
         run = RayRun(request, scheduler, hub)
         run.attend()
@@ -95,7 +99,10 @@ class RayRuntime:
         """End the agent processes that are kept for the next run; a cluster is left as it is."""
         self._keeps_warm = False
         if self._scheduler is not None and ray.is_initialized():
-            await self._scheduler.cool.remote()
+            try:
+                await self._scheduler.cool.remote()
+            except ray.exceptions.RayError as error:
+                _log.warning("The scheduler cannot be reached; its processes end with it: %s", last_line(error))
 
     async def __aenter__(self) -> Self:
         self._keeps_warm = True
@@ -118,10 +125,11 @@ class RayRuntime:
         if self._starting is None:
             self._starting = asyncio.Lock()
         async with self._starting:
-            if self._scheduler is None or not ray.is_initialized():
+            # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
+            if self._scheduler is None or _connection() != self._connected_as:
                 scheduler = await threads.run(self._connect)
                 await _check_version(scheduler)
-                self._scheduler = scheduler
+                self._scheduler, self._connected_as = scheduler, _connection()
         return self._scheduler
 
     def _connect(self) -> Any:
@@ -176,6 +184,11 @@ class RayRuntime:
 
     def _joins(self) -> bool:
         return bool(self._address or os.environ.get("RAY_ADDRESS", "").strip())
+
+
+def _connection() -> str:
+    """Which connection of this process to a cluster this is; empty when there is none."""
+    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
 
 
 async def _check_version(scheduler: Any) -> None:
@@ -243,6 +256,7 @@ class RayRun:
         self._scheduler = scheduler
         self._hub = hub
         self._cursor = 0
+        self._hub_life = ""
         self._attending: asyncio.Task[None] | None = None
         self._is_leaving = False
         #: answers that somebody in the run waits for
@@ -271,8 +285,11 @@ class RayRun:
         return outcome_of(self.run_id, _opened(ended))
 
     async def cancel(self) -> None:
-        """Ask the run to end."""
-        await self._scheduler.cancel.remote(self.run_id)
+        """Ask the run to end; of a scheduler that is gone `wait` tells."""
+        try:
+            await self._scheduler.cancel.remote(self.run_id)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
     async def _leave(self) -> None:
         """Take what is still in the hub, and answer no more."""
@@ -283,11 +300,8 @@ class RayRun:
             # Woken, not cancelled: a page that is on its way has requests that nobody could take again.
             await self._hub.publish.remote(self.run_id, [])
             await asyncio.wait([self._attending])
-            while True:
-                page: Page = await self._hub.poll.remote(self.run_id, self._cursor, 0.0, attends=True)
-                if not page.events and not page.requests:
-                    break
-                self._take(page)
+            while self._take(await self._hub.poll.remote(self.run_id, self._cursor, 0.0, attends=True)):
+                pass
             for answer in self._answers:
                 answer.cancel()  # the run has ended: whoever asked is gone
             if self._told:
@@ -301,29 +315,44 @@ class RayRun:
             try:
                 page: Page = await self._hub.poll.remote(self.run_id, self._cursor, _POLL_S, attends=True)
             except ray.exceptions.RayError as error:
-                _log.warning("Run %s: the event hub cannot be reached: %s", self.run_id, error)
-                return
-            self._take(page)
+                _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", self.run_id, error)
+                await asyncio.sleep(_RETRY_S)  # it is started again; whoever asks something in the run waits for us
+            else:
+                self._take(page)
 
-    def _take(self, page: Page) -> None:
-        self._cursor = page.cursor
-        for body in page.events:
-            self._request.events.emit(cast("Event", pickle.loads(body)))  # noqa: S301  bytes of our own cluster
+    def _take(self, page: Page) -> bool:
+        """Hand on what a page brought; whether there may be more."""
+        is_new_hub = bool(self._hub_life) and page.life != self._hub_life
+        self._hub_life = page.life
+        self._cursor = 0 if is_new_hub else page.cursor
+        for body in () if is_new_hub else page.events:
+            self._emit(body)
         for asked in page.requests:
             job = asyncio.get_running_loop().create_task(self._serve(asked))
             jobs = self._told if asked.number is None else self._answers
             jobs.add(job)
             job.add_done_callback(jobs.discard)
+        return is_new_hub or bool(page.events or page.requests)
+
+    def _emit(self, body: bytes) -> None:
+        try:
+            event = cast("Event", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+        except Exception as error:  # noqa: BLE001  one event that cannot be loaded here must not end the listening
+            _log.warning("Run %s: an event cannot be loaded in this process: %s", self.run_id, message_of(error))
+        else:
+            self._request.events.emit(event)
 
     async def _serve(self, asked: Request) -> None:
         """Do what only the driver can, and answer."""
-        answer: object
         try:
-            answer = await self._service(asked.name, asked.payload)
-        except Exception as error:  # noqa: BLE001  it belongs to whoever asked
-            answer = portable(error)
+            body = cloudpickle.dumps(await self._service(asked.name, asked.payload))
+        except USER_ERRORS as error:  # it belongs to whoever asked
+            body = cloudpickle.dumps(portable(error))
         if asked.number is not None:
-            await self._hub.answer.remote(self.run_id, {asked.number: cloudpickle.dumps(answer)})
+            try:
+                await self._hub.answer.remote(self.run_id, {asked.number: body})
+            except ray.exceptions.RayError as error:
+                _log.warning("Run %s: an answer is lost with the event hub: %s", self.run_id, last_line(error))
 
     async def _service(self, name: str, payload: Mapping[str, object]) -> object:
         if name == "tool_metrics":

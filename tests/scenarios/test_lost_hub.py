@@ -1,0 +1,54 @@
+"""The event hub dies in the middle of a run: events may be lost, tasks and their results are not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ensemble_ray import Ensemble
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from actors.runtime import RayRuntime
+    from ensemble_ray.testing import ScriptedModel
+
+
+def kill_hub() -> None:
+    """Kill the cluster's event hub; Ray starts another."""
+    import ray
+
+    ray.kill(ray.get_actor("event_hub", namespace="ensemble_ray"), no_restart=False)
+
+
+# Few tasks are sent one by one and answered by replies; many share messages, there and back.
+@pytest.mark.parametrize("count", [2, 6])
+def test_results_arrive_when_the_event_hub_dies(
+    count: int, ray_runtime: RayRuntime, scripted: Callable[..., ScriptedModel], tmp_path: Path
+) -> None:
+    """S-PAR-34: never a hang; what is listened to matters less than what is done. The next run is heard as ever."""
+    marks = Marks(tmp_path / "marks")
+
+    def handle(context: object) -> str:
+        marks.add("at work")
+        marks.wait("hub is dead")
+        return f"done: {getattr(context, 'description', '')}"
+
+    team = Ensemble(
+        tasks=[task(f"part {number}", handler=handle) for number in range(count)],
+        workflow="parallel",
+        listeners=[Watcher()],
+    )
+    begun = team.start(runtime=ray_runtime)
+    marks.wait("at work")
+    kill_hub()
+    marks.add("hub is dead")
+    output = begun.result(PATIENCE_S)
+    assert sorted(each.raw for each in output.task_outputs) == [f"done: part {number}" for number in range(count)]
+    watcher = Watcher()
+    again = Ensemble(tasks=[task("again", agent(scripted("fine")))], listeners=[watcher])
+    assert again.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
+    assert watcher.lines == ["start again", "complete again"]
