@@ -1,0 +1,248 @@
+"""The machines played with at random: graphs, outcomes, batches, cancellations and late messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule import machine_for
+from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.schedule.stimuli import (
+    CancelRequested,
+    RunStarted,
+    Stimulus,
+    TaskCancelled,
+    TaskCompleted,
+    TaskExited,
+    TaskFailed,
+)
+from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
+
+#: Seeded and without a store of examples, so that a run gives the same everywhere.
+SEEDED = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+
+
+@dataclass(kw_only=True)
+class Play:
+    """A run as obedient houses would make it; keeps everything told and everything wanted."""
+
+    plan: Plan
+    told: Told
+    batches: list[tuple[Stimulus, ...]] = field(default_factory=list)
+    wanted: list[list[Instruction]] = field(default_factory=list)
+    running: list[str] = field(default_factory=list)
+    outcomes: dict[str, TaskState] = field(default_factory=dict)
+    most_at_once: int = 0
+
+    def tell(self, *batch: Stimulus) -> None:
+        self.batches.append(batch)
+        instructions = self.told(*batch)
+        self.wanted.append(instructions)
+        self.running += [each.key for each in instructions if isinstance(each, StartTask)]
+        self.most_at_once = max(self.most_at_once, len(self.running))
+
+    def resolve(self, key: str, after: TaskState, at: float) -> Stimulus:
+        self.running.remove(key)
+        self.outcomes[key] = after
+        return _fact(key, after, at)
+
+    def all(self, kind: type[Instruction]) -> list[str]:
+        return [each.key for step in self.wanted for each in step if isinstance(each, kind)]  # type: ignore[union-attr]  # of tasks
+
+    @property
+    def ends(self) -> list[EndRun]:
+        return [each for step in self.wanted for each in step if isinstance(each, EndRun)]
+
+    def after(self, *kinds: type[Stimulus]) -> list[Instruction]:
+        """What was wanted from the first such fact on."""
+        for position, batch in enumerate(self.batches):
+            if any(isinstance(each, kinds) for each in batch):
+                return [each for step in self.wanted[position:] for each in step]
+        return []
+
+
+def _fact(key: str, after: TaskState, at: float) -> Stimulus:
+    match after:
+        case TaskState.COMPLETED:
+            return TaskCompleted(at=at, key=key)
+        case TaskState.FAILED:
+            return TaskFailed(at=at, key=key, error_type="ValueError")
+        case TaskState.EXITED:
+            return TaskExited(at=at, key=key, is_timeout=key in {"0", "2"})
+        case _:
+            return TaskCancelled(at=at, key=key)
+
+
+@st.composite
+def plans(draw: st.DrawFn, *, workflow: str | None = None, strategy: str | None = None) -> Plan:
+    """Any graph of a few tasks, under any rules."""
+    context: dict[str, list[str]] = {}
+    for number in range(draw(st.integers(1, 7))):
+        known = list(context)
+        context[str(number)] = draw(st.lists(st.sampled_from(known), unique=True, max_size=3)) if known else []
+    return plan_of(
+        workflow or draw(st.sampled_from(["parallel", "sequential"])),
+        context,
+        error_strategy=strategy or draw(st.sampled_from(["fail_fast", "continue_on_error"])),
+        cap=draw(st.none() | st.integers(1, 3)),
+    )
+
+
+WAYS = (TaskState.COMPLETED, TaskState.COMPLETED, TaskState.FAILED, TaskState.EXITED)
+
+
+def play_to_its_end(
+    draw: st.DrawFn, plan: Plan, *, ways: tuple[TaskState, ...] = WAYS, may_cancel: bool = True
+) -> Play:
+    """Let running tasks end, some together, until none runs; perhaps somebody cancels."""
+    play = Play(plan=plan, told=Told(plan))
+    play.tell(RunStarted(at=0.0))
+    is_cancelled = False
+    at = 0.0
+    while play.running:
+        at += 1.0
+        if may_cancel and not is_cancelled and draw(st.integers(0, 9)) == 0:
+            is_cancelled = True
+            play.tell(CancelRequested(at=at))
+            continue
+        allowed = (*ways, TaskState.CANCELLED) if is_cancelled else ways
+        ending = draw(st.lists(st.sampled_from(sorted(play.running)), min_size=1, max_size=3, unique=True))
+        play.tell(*(play.resolve(key, draw(st.sampled_from(allowed)), at) for key in ending))
+    return play
+
+
+@st.composite
+def plays(draw: st.DrawFn) -> Play:
+    """Any run."""
+    return play_to_its_end(draw, draw(plans()))
+
+
+@st.composite
+def uncancelled(draw: st.DrawFn, strategy: str) -> Play:
+    """A parallel run in which tasks only complete or fail."""
+    ways = (TaskState.COMPLETED, TaskState.FAILED)
+    return play_to_its_end(draw, draw(plans(workflow="parallel", strategy=strategy)), ways=ways, may_cancel=False)
+
+
+@SEEDED
+@given(plays())
+def test_every_task_resolves_once_and_the_run_ends_once(play: Play) -> None:
+    """S-PAR-12: the end is the last thing wanted, and nothing was started twice or both started and skipped."""
+    assert all(state.is_resolved for state in play.told.machine.states.values())
+    assert len(play.ends) == 1
+    assert play.wanted[-1][-1] is play.ends[0]
+    resolved = [*play.all(StartTask), *play.all(SkipTask)]
+    assert sorted(resolved) == sorted(node.key for node in play.plan.nodes)
+    for key, state in play.outcomes.items():
+        assert play.told.machine.states[key] is state
+
+
+@SEEDED
+@given(plays())
+def test_no_more_tasks_run_than_the_cap_allows(play: Play) -> None:
+    """S-PAR-17, S-ENG-10: sequential runs have one place."""
+    cap = 1 if play.plan.workflow == "sequential" else play.plan.max_parallel_tasks
+    assert cap is None or play.most_at_once <= cap
+
+
+@SEEDED
+@given(plays())
+def test_no_task_starts_before_its_context_is_completed(play: Play) -> None:
+    """S-PAR-11: whatever else happens."""
+    if play.plan.workflow == "sequential":
+        return
+    completed: set[str] = set()
+    context = {node.key: set(node.context) for node in play.plan.nodes}
+    for batch, instructions in zip(play.batches, play.wanted, strict=True):
+        completed |= {each.key for each in batch if isinstance(each, TaskCompleted)}
+        assert all(context[each.key] <= completed for each in instructions if isinstance(each, StartTask))
+
+
+@SEEDED
+@given(plays())
+def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> None:
+    """S-SET-27, S-PAR-30: and the run's end says so, the cancellation before the exit, the exit before a failure."""
+    assert not [each for each in play.after(CancelRequested, TaskExited) if isinstance(each, StartTask)]
+    facts = [each for batch in play.batches for each in batch]
+    exits = [each for each in facts if isinstance(each, TaskExited)]
+    end = play.ends[0]
+    if any(isinstance(each, CancelRequested) for each in facts):
+        assert (end.state, end.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
+    elif exits:
+        reason = ExitReason.TIMEOUT if exits[0].is_timeout else ExitReason.USER_EXIT_EARLY
+        assert (end.state, end.exit_reason) == (RunState.COMPLETED, reason)
+    else:
+        assert (end.state is RunState.FAILED) == (TaskState.FAILED in play.outcomes.values())
+
+
+@SEEDED
+@given(plays())
+def test_only_what_runs_is_stopped(play: Play) -> None:
+    """S-SET-27: each once."""
+    stopped = play.all(CancelTask)
+    assert len(stopped) == len(set(stopped))
+    assert set(stopped) <= set(play.all(StartTask))
+
+
+@SEEDED
+@given(uncancelled("fail_fast"))
+def test_fail_fast_starts_nothing_after_a_failure(play: Play) -> None:
+    """S-PAR-21: and what runs then is left to finish."""
+    assert not [each for each in play.after(TaskFailed) if isinstance(each, StartTask | CancelTask)]
+
+
+@SEEDED
+@given(uncancelled("continue_on_error"))
+def test_continue_on_error_skips_exactly_the_transitive_dependents(play: Play) -> None:
+    """S-PAR-24: everything else is run to its end."""
+    cursed = {key for key, state in play.outcomes.items() if state is TaskState.FAILED}
+    expected: set[str] = set()
+    for node in play.plan.nodes:  # context tasks stand before their dependents here
+        if not (cursed | expected).isdisjoint(node.context):
+            expected.add(node.key)
+    assert set(play.all(SkipTask)) == expected
+    assert set(play.outcomes) == {node.key for node in play.plan.nodes} - expected
+
+
+@SEEDED
+@given(plays())
+def test_same_facts_give_the_same_instructions(play: Play) -> None:
+    """Rule 1 of the machines: a recorded run can be scheduled again, from a plan that went through JSON."""
+    again = machine_for(Plan.from_dict(play.plan.to_dict()))
+    assert [again.handle(*batch) for batch in play.batches] == play.wanted
+
+
+@SEEDED
+@given(plays(), st.data())
+def test_late_messages_change_nothing(play: Play, data: st.DataObject) -> None:
+    """S-PAR-12: every report said again, at any later moment, as anything."""
+    again = Told(play.plan)
+    known: set[str] = set()
+    for batch, instructions in zip(play.batches, play.wanted, strict=True):
+        assert again(*batch) == instructions
+        known |= {each.key for each in batch if not isinstance(each, RunStarted | CancelRequested)}
+        late = data.draw(st.sets(st.sampled_from(sorted(known)), max_size=2)) if known else set[str]()
+        for key in sorted(late):
+            state = data.draw(st.sampled_from([*WAYS, TaskState.CANCELLED]))
+            assert again(_fact(key, state, 99.0)) == []
+    assert again.machine.states == play.told.machine.states
+    assert (again.machine.completed, again.machine.failed) == (play.told.machine.completed, play.told.machine.failed)
+
+
+@SEEDED
+@given(plans(workflow="parallel", strategy="continue_on_error"))
+def test_order_of_reports_in_one_step_does_not_change_what_is_resolved(plan: Plan) -> None:
+    """S-PAR-24: the roots' ends, told forwards or backwards, resolve the same tasks."""
+    uncapped = plan_of("parallel", {node.key: node.context for node in plan.nodes}, error_strategy="continue_on_error")
+    roots = [node.key for node in plan.nodes if not node.context]
+    facts: list[Stimulus] = [done(key) if number % 2 else failed(key) for number, key in enumerate(roots)]
+    forwards, backwards = Told(uncapped), Told(uncapped)
+    for tell, order in ((forwards, facts), (backwards, facts[::-1])):
+        tell(RunStarted(at=0.0))
+        tell(*order)
+    assert forwards.machine.states == backwards.machine.states
