@@ -43,7 +43,20 @@ class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
     def reducer_override(self, obj: object) -> Any:
         if _is_silently_wrong(obj):
             raise pickle.PicklingError(f"{type(obj).__name__} would not work in another process")
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and isinstance(reduced, tuple):
+            _forget_surroundings(obj, cast("tuple[object, ...]", reduced))
+        return reduced
+
+
+def _forget_surroundings(kind: type, reduced: tuple[object, ...]) -> None:
+    """A pydantic class made in a function remembers that function's variables, whatever they are.
+
+    It needs them only as long as it has annotations to resolve; then they would travel with it for nothing.
+    """
+    if getattr(kind, "__pydantic_complete__", False):
+        members, *_ = cast("tuple[dict[str, object]]", reduced[2])
+        members.pop("__pydantic_parent_namespace__", None)
 
 
 def _is_silently_wrong(value: object) -> bool:
@@ -119,7 +132,14 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
         for index, item in enumerate(cast("tuple[object, ...]", value)):
             yield f"[{index}]", item
     else:
-        yield from getattr(value, "__dict__", {}).items()
+        yield from _parts_of_object(value)
+
+
+def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
+    for name, item in getattr(value, "__dict__", {}).items():
+        # `__dict__` and `__weakref__` of a class seem to fail whenever the class does.
+        if not isinstance(item, types.GetSetDescriptorType):
+            yield (f"class attribute '{name}'" if isinstance(value, type) else name), item
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from actors.preflight import dump
 from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, tool
@@ -157,6 +158,36 @@ def test_model_is_named() -> None:
 
     writer = Agent(role="Writer", goal="write", llm=Model())
     assert refusal(writer).startswith("Agent 'Writer' -> llm -> clients -> ['eu'] cannot travel")
+
+
+def test_class_attribute_is_named() -> None:
+    """S-CONV-34: a class of the user's script travels with its members."""
+
+    class Handler:
+        lock = threading.Lock()
+
+        def __call__(self, _: object) -> str:
+            return "x"
+
+    assert refusal(Handler, "Task 'draft' -> handler").startswith(
+        "Task 'draft' -> handler -> class attribute 'lock' cannot travel"
+    )
+
+
+def test_class_passes_though_the_function_around_it_has_what_cannot_travel() -> None:
+    """S-CONV-34: pydantic keeps the variables around a class; the class does not need them any more."""
+    lock, locks, gate = threading.Lock(), [threading.Lock()], asyncio.Event()
+
+    class City(BaseModel):
+        name: str
+
+    class Tour(BaseModel):
+        cities: list[City]
+
+    assert all((lock, locks, gate))
+    found = pickle.loads(dump(Tour, "Task 'draft' -> output_type"))  # noqa: S301  our own
+    assert found.model_validate({"cities": [{"name": "Graz"}]}).cities[0].name == "Graz"
+    assert Tour.__pydantic_parent_namespace__ is not None
 
 
 @pytest.mark.parametrize(

@@ -35,14 +35,31 @@ async def loky_pool() -> AsyncIterator[CpuPool]:
         pool.close()
 
 
-#: Name -> what opens an adapter with room for two calls at once.
-ADAPTERS: dict[str, Callable[[], AbstractAsyncContextManager[CpuPool]]] = {"loky": loky_pool}
+@asynccontextmanager
+async def ray_pool() -> AsyncIterator[CpuPool]:
+    """Two processors of the shared cluster."""
+    from actors.cpu import RayCpuPool
+    from actors.spawn import cpu_call
+
+    yield RayCpuPool(cpu_call())
+
+
+#: Name -> what opens an adapter with room for two calls at once. Those named `ray` find the shared cluster running.
+ADAPTERS: dict[str, Callable[[], AbstractAsyncContextManager[CpuPool]]] = {"loky": loky_pool, "ray": ray_pool}
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
-async def pool(request: pytest.FixtureRequest) -> AsyncIterator[CpuPool]:
+def adapter(request: pytest.FixtureRequest) -> str:
+    """The name of each adapter in turn; the cluster is started for the one that needs it."""
+    if request.param == "ray":
+        request.getfixturevalue("ray_cluster")
+    return str(request.param)
+
+
+@pytest.fixture
+async def pool(adapter: str) -> AsyncIterator[CpuPool]:
     """Each adapter in turn."""
-    async with ADAPTERS[request.param]() as opened:
+    async with ADAPTERS[adapter]() as opened:
         yield opened
 
 
