@@ -111,6 +111,13 @@ class EventHub:
         self._numbers = itertools.count(1)
         self._life = new_object_id()
 
+    async def begin(self, run_id: str) -> None:
+        """A run begins. What an earlier one of the same id left is dropped: its events, and that its driver is gone."""
+        left = self._runs.pop(run_id, None)
+        if left is not None:
+            left.spool.close()
+            left.changed.set()
+
     async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
         """Add events of one producer, in its order; returning is the acknowledgement."""
         run = self._run(run_id)

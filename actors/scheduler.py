@@ -70,6 +70,8 @@ class SchedulerActor:
         run = self._runs[package.run_id] = ScheduledRun(package, self._pool, hub)
         self._ended[package.run_id] = run.finished
         run.finished.add_done_callback(lambda _done: self._forget(package.run_id))
+        if hub is not None:
+            await hub.begin.remote(package.run_id)
         await run.begin()
         return hub
 
