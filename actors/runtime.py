@@ -10,8 +10,7 @@ import hashlib
 import logging
 import os
 import pickle
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -20,12 +19,13 @@ import ray
 import ray.exceptions
 
 from actors import spawn
+from actors.connection import LOCAL, check_version, connection_id, join_or_start
 from actors.event_hub import Page, Request
 from actors.failures import last_line, ours
 from actors.preflight import dump
 from actors.wire import AgentCargo, RunPackage, unpack_output, unpack_result
-from ensemble_ray.config import home_directory, package_version
-from ensemble_ray.errors import IllegalStateError, ValidationError, message_of, portable
+from ensemble_ray.config import home_directory
+from ensemble_ray.errors import IllegalStateError, message_of, portable
 from ensemble_ray.execute.conductor import Conducted
 from ensemble_ray.execute.orders import RunOutcome, TaskResult
 from ensemble_ray.inline import outcome_of
@@ -126,28 +126,18 @@ class RayRuntime:
             self._starting = asyncio.Lock()
         async with self._starting:
             # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
-            if self._scheduler is None or _connection() != self._connected_as:
+            if self._scheduler is None or connection_id() != self._connected_as:
                 scheduler = await threads.run(self._connect)
-                await _check_version(scheduler)
-                self._scheduler, self._connected_as = scheduler, _connection()
+                await check_version(scheduler)
+                self._scheduler, self._connected_as = scheduler, connection_id()
         return self._scheduler
 
     def _connect(self) -> Any:
-        if not ray.is_initialized():
-            address = self._address or os.environ.get("RAY_ADDRESS", "").strip() or "local"
-            options: dict[str, object] = {
-                "address": address,
-                "log_to_driver": False,
-                "logging_level": logging.ERROR,
-                "configure_logging": False,
-            }
-            if address == "local":
-                # Nobody else uses it, and starting the next run's processes would cost a second each.
-                self._keeps_warm = True
-                options["include_dashboard"] = False
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-            with _quiet():
-                cast("Callable[..., object]", ray.init)(**{**options, **self._init_options})
+        """Join or start a cluster, in a thread; gives the scheduler's handle."""
+        address = self._address or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+        if join_or_start(address, self._init_options) and address == LOCAL:
+            # Nobody else uses it, and starting the next run's processes would cost a second each.
+            self._keeps_warm = True
         return spawn.scheduler()
 
     # Packing.
@@ -186,33 +176,6 @@ class RayRuntime:
         return bool(self._address or os.environ.get("RAY_ADDRESS", "").strip())
 
 
-def _connection() -> str:
-    """Which connection of this process to a cluster this is; empty when there is none."""
-    return ray.get_runtime_context().get_worker_id() if ray.is_initialized() else ""
-
-
-async def _check_version(scheduler: Any) -> None:
-    """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
-    theirs, ours_ = await scheduler.version.remote(), package_version()
-    if theirs != ours_:
-        raise ValidationError(
-            f"The cluster's scheduler runs ensemble-ray {theirs}, this process {ours_}. "
-            "Install the same version on all nodes and restart the cluster, or join another one"
-        )
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _without_callables(task: Task) -> Task:
     if task.handler is None and not task.input_guardrails and not task.output_guardrails:
         return task
@@ -228,7 +191,7 @@ def _callables(tasks: Mapping[str, Task]) -> bytes:
 
 def _cargo(key: str, agent: Agent, is_synthesized: bool) -> AgentCargo:  # noqa: FBT001  a single private flag
     body = dump(agent, f"Agent '{agent.role}'")
-    kind = hashlib.sha256(cloudpickle.dumps((agent.llm, agent.tools))).hexdigest()
+    kind = hashlib.sha256(dump((agent.llm, agent.tools), f"Agent '{agent.role}'")).hexdigest()
     return AgentCargo(
         key=key,
         body=body,

@@ -1,0 +1,96 @@
+"""How a driver comes to a cluster: joins one, or starts a local one; and whether the two fit together."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
+from typing import Any, cast
+
+import ray
+
+from ensemble_ray.config import package_version
+from ensemble_ray.errors import EnsembleError, ValidationError, message_of
+
+__all__ = ["LOCAL", "check_version", "connection_id", "join_or_start"]
+
+#: Address that means: start one on this machine.
+LOCAL = "local"
+#: How long a cluster's port may take to accept a connection, s; Ray itself would try for minutes.
+_REACH_S = 5.0
+
+
+def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
+    """Join the cluster at that address, or start a local one; False if this process is connected already.
+
+    Raises:
+        EnsembleError: the cluster cannot be joined or started; the message says what to look at.
+    """
+    if ray.is_initialized():
+        return False
+    options: dict[str, object] = {
+        "address": address,
+        "log_to_driver": False,
+        "logging_level": logging.ERROR,
+        "configure_logging": False,
+    }
+    if address == LOCAL:
+        options["include_dashboard"] = False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        _reach(address)
+        with _quiet():
+            cast("Callable[..., object]", ray.init)(**{**options, **init_options})
+    except (OSError, ValueError, RuntimeError) as error:
+        raise EnsembleError(_cannot_connect(address, error)) from error
+    return True
+
+
+def _reach(address: str) -> None:
+    """Try the port of a plain `host:port` address; other forms are Ray's own business."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and "/" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+
+
+def connection_id() -> str:
+    """Which connection of this process to a cluster this is; empty when there is none."""
+    if not ray.is_initialized():
+        return ""
+    context = ray.get_runtime_context()
+    # A driver's own id is made of its job's number, which is the same in every new cluster.
+    return f"{context.get_node_id()}/{context.get_worker_id()}"
+
+
+async def check_version(scheduler: Any) -> None:
+    """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
+    theirs, ours_ = await scheduler.version.remote(), package_version()
+    if theirs != ours_:
+        raise ValidationError(
+            f"The cluster's scheduler runs ensemble-ray {theirs}, this process {ours_}. "
+            "Install the same version on all nodes and restart the cluster, or join another one"
+        )
+
+
+def _cannot_connect(address: str, error: Exception) -> str:
+    """What to tell when Ray refuses: what, where, what to do."""
+    if address == "local":
+        return f"Ray cannot be started on this machine: {message_of(error)}. Look with 'ensemble-ray doctor'"
+    return (
+        f"The Ray cluster at '{address}' cannot be joined: {message_of(error)}. Check RAY_ADDRESS or address=, that the "
+        "cluster runs, and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); without an address a local one is started"
+    )
+
+
+@contextmanager
+def _quiet() -> Generator[None]:
+    """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
