@@ -88,15 +88,31 @@ class LeasingSite(_OneLoop):
         await self.settle()
 
 
-SITES: tuple[Callable[[], Site], ...] = (LocalSite, LeasingSite)
+def ray_site() -> Site:
+    """The cluster's rate limiter."""
+    from tests.contracts.limiter_on_ray import RaySite
+
+    return RaySite()
+
+
+SITES: tuple[Callable[[], Site], ...] = (LocalSite, LeasingSite, ray_site)
 
 PER_SECOND = RateLimit.per_second(1)
 
 
 @pytest.fixture(params=SITES, ids=lambda make: make.__name__)
-async def site(request: pytest.FixtureRequest) -> AsyncIterator[Site]:
+def make_site(request: pytest.FixtureRequest) -> Callable[[], Site]:
+    """Each adapter in turn; the cluster is started for the one that needs it."""
+    chosen: Callable[[], Site] = request.param
+    if chosen is ray_site:
+        request.getfixturevalue("ray_cluster")
+    return chosen
+
+
+@pytest.fixture
+async def site(make_site: Callable[[], Site]) -> AsyncIterator[Site]:
     """Each adapter in turn."""
-    made: Site = request.param()
+    made = make_site()
     yield made
     await made.close()
 
