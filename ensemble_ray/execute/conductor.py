@@ -138,6 +138,7 @@ class RunConductor(Generic[Output, Failure]):
         self._failed: list[Failed[Failure]] = []
         self._unfinished: list[Failure] = []
         self._inbox: list[Report[Output, Failure]] = []
+        self._reported: set[str] = set()
         self._is_draining = False
         self._ending: EndRun | None = None
         self._errors: list[dict[str, str]] = []
@@ -157,8 +158,14 @@ class RunConductor(Generic[Output, Failure]):
             await self._tell([CancelRequested(at=self._clock.now())])
 
     async def report(self, reports: Sequence[Report[Output, Failure]]) -> None:
-        """Take results; those that come while others are being taken are taken together afterwards."""
-        self._inbox.extend(reports)
+        """Take results; those that come while others are being taken are taken together afterwards.
+
+        A task's first report counts; a late one of a replaced house is not even a fact (S-PAR-12).
+        """
+        for report in reports:
+            if report.key not in self._reported:
+                self._reported.add(report.key)
+                self._inbox.append(report)
         if self._is_draining:
             return
         self._is_draining = True
@@ -172,7 +179,7 @@ class RunConductor(Generic[Output, Failure]):
     def _stimulus(self, report: Report[Output, Failure]) -> Stimulus:
         match report.status:
             case "completed":
-                if report.output is not None and report.key not in self._outputs:
+                if report.output is not None:
                     self._outputs[report.key] = report.output
                 return TaskCompleted(
                     at=report.at,
@@ -210,8 +217,11 @@ class RunConductor(Generic[Output, Failure]):
             for s in stimuli
         ]
         await self._journal.append(facts, epoch=self._epoch)
+        was_going_on = (
+            self._ending is None
+        )  # asked now: others may have told the machine while the journal was waited for
         self._carry_out(self._machine.handle(*stimuli))
-        if self._ending is not None and not self.ended.done():
+        if was_going_on and self._ending is not None:
             await self._end(self._ending)
 
     def _fact(self, kind: str, name: str, data: Mapping[str, object], at: float | None = None) -> Fact:
