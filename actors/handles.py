@@ -62,7 +62,11 @@ def pack_event(event: Event) -> bytes:
 
 
 class HubSink:
-    """Publishes one run's events from this process to the hub, in order and in batches."""
+    """Publishes one run's events from this process to the hub, in order and in batches.
+
+    One batch is on its way at a time, what comes meanwhile goes with the next: Ray starts calls of an asynchronous
+    actor out of order as soon as one of them is large (measured: 400 kB beside 10 bytes, in 52 of 60 rounds).
+    """
 
     def __init__(self, hub: Any, run_id: str, interest: frozenset[str]) -> None:
         self._hub = hub
@@ -71,7 +75,9 @@ class HubSink:
         self._loop = asyncio.get_running_loop()
         self._waiting: list[bytes] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._last: asyncio.Future[None] | None = None
+        #: whether what waits should leave with the next batch, and not with the tokens' timer
+        self._is_due = False
+        self._sending: asyncio.Task[None] | None = None
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens to that type."""
@@ -93,8 +99,8 @@ class HubSink:
     async def flushed(self) -> None:
         """Return when the hub has acknowledged everything emitted so far."""
         self._flush()
-        if self._last is not None:
-            await self._last
+        if self._sending is not None:
+            await asyncio.wait([self._sending])
 
     def _add(self, body: bytes, delay_s: float) -> None:
         self._waiting.append(body)
@@ -108,10 +114,18 @@ class HubSink:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting:
-            batch, self._waiting = self._waiting, []
-            # One caller's calls reach an actor in order, so the last acknowledgement stands for all.
-            self._last = asyncio.ensure_future(_arrived(self._hub.publish.remote(self._run_id, batch), self._run_id))
+        self._is_due = bool(self._waiting)
+        if self._is_due and self._sending is None:
+            self._sending = self._loop.create_task(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while self._is_due:
+                self._is_due = False
+                batch, self._waiting = self._waiting, []
+                await _arrived(self._hub.publish.remote(self._run_id, batch), self._run_id)
+        finally:
+            self._sending = None
 
 
 async def _arrived(reference: Any, run_id: str) -> None:
@@ -172,7 +186,7 @@ class DriverLine:
         self._hub = hub
         self._run_id = run_id
         self._loop = asyncio.get_running_loop()
-        self._last: asyncio.Future[None] | None = None
+        self._telling: set[asyncio.Future[None]] = set()
 
     async def ask(self, name: str, payload: Mapping[str, object]) -> object:
         """Ask and wait.
@@ -200,12 +214,14 @@ class DriverLine:
     async def flushed(self) -> None:
         """Return when the hub has everything that was told so far."""
         await asyncio.sleep(0)  # what other threads told is sent in the loop's next turn
-        if self._last is not None:
-            await self._last
+        if self._telling:
+            await asyncio.wait(self._telling)
 
     def _send(self, name: str, payload: Mapping[str, object]) -> None:
         told = self._hub.tell.remote(self._run_id, [(name, payload)])
-        self._last = asyncio.ensure_future(_arrived(told, self._run_id))
+        telling = asyncio.ensure_future(_arrived(told, self._run_id))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
 
 
 class ReportedToolMetrics:
