@@ -1,0 +1,154 @@
+"""SchedulerActor on a real cluster: whose run an id is, who hears of a death, which processes serve again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors import spawn
+from actors.runtime import RayRuntime
+from ensemble_ray import (
+    AgentExecutionError,
+    Ensemble,
+    ParallelErrorStrategy,
+    ParallelExecutionError,
+    Task,
+    TaskExecutionError,
+    ToolCallEvent,
+    ValidationError,
+    tool,
+)
+from ensemble_ray.errors import RunExistsError
+from ensemble_ray.testing import ScriptedModel
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until
+
+
+@pytest.fixture
+async def runtime(ray_cluster: str) -> AsyncIterator[RayRuntime]:
+    """A runtime that keeps its processes and finds none of others'; nothing is recorded."""
+    await spawn.scheduler().cool.remote()
+    async with RayRuntime(record=False) as warm:
+        yield warm
+
+
+def handled(name: str, work: Any) -> Task:
+    """A task that calls that."""
+    return Task(description=name, expected_output="a text", handler=lambda _: str(work()))
+
+
+def pid_tool(marks: Marks) -> Any:
+    """A tool that notes which process it is in."""
+
+    @tool
+    def where() -> str:
+        """Tell the process."""
+        marks.add(os.getpid())
+        return str(os.getpid())
+
+    return where
+
+
+async def process_of(runtime: RayRuntime, marks: Marks) -> int:
+    """The process that a run of one agent finds."""
+    known = len(marks.lines)
+    worker = agent(ScriptedModel(call("where"), "done"), tools=[pid_tool(marks)])
+    assert (await Ensemble(tasks=[task("t", worker)]).arun(runtime=runtime)).raw == "done"
+    return int(marks.lines[known])
+
+
+async def test_second_run_is_refused_when_one_of_that_id_runs(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-SET-39, S-CONV-32: our own class; the first is not disturbed, and afterwards the id is free."""
+    marks = Marks(tmp_path / "marks")
+
+    def wait() -> str:
+        marks.add("begun")
+        marks.wait("go")
+        return "first"
+
+    begun = Ensemble(tasks=[handled("wait", wait)]).start(runtime=runtime, run_id="twice")
+    until(lambda: "begun" in marks.lines, "the first run")
+    assert "twice" in await spawn.scheduler().states.remote()
+    with pytest.raises(RunExistsError, match="Run twice is running already") as caught:
+        await Ensemble(tasks=[handled("other", str)]).arun(runtime=RayRuntime(record=False), run_id="twice")
+    assert type(caught.value) is RunExistsError
+    marks.add("go")
+    assert (await begun.aresult()).raw == "first"
+    again = Ensemble(tasks=[handled("again", lambda: "second")])
+    assert (await again.arun(runtime=runtime, run_id="twice")).raw == "second"
+
+
+async def test_run_is_refused_when_the_scheduler_is_of_another_version(
+    ray_cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both versions and what to do; no task begins."""
+    monkeypatch.setattr("actors.connection.package_version", lambda: "99.0")
+    model = ScriptedModel()
+    with pytest.raises(ValidationError, match=r"runs ensemble-ray \S+, this process 99\.0\. Install the same version"):
+        await Ensemble(tasks=[task("t", agent(model))]).arun(runtime=RayRuntime(record=False))
+    assert not model.calls
+
+
+async def test_task_fails_when_its_process_is_killed(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-PAR-34, S-PAR-24, S-EVT-10, S-CONV-32: no hang; one failed event; others complete; the next run works."""
+    marks = Marks(tmp_path / "marks")
+
+    @tool
+    def hold() -> str:
+        """Never come back."""
+        marks.add(os.getpid())
+        threading.Event().wait()
+        return "never"
+
+    doomed = task("doomed", agent(ScriptedModel(call("hold")), "Doomed", tools=[hold]))
+    fine = task("fine", agent(ScriptedModel(call("where"), "done"), "Fine", tools=[pid_tool(marks)]))
+    after = task("after", agent(ScriptedModel(), "After"), context=[doomed])
+    watcher = Watcher()
+    begun = Ensemble(
+        tasks=[doomed, fine, after],
+        workflow="parallel",
+        parallel_error_strategy=ParallelErrorStrategy.CONTINUE_ON_ERROR,
+        listeners=[watcher],
+    ).start(runtime=runtime)
+    until(lambda: "complete fine" in watcher.lines and len(marks.lines) == 2, "both tools")
+    (where,) = [event.tool_result for event in watcher.of(ToolCallEvent)]
+    (victim,) = [int(line) for line in marks.lines if line != where]
+    os.kill(victim, signal.SIGKILL)
+    with pytest.raises(ParallelExecutionError) as caught:
+        begun.result(PATIENCE_S)
+    error = caught.value
+    assert (error.failed_count, error.completed_count) == (1, 1)
+    cause = error.failed_task_causes["doomed"]
+    assert type(cause) is AgentExecutionError
+    assert (cause.agent_role, cause.task_description) == ("Doomed", "doomed")
+    assert "its process died" in str(cause)
+    assert [each.raw for each in error.completed_task_outputs] == ["done"]
+    assert sorted(watcher.lines) == ["complete fine", "failed doomed", "start doomed", "start fine"]
+    assert await process_of(runtime, marks) != victim
+
+
+async def test_idle_process_is_replaced_when_it_was_killed_between_runs(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-PAR-34: the next run either finds a living process or fails in words; never a hang."""
+    marks = Marks(tmp_path / "marks")
+    victim = await process_of(runtime, marks)
+    os.kill(victim, signal.SIGKILL)
+    try:
+        found = await process_of(runtime, marks)
+    except TaskExecutionError as error:  # it was bound before its death was heard of
+        assert "its process died" in str(error.__cause__)  # noqa: PT017
+        found = await process_of(runtime, marks)
+    assert found != victim
+
+
+async def test_process_serves_the_next_run_when_it_was_left_in_order(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-SET-42: it is bound anew, to other agents and tools, and knows nothing of the run before; cooled, it ends."""
+    marks = Marks(tmp_path / "marks")
+    first = await process_of(runtime, marks)
+    assert await process_of(runtime, marks) == first
+    await spawn.scheduler().cool.remote()
+    assert await process_of(runtime, marks) != first
