@@ -14,7 +14,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.context import log_context, use_services
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, RecordError, TaskExecutionError, message_of
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    ExitEarlyError,
+    RecordError,
+    StaleEpochError,
+    TaskExecutionError,
+    message_of,
+)
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
@@ -158,6 +165,8 @@ class TaskRunner:
         }
         try:
             await scope.note("task_failed", order.instance, told)
+        except StaleEpochError:  # another runner has this task now, and tells of it
+            return result
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", order.key, message_of(unwritten))
         scope.emit(

@@ -1,0 +1,126 @@
+"""What a task runner needs around it, all of it in memory, and orders for it to run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from ensemble_ray.context import Services
+from ensemble_ray.definition import Agent, Task
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.limits.local_limiter import process_limiter
+from ensemble_ray.messages import Fact, ToolCall
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
+from ensemble_ray.tools import AbstractAgentTool, AgentTool, NoOpToolMetrics, ToolResult
+from tests.ensemble_ray.tools.doubles import PoolHere
+
+FRAME = RunFrame(run_id="run", workflow="sequential", total_tasks=2)
+
+
+def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
+    """A tool request of a model."""
+    return ToolCall(id=f"id-{number}", name=name, arguments=arguments)
+
+
+def writer(llm: object, **fields: object) -> Agent:
+    """An agent."""
+    return Agent(**{"role": "Writer", "goal": "Write", "llm": llm, **fields})  # type: ignore[arg-type]  fields of an agent
+
+
+def named(facts: Sequence[Fact]) -> list[tuple[str, str]]:
+    """Kind and name of each."""
+    return [(fact.kind, fact.name) for fact in facts]
+
+
+class Bench:
+    """A runner with its ports; orders are made of agents or handlers."""
+
+    def __init__(
+        self,
+        *,
+        agents: Mapping[str, Agent] | None = None,
+        handlers: Mapping[str, Callable[[object], object]] | None = None,
+        known: Sequence[Fact] = (),
+        journal: MemoryJournal | None = None,
+        sink: RecordingSink | None = None,
+        frame: RunFrame = FRAME,
+    ) -> None:
+        self.clock = ManualClock(start=1000.0)
+        self.journal = journal or MemoryJournal("run", known)
+        self.sink = sink or RecordingSink()
+        self.agents = dict(agents or {})
+        self.tasks = {
+            **{key: Task(description=f"Do {key}", expected_output="Prose") for key in self.agents},
+            **{
+                key: Task(description=f"Do {key}", expected_output="Prose", handler=handler)
+                for key, handler in (handlers or {}).items()
+            },
+        }
+        ports = RunnerPorts(
+            clock=self.clock,
+            journal=self.journal,
+            events=self.sink,
+            callables=LocalCallables(self.tasks),
+            services=Services(limiter=process_limiter(), cpu=PoolHere()),
+            tool_metrics=NoOpToolMetrics(),
+        )
+        self.runner = TaskRunner(frame, ports, self.agents)
+
+    def order(self, key: str, *, agent_key: str | None = None, **changes: object) -> TaskOrder:
+        """The order for a task; `agent_key` when several tasks have one agent."""
+        agent = self.agents.get(agent_key or key)
+        fields: dict[str, object] = {
+            "run_id": "run",
+            "key": key,
+            "instance": f"{key}#0",
+            "epoch": 0,
+            "index": 1,
+            "task": self.tasks.get(key) or self.tasks[agent_key or key],
+            "agent_key": None if agent is None else agent_key or key,
+            "agent_role": "(deterministic)" if agent is None else agent.role,
+            **changes,
+        }
+        return TaskOrder(**fields)  # type: ignore[arg-type]  fields of an order
+
+    async def run(self, key: str = "draft", *, is_stopped: bool = False, **changes: object) -> TaskResult:
+        """Run one task to its end."""
+        return await self.runner.run(self.order(key, **changes), is_stopped=lambda: is_stopped)
+
+    @property
+    def named(self) -> list[tuple[str, str]]:
+        """Kind and name of every fact."""
+        return named(self.journal.facts())
+
+
+WITH_A_TOOL = [
+    ("model", "draft#0/0/model"),
+    ("tool_intent", "draft#0/0/call-0"),
+    ("tool_result", "draft#0/0/call-0"),
+    ("model", "draft#0/1/model"),
+    ("output", "draft#0"),
+]
+
+
+class Search(AbstractAgentTool):
+    """Keeps what it was asked, and the key that names each request."""
+
+    name = "search"
+    description = "Searches."
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.keys: list[str] = []
+
+    async def do_execute(self, text: str, /) -> ToolResult:  # type: ignore[override]  async is allowed
+        self.asked.append(text)
+        self.keys.append(self.context.idempotency_key)
+        return ToolResult.success("3 hits", {"hits": 3})
+
+
+def searching(search: AgentTool, *entries: object) -> tuple[Bench, ScriptedModel]:
+    """A task whose agent searches once, then answers."""
+    model = ScriptedModel(*(entries or (call("search", '{"input": "Ray"}'), "Three")))  # type: ignore[arg-type]  entries
+    return Bench(agents={"draft": writer(model, tools=[search])}), model
