@@ -154,7 +154,7 @@ async def _joined(begun: Run) -> EnsembleOutput:
         return await begun.aresult()
     except asyncio.CancelledError:
         await asyncio.shield(begun.acancel())
-        await asyncio.shield(asyncio.wait([asyncio.ensure_future(begun.aresult())]))
+        await asyncio.shield(begun.ajoin())
         raise
 
 

@@ -120,12 +120,19 @@ class Run:
 
     async def aresult(self) -> EnsembleOutput:
         """`result` for async code, on any loop."""
-        return self._given(await asyncio.shield(asyncio.wrap_future(self._future)))
+        future = asyncio.wrap_future(self._future)
+        # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
+        future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return self._given(await asyncio.shield(future))
 
     def join(self, timeout_s: float) -> bool:
         """Wait until the run has let go of everything; whether it did so in time. Raises nothing of the run's."""
         done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
         return bool(done)
+
+    async def ajoin(self) -> None:
+        """`join` for async code, however long it takes."""
+        await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
 
     def cancel(self) -> None:
         """Ask the run to end: nothing starts any more, running tasks are stopped, completed outputs are kept."""
@@ -153,9 +160,19 @@ class Run:
     # On the library's loop.
 
     async def _execute(self) -> EnsembleOutput | Interrupted:
+        try:
+            output = await self._concluded()
+        except Exception:
+            if self._interrupt is None:
+                raise
+            return self._interrupt  # it may have come while the failure was told to listeners
+        return self._interrupt or output
+
+    async def _concluded(self) -> EnsembleOutput:
+        """Run, and return or raise when every listener has heard everything."""
         with log_context(self._fields):
             try:
-                output = await self._run()
+                return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
                 _log.warning("Run refused: %s", message_of(error))
@@ -167,7 +184,6 @@ class Run:
             finally:
                 await self._delivery.close()
                 self._events.close()
-        return self._interrupt or output
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
