@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +19,10 @@ __all__ = ["demo"]
 
 _PASSAGES = 8
 #: Longest answers, tokens: a note, and a joined text.
-_NOTE_TOKENS, _DIGEST_TOKENS = 48, 110
+_NOTE_TOKENS, _DIGEST_TOKENS = 40, 150
+#: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows
+#: one paragraph of plain text only.
+_STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
 #: Model calls at a time; the embedded model answers four.
 _LOCAL_SLOTS, _OTHER_SLOTS = 4, 16
 
@@ -78,8 +82,7 @@ def _models(llm: str, *, is_local: bool) -> tuple[ChatModel, ChatModel]:
         name = llm.partition(":")[2].strip()
         return OpenAIChatModel(name, max_tokens=_NOTE_TOKENS * 2), OpenAIChatModel(name, max_tokens=_DIGEST_TOKENS * 2)
     path = llm.partition(":")[2].strip() or None
-    # Small models repeat themselves: a light penalty, and an answer ends at the first empty line.
-    style: dict[str, Any] = {"temperature": 0, "repeat_penalty": 1.05, "stop": ["\n\n"]}
+    style: dict[str, Any] = {**_STYLE, "threads": _threads()}
     reader = LocalChatModel(path, max_tokens=_NOTE_TOKENS, **style)
     editor = LocalChatModel(path, max_tokens=_DIGEST_TOKENS, **style)
     if not reader.path.is_file():
@@ -87,6 +90,18 @@ def _models(llm: str, *, is_local: bool) -> tuple[ChatModel, ChatModel]:
 
         raise ValidationError(f"There is no model file '{reader.path}'")
     return reader, editor
+
+
+def _threads() -> int | None:
+    """Threads of the engine: its own choice, but one where the machine is busy already.
+
+    Its threads wait for each other without giving way; where others want the cores, two are five times slower than one.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return None
+    return 1 if load > (os.cpu_count() or 1) else None
 
 
 def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: RuntimeName) -> None:

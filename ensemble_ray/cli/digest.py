@@ -30,8 +30,8 @@ _READERS = 2
 #: Notes that an editor joins at a time.
 _GROUP = 8
 #: What the editor is asked for.
-_EDIT = "Write a short summary, in three sentences, of what the notes say."
-_EDITED = "Three sentences in plain words."
+_EDIT = "Join the notes into one text. Keep what each of them says."
+_EDITED = "A text with one short sentence for each note."
 _SENTENCE_END = re.compile(r"[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
 
 
@@ -64,7 +64,7 @@ def digest_team(
     readers = [_reader(number, reader_llm) for number in range(1, min(_READERS, len(passages)) + 1)]
     editor = Agent(
         role="Editor",
-        goal="Join short notes into one short text that a newcomer understands",
+        goal="Make short texts out of notes",
         llm=editor_llm,
     )
     reading = [

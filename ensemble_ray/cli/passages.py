@@ -18,12 +18,12 @@ __all__ = ["Passage", "Selection", "at_most_tokens", "passages_of", "select_pass
 
 #: Statements of the language first, then what they are about; each is short enough to be read in seconds.
 _TOPICS = (
-    *("assert", "del", "for", "global", "lambda", "return", "while", "with"),
-    *("break", "class", "nonlocal", "raise", "yield", "pass", "if", "continue", "async", "await"),
+    *("for", "while", "lambda", "return", "assert", "del", "global", "pass"),
+    *("break", "continue", "if", "nonlocal", "yield", "with", "class", "raise", "async", "await"),
     *("booleans", "truth", "dict", "lists", "slicings", "subscriptions", "numbers", "context-managers", "exceptions"),
 )
 #: Longest passage. A slot of the embedded model holds 2,048 tokens; prompts and the answer need some 500 of them.
-_MAX_CHARACTERS = 2400
+_MAX_CHARACTERS = 1800
 _MAX_TOKENS = 1500
 _MAX_FILE_BYTES = 50_000_000
 _LABEL = 40

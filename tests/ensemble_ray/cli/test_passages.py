@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ensemble_ray.cli.passages import at_most_tokens, passages_of, select_passages, topics
 from ensemble_ray.errors import ValidationError
 
-LONGEST, MOST_TOKENS = 2400, 1500
+LONGEST, MOST_TOKENS = 1800, 1500
 
 
 @given(st.text(max_size=9000) | st.text(alphabet="ab \n.\u6f22", max_size=9000))
@@ -26,7 +26,7 @@ def test_no_passage_can_overflow_a_window(text: str) -> None:
 
 def test_texts_are_cut_at_paragraphs() -> None:
     """Where there are some; rulers under headings are left out."""
-    paragraphs = [f"Paragraph {number}. " + "word " * 150 for number in range(6)]
+    paragraphs = [f"Paragraph {number}. " + "word " * 100 for number in range(6)]
     text = "Title\n=====\n\n" + "\n\n".join(paragraphs)
     passages = list(passages_of("book", text))
     assert [each.label for each in passages] == ["book, part 1", "book, part 2"]
@@ -51,7 +51,7 @@ def test_topics_of_the_language_are_read_when_no_file_is_given() -> None:
 def test_every_file_is_heard_when_there_are_more_passages_than_asked_for(tmp_path: Path) -> None:
     """In turn, and in the order of the files."""
     for name, pages in (("a.txt", 5), ("b.txt", 1), ("c.txt", 5)):
-        (tmp_path / name).write_text("\n\n".join("words " * 350 for _ in range(pages)), encoding="utf-8")
+        (tmp_path / name).write_text("\n\n".join("words " * 250 for _ in range(pages)), encoding="utf-8")
     files = [tmp_path / name for name in ("a.txt", "b.txt", "c.txt")]
     selection = select_passages(files, count=4)
     assert [each.label for each in selection.passages] == ["a.txt, part 1", "a.txt, part 2", "b.txt", "c.txt, part 1"]
