@@ -15,6 +15,14 @@ from benchmarks.scenarios import ROWS, SCENARIOS
 
 __all__ = ["main"]
 
+#: Load before the first round, per processor, up to which a machine counts as quiet.
+_QUIET_LOAD_PER_CPU = 0.25
+#: Measured at a load of 9 on two processors: 64 CPU-heavy calls over a process pool took longer than over threads.
+_BUSY = (
+    "The machine was busy with other things before the first round. Ratios of processor time still hold; those of "
+    "wall time do not where work runs in several processes: Ray's workers have niceness 15, and a process of many "
+    "threads gets more of a crowded processor than one of few."
+)
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 
@@ -50,6 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     }
     lines = lines_of(ROWS, results)
     print_report(lines, facts)
+    if load_before > _QUIET_LOAD_PER_CPU * (os.cpu_count() or 1):
+        print(_BUSY)
     write_json(chosen.json, lines, results, facts)
     print(f"written to {chosen.json}")
     return int(failed)
