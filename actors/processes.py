@@ -37,6 +37,8 @@ class Process:
     #: instances it runs for the current run
     busy: set[str] = field(default_factory=set[str])
     is_alive: bool = True
+    #: whether it has been bound to the current run
+    is_ready: bool = False
     on_death: Callable[[Process, BaseException], None] | None = None
     timer: asyncio.TimerHandle | None = None
 
@@ -67,6 +69,7 @@ class ProcessPool:
     def give_back(self, process: Process, *, keep: bool) -> None:
         """Keep it for the next run, or end it."""
         process.on_death = None
+        process.is_ready = False
         process.busy.clear()
         if keep and process.is_alive:
             process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)

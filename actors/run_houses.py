@@ -137,6 +137,10 @@ class RunHouses:
     async def _release(self, process: Process) -> bool:
         if not process.is_alive:
             return False
+        if not process.is_ready:
+            # Still starting, so it never had work; a run does not wait for it.
+            self._send(process, process.handle.release.remote(self._package.run_id))
+            return True
         try:
             async with asyncio.timeout(5):
                 return bool(await process.handle.release.remote(self._package.run_id))
@@ -164,6 +168,7 @@ class RunHouses:
             if any(counts != (0, 0) for counts in package.guardrails.values()):
                 callables = self._processes[CALLABLES][-1].handle  # a lost one was replaced by a later one
         await process.handle.bind.remote(package.frame, agents, home=package.home, hub=self._hub, callables=callables)
+        process.is_ready = True
 
     def _choose(self, assignment: Assignment[bytes]) -> Process:
         key = assignment.node.agent_key

@@ -12,6 +12,7 @@ import ray
 
 __all__ = [
     "NAMESPACE",
+    "actor_class",
     "agent_actor",
     "callable_host",
     "cpu_call",
@@ -26,20 +27,27 @@ NAMESPACE = "ensemble_ray"
 _CONCURRENCY = 100_000
 
 
-def _remote(cls: type[object], *, max_restarts: int) -> Any:
-    """The actor class of a plain class."""
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "max_concurrency": _CONCURRENCY,
-        "max_task_retries": 0,
-        "max_restarts": max_restarts,
-    }
-    return cast("Any", ray.remote)(**options)(cls)  # noqa: TID251  the one place
+#: Ray keeps every actor class that it is given, so each is made once.
+_classes: dict[tuple[str, int], Any] = {}
+
+
+def actor_class(cls: type[object], *, max_restarts: int) -> Any:
+    """The actor class of a plain class; made once, since Ray keeps each one that it is given."""
+    name = (f"{cls.__module__}.{cls.__qualname__}", max_restarts)
+    if name not in _classes:
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "max_concurrency": _CONCURRENCY,
+            "max_task_retries": 0,
+            "max_restarts": max_restarts,
+        }
+        _classes[name] = cast("Any", ray.remote)(**options)(cls)  # noqa: TID251  the one place
+    return _classes[name]
 
 
 def _shared(cls: type[object], name: str) -> Any:
     """The cluster's one actor of that name; made if there is none. It outlives its drivers."""
-    made = _remote(cls, max_restarts=-1)
+    made = actor_class(cls, max_restarts=-1)
     return made.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
 
 
@@ -68,14 +76,14 @@ def agent_actor(house: str) -> Any:
     """A fresh process for agents. It is disposable: work is sent again to another, not restarted in it."""
     from actors.agent import AgentActor
 
-    return _remote(AgentActor, max_restarts=0).remote(house)
+    return actor_class(AgentActor, max_restarts=0).remote(house)
 
 
 def callable_host(name: str) -> Any:
     """A fresh process for one run's callables; a lost process is lost state."""
     from actors.callables import CallableHost
 
-    return _remote(CallableHost, max_restarts=0).remote(name)
+    return actor_class(CallableHost, max_restarts=0).remote(name)
 
 
 def cpu_call() -> Any:

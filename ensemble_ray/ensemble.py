@@ -12,7 +12,6 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.loop import on_library_loop
 from ensemble_ray.outputs import EnsembleOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import plan_run
@@ -135,13 +134,11 @@ class Ensemble(EnsembleDefinition):
 
 def _join(begun: Run) -> EnsembleOutput:
     """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
-    if on_library_loop():
-        begun.cancel()
-        raise IllegalStateError(
-            "run() was called on ensemble_ray's own loop, from an async callable; await arun() there"
-        )
     try:
         return begun.result()
+    except IllegalStateError:
+        begun.cancel()  # it may be the refusal to wait here; a run that has ended is not concerned
+        raise
     except KeyboardInterrupt:
         begun.cancel()
         begun.join(RELEASE_S)

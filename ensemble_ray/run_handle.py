@@ -17,13 +17,13 @@ from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.delivery import Delivery, listeners_of
-from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.ids import new_run_id
-from ensemble_ray.loop import bridge, submit
+from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
@@ -115,7 +115,12 @@ class Run:
         Raises:
             EnsembleError: the run failed.
             TimeoutError: it did not end in that time; it goes on.
+            IllegalStateError: called on the library's own loop, where waiting would never end.
         """
+        if on_library_loop():
+            raise IllegalStateError(
+                "a blocking call was made on ensemble_ray's own loop, from an async callable; await arun() or aresult()"
+            )
         return self._given(self._future.result(timeout_s))
 
     async def aresult(self) -> EnsembleOutput:

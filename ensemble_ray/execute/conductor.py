@@ -92,8 +92,6 @@ class Conducted(Generic[Output, Failure]):
     failures: list[Failed[Failure]] = field(default_factory=list["Failed[Failure]"])
     #: failures of tasks that were cancelled or exited, for the trace
     unfinished: list[Failure] = field(default_factory=list["Failure"])
-    #: producer of events -> number of its last one; they are delivered before the run's end is told
-    last_events: dict[str, int] = field(default_factory=dict[str, int])
 
 
 class Houses(Protocol[Output]):

@@ -15,10 +15,7 @@ from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.trace import CaptureMode, TaskTrace
 
-__all__ = ["EventMark", "RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
-
-#: producer -> number of its last event that must be delivered first
-EventMark = Mapping[str, int]
+__all__ = ["RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

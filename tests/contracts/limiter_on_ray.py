@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.handles import LimiterLine
 from actors.rate_limiter import RateLimiter
-from actors.spawn import _remote
+from actors.spawn import actor_class
 from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.testing import ManualClock
@@ -74,7 +74,7 @@ class RaySite:
 
     def __init__(self) -> None:
         if RaySite._actor is None:
-            RaySite._actor = _remote(TimedRateLimiter, max_restarts=0).remote()
+            RaySite._actor = actor_class(TimedRateLimiter, max_restarts=0).remote()
         self._begun = self._actor.begin.remote()
         self._clock = ManualClock(0.0)
         self._lines = [CountingLine(self._actor) for _ in range(2)]
