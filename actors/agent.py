@@ -22,7 +22,7 @@ from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
-__all__ = ["AgentActor", "SilentSink"]
+__all__ = ["AgentActor", "SilentSink", "refuse"]
 
 
 class SilentSink:
@@ -68,8 +68,7 @@ class AgentActor:
         try:
             self._bind(frame, agents, home=home, hub=hub, callables=callables)
         except Exception as error:
-            bound.set_exception(error)
-            bound.exception()  # taken here; whoever sends tasks of that run all the same hears of it again
+            refuse(bound, error)
             raise
         bound.set_result(None)
 
@@ -136,6 +135,12 @@ class AgentActor:
     async def watch(self) -> None:
         """Never returns; its failure tells the scheduler that this process is gone."""
         await asyncio.Event().wait()
+
+
+def refuse(awaited: asyncio.Future[Any], error: BaseException) -> None:
+    """Let everybody who waits for it hear of that error, now and later; that nobody does is no defect."""
+    awaited.set_exception(error)
+    awaited.exception()
 
 
 def _loaded(key: str, body: bytes) -> Any:

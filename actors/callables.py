@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from actors.agent import AgentActor
+from actors.agent import AgentActor, refuse
 from actors.handles import as_bytes
 from actors.wire import load_tasks
 from ensemble_ray.definition.task import Task
@@ -41,8 +41,8 @@ class CallableHost(AgentActor):
                 f"The run's handlers and guardrails cannot be loaded in a worker process: {message_of(error)}. "
                 "Install the modules they come from on every node, or use runtime='inline'"
             )
-            held.set_exception(refusal)
-            held.exception()  # taken here, whether or not anybody asks for a callable
+            refuse(held, refusal)
+            refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
