@@ -25,7 +25,6 @@ from ensemble_ray import (
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import agent, answer, call, prompt_of, task
 
-
 #: Sums of rounded parts and rounded sums differ by a microsecond per part.
 ROUNDING = timedelta(microseconds=20)
 
@@ -218,9 +217,7 @@ def test_full_parses_inputs_and_exports(
     assert "Capture mode: full" in [record.getMessage() for record in caplog.records]
 
 
-def test_environment_chooses_where_the_ensemble_does_not(
-    runtime: Runtime, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_chooses_where_the_ensemble_does_not(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-CAP-2, S-CAP-3, S-CAP-4, S-CAP-5: the caller's environment, read at each run; an explicit off wins."""
     monkeypatch.setenv("ENSEMBLE_RAY_CAPTURE_MODE", " Standard ")
     output, traced_task = traced(runtime, two_turns())
@@ -245,7 +242,9 @@ class Keep:
         self.traces.append(trace)
 
 
-def test_exporter_gets_the_trace_once_per_run(runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exporter_gets_the_trace_once_per_run(
+    runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-TRC-60, S-TRC-61, S-CAP-15, S-CONV-33: in the driver; the only one, also in mode full."""
     monkeypatch.chdir(tmp_path)
     keep = Keep()
