@@ -149,7 +149,8 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{target}: {data['workflow']}{parallel}, {counted(len(tasks), 'task')}, {counted(len(data['agents']), 'agent')}"
     ]
-    width = min(32, max((len(key) for key in tasks), default=0))
+    keys = [*tasks, *(agent["key"] for agent in data["agents"])]
+    width = min(32, max((len(key) for key in keys), default=0))
     for number, level in enumerate(data["levels"], start=1):
         lines.append(
             f"\nLevel {number}" if data["workflow"] == "parallel" else ("\nIn this order" if number == 1 else "")

@@ -1,0 +1,219 @@
+"""The command line as a user meets it: processes, an endpoint, signals, pipes; once on a Ray of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.testing import Fault, ModelServer
+from ensemble_ray.testing.model_server import Answer, ServedRequest
+from tests.processes import own_directory, own_environment, program
+
+ROOT = Path(__file__).resolve().parents[2]
+TEAMS = ROOT / "examples" / "teams"
+COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+#: Generous: Ray starts on two cores while other things run.
+PATIENCE_S = 120.0
+
+Servers = Callable[..., ModelServer]
+
+TEAM = '''
+import time
+from ensemble_ray import Agent, Ensemble, Task, tool
+
+@tool(timeout=0.2)
+def sleepy(text: str) -> str:
+    """Never comes back."""
+    time.sleep(3600)
+    return text
+
+writer = Agent(role="Writer", goal="Write", tools=[sleepy], llm="openai:m")
+team = Ensemble(tasks=[Task(name="article", description="Write on {topic}", expected_output="Prose", agent=writer)])
+'''
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for one test, with a short path: records, modules, Ray's files."""
+    with own_directory() as directory:
+        (directory / "my_team.py").write_text(TEAM, encoding="utf-8")
+        yield directory
+
+
+def _environment(place: Path, server: ModelServer | None = None, **more: str) -> Mapping[str, str]:
+    url = {} if server is None else {"OPENAI_BASE_URL": server.base_url}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    defaults = {"PYTHONPATH": path, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": "inline"}
+    return own_environment(place, **{**defaults, **url, **more})
+
+
+def _call(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  our own command
+        [*COMMAND, *arguments],
+        env=dict(environment),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+def _article(request: ServedRequest) -> Answer:
+    """The example's conversation: the writer counts words once, then writes."""
+    results = [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
+    if "word_count" in request.tools and not results:
+        return ToolCall("call_1", "word_count", '{"text": "one two three"}')
+    return f"An article of {results[0]} words" if results else "Facts"
+
+
+@pytest.mark.parametrize("runtime", ["inline", "ray"])
+def test_a_team_file_runs_with_code_beside_it(place: Path, model_server: Servers, runtime: str) -> None:
+    """The example from another directory, on both runtimes: tools and guardrails are found also in worker processes."""
+    server = model_server(_article)
+    environment = _environment(place, server)
+    command = ["run", str(TEAMS / "article.yaml"), "--input", "topic=tides", "--runtime", runtime, "--run-id", "one"]
+    ended = _call(place, environment, *command)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout == "An article of 3 words\n"
+    assert "done     3/3  article (Writer)" in ended.stderr
+    trace = _call(place, environment, "trace", "one")
+    assert trace.stdout.startswith("Run one: parallel, completed")
+    assert 'word_count({"text": "one two three"}) -> 3' in trace.stdout
+    assert len(server.requests) == 4
+
+
+def test_a_module_runs_from_the_current_directory(place: Path, model_server: Servers) -> None:
+    """`module:attribute`, an ensemble or a function that makes one."""
+    server = model_server("An answer.")
+    environment = _environment(place, server)
+    for target in ("article_team:team", "article_team:make_team"):
+        ended = _call(TEAMS, environment, "run", target, "-i", "topic=tides", "-q")
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("An answer.") == 3
+    assert "(deterministic) <- answer-1" in _call(TEAMS, environment, "plan", "article_team:team").stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        (Fault(status=401, message="Incorrect API key provided."), "refused the key (HTTP 401)"),
+        (Fault(status=404, message="no such model"), "does not know the model or the path (HTTP 404)"),
+        (Fault(kind="garbage"), "sent an answer that cannot be used"),
+        (Fault(kind="drop"), "Cannot reach endpoint"),
+    ],
+)
+def test_one_clear_message_is_left_when_the_endpoint_fails(
+    place: Path, model_server: Servers, script: Fault, expected: str
+) -> None:
+    """Task, endpoint, reason and what to do; exit code 1, no traceback; `--debug` shows it; no key anywhere."""
+    environment = _environment(place, model_server(script))
+    ended = _call(place, environment, "run", "my_team:team", "-i", "topic=tides")
+    assert ended.returncode == 1
+    assert ended.stdout == ""
+    error = ended.stderr[ended.stderr.index("Error:") :]
+    assert error.startswith("Error: task 'Write on tides' (agent 'Writer') failed:\n")
+    assert error.count(expected) == 1
+    assert "Traceback" not in ended.stderr
+    shown = _call(place, environment, "--debug", "run", "my_team:team", "-i", "topic=tides")
+    assert "Traceback" in shown.stderr
+    assert "sk-of-a-test" not in ended.stderr + shown.stderr
+
+
+def test_one_clear_message_is_left_when_nothing_listens(place: Path) -> None:
+    """An address where no server is."""
+    environment = _environment(place, OPENAI_BASE_URL="http://127.0.0.1:9/v1")
+    ended = _call(place, environment, "run", "my_team:team", "-i", "topic=tides", "-q")
+    assert ended.returncode == 1
+    assert "Cannot reach endpoint http://127.0.0.1:9/v1" in ended.stderr
+    assert "ensemble-ray doctor" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_the_model_is_told_when_its_tool_arguments_are_garbage_or_a_tool_never_returns(
+    place: Path, model_server: Servers
+) -> None:
+    """Both are the model's to mend; the process ends although the tool did not (S-SET-34, S-SET-48)."""
+
+    def script(request: ServedRequest) -> Answer:
+        results = [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
+        calls = ('{"text": ', '{"text": "x"}')
+        if len(results) < len(calls):
+            return ToolCall(f"call_{len(results)}", "sleepy", calls[len(results)])
+        return f"First: {results[0].splitlines()[0]} Then: {results[1]}"
+
+    ended = _call(place, _environment(place, model_server(script)), "run", "my_team:team", "-i", "topic=tides", "-q")
+    assert ended.returncode == 0, ended.stderr
+    assert "Then: Tool error: timed out after 0.2 s" in ended.stdout
+
+
+@pytest.mark.parametrize("runtime", ["inline", "ray"])
+def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_server: Servers, runtime: str) -> None:
+    """Ctrl-C: the call in flight is dropped, everything that was started is gone, exit code 130 (S-SET-27)."""
+    server = model_server("never", latency_s=3600)
+    environment = _environment(place, server)
+    command = [*COMMAND, "run", "my_team:team", "-i", "topic=x", "--runtime", runtime, "--run-id", "stopped"]
+    with program(command, log=place / "log", env=environment, cwd=place) as running:
+        server.wait_in_flight(1, timeout_s=PATIENCE_S)
+        os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
+        assert running.process.wait(timeout=30) == 130, running.text
+        server.wait_served(1)
+        assert "Ending the run" in running.text
+        assert "The run ended early: cancelled" in running.text
+        assert "Traceback" not in running.text
+    assert server.abandoned == 1
+    assert "cancelled" in _call(place, environment, "trace", "stopped").stdout
+
+
+def test_nothing_is_said_when_the_reader_of_a_pipe_has_seen_enough(place: Path, model_server: Servers) -> None:
+    """`ensemble-ray ... | head`."""
+    environment = _environment(place, model_server("x" * 1_000_000))
+    line = f"{' '.join(COMMAND)} run my_team:team -i topic=x -q | head -c 5"
+    ended = subprocess.run(  # noqa: S602  a pipe is the point
+        line,
+        shell=True,
+        env=dict(environment),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert (ended.stdout, ended.stderr) == ("xxxxx", "")
+
+
+def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_server: Servers) -> None:
+    """A key that is refused, a model that is not there."""
+    server = model_server("yes", api_key="sk-right", models=["there"])
+    environment = _environment(place, server, OPENAI_API_KEY="sk-right")
+    fine = _call(place, environment, "doctor", "--no-ray", "--llm", "openai:there")
+    assert fine.returncode == 0, fine.stdout
+    assert "answers and takes the key" in fine.stdout
+    assert "openai:there answered in" in fine.stdout
+    wrong = _call(place, environment, "doctor", "--no-ray", "--llm", "openai:not-there")
+    assert wrong.returncode == 1
+    assert "does not know the model or the path" in wrong.stdout
+    refused = _call(
+        place, {**environment, "OPENAI_API_KEY": "sk-wrong"}, "doctor", "--no-ray", "--llm", "openai:there", "--json"
+    )
+    assert refused.returncode == 1
+    findings = {finding["name"]: finding for finding in json.loads(refused.stdout)}
+    assert findings["Model"]["state"] == "failed"
+    assert "set OPENAI_API_KEY" in findings["Model"]["detail"]
+
+
+def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
+    """It leaves no record behind."""
+    environment = _environment(place, OPENAI_API_KEY="")
+    with program([*COMMAND, "doctor"], log=place / "log", env=environment, cwd=place) as running:
+        assert running.process.wait(timeout=PATIENCE_S * 2) == 0, running.text
+        assert "ok    Ray             a local instance ran a task" in running.text
+    assert _call(place, _environment(place), "trace").stdout == ""
