@@ -32,7 +32,8 @@ _GROUP = 8
 #: What the editor is asked for.
 _EDIT = "Join the notes into one text. Keep what each of them says."
 _EDITED = "A text with one short sentence for each note."
-_SENTENCE_END = re.compile(r"[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
+#: The number of a list's next item ends no sentence.
+_SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")
 
 
 class NoteList:

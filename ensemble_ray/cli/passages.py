@@ -23,7 +23,7 @@ _TOPICS = (
     *("booleans", "truth", "dict", "lists", "slicings", "subscriptions", "numbers", "context-managers", "exceptions"),
 )
 #: Longest passage. A slot of the embedded model holds 2,048 tokens; prompts and the answer need some 500 of them.
-_MAX_CHARACTERS = 1800
+_MAX_CHARACTERS = 1900
 _MAX_TOKENS = 1500
 _MAX_FILE_BYTES = 50_000_000
 _LABEL = 40

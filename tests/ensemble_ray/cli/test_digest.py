@@ -46,6 +46,8 @@ def test_the_editor_is_given_notes_and_not_the_passages() -> None:
         ("One. Two. Thr", "One. Two."),
         ("One", "One"),
         ("Version 3.11 is", "Version 3.11 is"),
+        ("1. One. 2. Two. 3. Thr", "1. One. 2. Two."),
+        ("1. One. 2.", "1. One."),
         ('He said "no." And', 'He said "no."'),
         ("\u4e00\u4e8c\u3002\u4e09", "\u4e00\u4e8c\u3002"),
         ("a\n b!", "a b!"),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ensemble_ray.cli.passages import at_most_tokens, passages_of, select_passages, topics
 from ensemble_ray.errors import ValidationError
 
-LONGEST, MOST_TOKENS = 1800, 1500
+LONGEST, MOST_TOKENS = 1900, 1500
 
 
 @given(st.text(max_size=9000) | st.text(alphabet="ab \n.\u6f22", max_size=9000))

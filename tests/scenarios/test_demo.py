@@ -1,0 +1,80 @@
+"""The demo for real: the embedded model reads real text, on Ray and inline. No network, no key."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.llm.weights import find_weights
+from tests.processes import own_directory, own_environment
+
+pytestmark = pytest.mark.skipif(
+    find_weights() is None or importlib.util.find_spec("xllamacpp") is None,
+    reason="the embedded model is not installed: ensemble-ray models install",
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Generous: two cores read while other tests run.
+PATIENCE_S = 400.0
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for one test: records, texts, Ray's files."""
+    with own_directory() as directory:
+        yield directory
+
+
+def _environment(place: Path) -> Mapping[str, str]:
+    # Proxies are none of a demo's business: whatever went out would fail here.
+    nowhere = "http://127.0.0.1:9"
+    return own_environment(place, PYTHONPATH=str(ROOT), HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere, NO_PROXY="127.0.0.1")
+
+
+def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  our own command
+        [sys.executable, "-m", "ensemble_ray.cli", *arguments],
+        env=dict(_environment(place)),
+        cwd=place,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+
+
+def test_the_language_reference_is_read_on_ray(place: Path) -> None:
+    """What `make demo` runs, with fewer passages: progress, a digest, and a record that a command shows."""
+    ended = _call(place, "demo", "--chunks", "2")
+    assert ended.returncode == 0, ended.stderr
+    digest, _, notes = ended.stdout.partition("\nNotes\n")
+    assert digest.startswith("Digest\n\n")
+    assert len(digest.split()) > 10
+    assert [line.partition(":")[0] for line in notes.split("\n") if line.startswith("- ")] == ["- for", "- while"]
+    assert "on the ray runtime" in ended.stderr
+    assert "4/4  digest (Editor)" in ended.stderr
+    assert "3 model calls" in ended.stderr
+    run_id = ended.stderr.split()[-1]
+    trace = json.loads(_call(place, "trace", run_id, "--json").stdout)
+    assert {agent["role"] for agent in trace["agents"]} == {"Reader 1", "Reader 2", "Editor"}
+    # Every prompt fits a slot of the embedded model with room for its answer.
+    calls = [call for task in trace["task_traces"] for call in task["llm_interactions"]]
+    assert len(calls) == 3
+    assert max(call["input_tokens"] for call in calls) < 1800
+
+
+def test_files_are_read_when_they_are_given(place: Path) -> None:
+    """Any text, one that is hard on the model's window among them; nothing of it is refused."""
+    (place / "tides.md").write_text("Tides are the rise and fall of the sea, pulled by the moon.\n", encoding="utf-8")
+    (place / "digits.txt").write_text("0123456789 " * 400 + "\u6f6e\u6c50" * 800, encoding="utf-8")
+    ended = _call(place, "demo", "tides.md", "digits.txt", "--chunks", "2", "--runtime", "inline", "--quiet")
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == ""
+    assert "- tides.md: " in ended.stdout
+    assert "- digits.txt, part 1: " in ended.stdout
