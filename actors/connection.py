@@ -38,6 +38,8 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
     }
     if address == LOCAL:
         options["include_dashboard"] = False
+        # Ray runs workers at niceness 15, which starves agents and heavy tools beside anything else on the machine.
+        os.environ.setdefault("RAY_worker_niceness", "0")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         _reach(address)
