@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -28,6 +29,18 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return path
+
+
+@pytest.fixture(autouse=True)
+def log_levels() -> Iterator[None]:
+    """What a test does to logging (`--debug` sets levels and a handler) ends with it."""
+    root, ours = logging.getLogger(), logging.getLogger("ensemble_ray")
+    levels, handlers = (root.level, ours.level), list(root.handlers)
+    yield
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+    for handler in set(root.handlers) - set(handlers):
+        root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

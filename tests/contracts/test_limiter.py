@@ -125,7 +125,9 @@ def started(limiter: Limiter, limit: RateLimit = PER_SECOND, *, timeout_s: float
 async def test_second_call_waits_when_the_bucket_is_new(site: Site) -> None:
     """S-RATE-11: one token at first, the next after period / requests."""
     limit = RateLimit.of(4, 2.0)
-    first, second = started(site.one, limit), started(site.one, limit)
+    first = started(site.one, limit)
+    await site.settle()
+    second = started(site.one, limit)
     await site.settle()
     assert (first.done(), second.done()) == (True, False)
     await site.advance(0.25)

@@ -14,7 +14,7 @@ def _passages(count: int) -> list[Passage]:
     return [Passage(label=f"page {number}", text=f"Text {number}.") for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(("count", "editions"), [(1, 1), (8, 1), (9, 3), (70, 12)])
+@pytest.mark.parametrize(("count", "editions"), [(2, 1), (8, 1), (9, 3), (70, 12)])
 def test_one_digest_is_left_when_there_are_many_passages(count: int, editions: int) -> None:
     """Notes are joined in groups of eight, and groups again; the last task gives the digest."""
     readers = ScriptedModel(otherwise=lambda call: f"Note on {call.text.split(chr(39))[1]}.")
@@ -27,6 +27,13 @@ def test_one_digest_is_left_when_there_are_many_passages(count: int, editions: i
     lines = render_digest(team, output).splitlines()
     assert lines[:6] == ["Digest", "", "All of it.", "", "Notes", ""]
     assert lines[6:] == [f"- page {number}: Note on page {number}." for number in range(1, count + 1)]
+
+
+def test_the_note_is_the_digest_when_there_is_one_passage() -> None:
+    """There is nothing to join."""
+    readers, editor = ScriptedModel("A note. And"), ScriptedModel()
+    team = digest_team(_passages(1), reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
+    assert render_digest(team, team.ensemble.run(runtime="inline")) == "Digest\n\nA note."
 
 
 def test_the_editor_is_given_notes_and_not_the_passages() -> None:
