@@ -33,7 +33,7 @@ from ensemble_ray.record.journal_file import read_facts
 from ensemble_ray.testing import ScriptedCall
 
 #: Longest time to wait for what must come, s; a test that needs it has failed.
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from ensemble_ray import (
     TaskStartEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Watcher, agent, task, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, agent, task, wait_for
 
 
 def go(runtime: Runtime, *answers: object, **fields: object) -> object:
@@ -152,7 +152,7 @@ def test_interrupt_in_a_listener_ends_the_run(runtime: Runtime, stop: type[BaseE
         raise stop("enough")
 
     def never(_asked: ScriptedCall) -> str:
-        gate.wait(60)  # only cancelling the run gets past this
+        gate.wait(2 * PATIENCE_S)  # only cancelling the run gets past this
         return "never"
 
     model = ScriptedModel("x", never)
@@ -161,7 +161,7 @@ def test_interrupt_in_a_listener_ends_the_run(runtime: Runtime, stop: type[BaseE
     run = ensemble.start(runtime=runtime)
     try:
         with pytest.raises(stop):
-            run.result(timeout_s=30)
+            run.result(timeout_s=PATIENCE_S)
     finally:
         gate.set()
     assert run.state is RunState.CANCELLED

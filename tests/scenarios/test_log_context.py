@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray import Ensemble, LogContextFilter, Runtime, TaskExecutionError, tool
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, by_task, call, task
+from tests.scenarios.teams import PATIENCE_S, agent, by_task, call, task
 
 
 @tool
@@ -65,7 +65,7 @@ def test_parallel_tasks_do_not_see_each_others_fields(runtime: Runtime) -> None:
     meeting = threading.Barrier(2)
 
     def first(_asked: ScriptedCall) -> object:
-        meeting.wait(30)
+        meeting.wait(PATIENCE_S)
         return call("record_fields")
 
     def script() -> ScriptedModel:

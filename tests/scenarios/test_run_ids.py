@@ -17,7 +17,7 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Watcher, agent, answer, task, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, agent, answer, task, wait_for
 
 
 class City(BaseModel):
@@ -83,7 +83,7 @@ def test_id_of_a_cancelled_run_names_resume(runtime: Runtime) -> None:
 
     def reply(_asked: ScriptedCall) -> str:
         asked.set()
-        never.wait(60)
+        never.wait(2 * PATIENCE_S)
         return "never"
 
     ensemble = Ensemble(tasks=[task("go", agent(ScriptedModel(reply, "x")))])

@@ -25,7 +25,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task
 
 
 @tool
@@ -253,7 +253,7 @@ def test_streams_of_parallel_tasks_keep_their_own_order(runtime: Runtime) -> Non
     meeting = threading.Barrier(2)
 
     def reply(asked: object) -> str:
-        meeting.wait(30)
+        meeting.wait(PATIENCE_S)
         return " ".join(str(n) for n in range(50))
 
     watcher = Watcher()

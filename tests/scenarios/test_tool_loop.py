@@ -24,7 +24,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task
 
 
 @tool
@@ -263,7 +263,7 @@ def test_tool_knows_for_whom_it_works_when_tasks_share_it(runtime: Runtime) -> N
     meeting = threading.Barrier(2)
 
     def first(_asked: ScriptedCall) -> object:
-        meeting.wait(30)
+        meeting.wait(PATIENCE_S)
         return call("role")
 
     def script() -> ScriptedModel:
