@@ -9,15 +9,18 @@ import asyncio
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import ray
 import ray.exceptions
 
 from actors.failures import last_line
+from actors.wire import cannot_leave
 from ensemble_ray.errors import IllegalStateError, portable
-from ensemble_ray.events import Event, TaskFailedEvent, TokenEvent
+from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TokenEvent, ToolCallEvent
+from ensemble_ray.trace import jsonable
 
 if TYPE_CHECKING:
     from actors.wire import WireReport
@@ -46,19 +49,44 @@ def as_bytes(value: object) -> bytes:
 
 
 def pack_event(event: Event) -> bytes:
-    """The event as bytes; a cause that cannot travel is replaced by its stand-in."""
-    if isinstance(event, TaskFailedEvent):
-        event = TaskFailedEvent(
-            run_id=event.run_id,
-            instance=event.instance,
-            task_description=event.task_description,
-            agent_role=event.agent_role,
-            task_index=event.task_index,
-            total_tasks=event.total_tasks,
-            cause=portable(event.cause),
-            duration=event.duration,
-        )
+    """The event as bytes. What of the user's cannot travel is replaced: a cause by its stand-in, a payload by its text.
+
+    Raises:
+        AgentExecutionError: the output of a completed task cannot travel, so that the task is not completed.
+    """
+    match event:
+        case TaskFailedEvent():
+            event = replace(event, cause=portable(event.cause))
+        case ToolCallEvent() if not isinstance(event.structured_result, str | int | float | None):
+            event = replace(event, structured_result=_Payload(event.structured_result))
+        case TaskCompleteEvent():
+            try:
+                return as_bytes(event)
+            except Exception as error:
+                raise cannot_leave(event.task_description, event.agent_role, error) from error
+        case _:
+            pass
     return as_bytes(event)
+
+
+class _Payload:
+    """A tool's payload on its way in an event; it comes out as what it was, else as JSON data of it."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __reduce__(self) -> tuple[object, ...]:
+        try:
+            return (_payload, (as_bytes(self._value), jsonable(self._value)))
+        except Exception:  # noqa: BLE001  whatever pickling raised, a listener must not change a run
+            return (jsonable, (jsonable(self._value),))
+
+
+def _payload(body: bytes, otherwise: object) -> object:
+    try:
+        return cast("object", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+    except Exception:  # noqa: BLE001  its class cannot be had here
+        return otherwise
 
 
 class HubSink:

@@ -25,7 +25,7 @@ from actors.failures import last_line, ours
 from actors.preflight import dump
 from actors.wire import AgentCargo, RunPackage, unpack_output, unpack_result
 from ensemble_ray.config import home_directory
-from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of, portable
 from ensemble_ray.execute.conductor import Conducted
 from ensemble_ray.execute.orders import RunOutcome, TaskResult
 from ensemble_ray.inline import outcome_of
@@ -245,7 +245,15 @@ class RayRun:
         finally:
             await self._leave()
         self._scheduler.forget.remote(self.run_id)
-        return outcome_of(self.run_id, _opened(ended))
+        try:
+            return outcome_of(self.run_id, _opened(ended))
+        except Exception as error:
+            unreadable = EnsembleError(
+                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
+                "Install the module they come from here too, or use runtime='inline'"
+            )
+            unreadable.run_id = self.run_id
+            raise unreadable from error
 
     async def cancel(self) -> None:
         """Ask the run to end; of a scheduler that is gone `wait` tells."""

@@ -26,6 +26,7 @@ __all__ = [
     "RunPackage",
     "WireOrder",
     "WireReport",
+    "cannot_leave",
     "load_agent",
     "load_tasks",
     "pack_result",
@@ -137,10 +138,16 @@ def pack_result(result: TaskResult) -> WireReport:
     try:
         return _packed(result)
     except Exception as error:  # noqa: BLE001  whatever pickling raised, the task must still be reported
-        role = result.output.agent_role if result.output is not None else ""
-        text = f"The result of task '{result.key}' cannot leave its agent's process: {message_of(error)}"
-        cause = AgentExecutionError(text, role, result.key)
+        output = result.output
+        task, role = (result.key, "") if output is None else (output.task_description, output.agent_role)
+        cause = cannot_leave(task, role, error)
         return _packed(replace(result, status="failed", output=None, trace=None, error=cause))
+
+
+def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecutionError:
+    """The failure of a task whose result no other process can have."""
+    text = f"The result of task '{task}' cannot leave its agent's process: {message_of(error)}"
+    return AgentExecutionError(text, agent_role, task)
 
 
 def _packed(result: TaskResult) -> WireReport:

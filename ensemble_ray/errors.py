@@ -111,7 +111,16 @@ def _links(error: BaseException) -> list[tuple[object, ...]]:
 def _foreign_link(error: BaseException) -> tuple[object, ...]:
     """An error that is not ours: as it is, else by value, else as a stand-in."""
     data = _travels(error, pickle.dumps) or _travels(error, _dumps_by_value)
-    return (_stand_in, type(error).__name__, message_of(error)) if data is None else (pickle.loads, data)
+    told = (type(error).__name__, message_of(error))
+    return (_stand_in, *told) if data is None else (_loaded_or_stand_in, data, *told)
+
+
+def _loaded_or_stand_in(data: bytes, name: str, text: str) -> BaseException:
+    """The error, or its stand-in where its class cannot be had, such as that of a package only the sender has."""
+    try:
+        return cast("BaseException", pickle.loads(data))  # noqa: S301  bytes of our own cluster
+    except Exception:  # noqa: BLE001  whatever loading raised, what went wrong must still be told
+        return _stand_in(name, text)
 
 
 def _travels(error: BaseException, dumps: Callable[[object], bytes]) -> bytes | None:
