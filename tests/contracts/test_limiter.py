@@ -143,10 +143,12 @@ async def test_capacity_passes_at_once_when_it_was_quiet(site: Site) -> None:
     await site.advance(40.0)
     calls = [started(site.one, limit) for _ in range(6)]
     await site.settle()
-    assert [call.done() for call in calls] == [True] * 4 + [False] * 2
+    # Sent at the same time, they may reach a limiter elsewhere in any order; how many pass is what counts here.
+    assert sum(call.done() for call in calls) == 4
     await site.advance(1.0)
-    assert [call.done() for call in calls] == [True] * 5 + [False]
-    calls[-1].cancel()
+    assert sum(call.done() for call in calls) == 5
+    for call in calls:
+        call.cancel()
 
 
 async def test_call_times_out_when_no_token_comes(site: Site) -> None:
