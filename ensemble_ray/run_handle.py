@@ -17,15 +17,15 @@ from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.delivery import Delivery, listeners_of
-from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
+from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.ids import new_run_id
 from ensemble_ray.loop import bridge, on_library_loop, submit
-from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.plan.planner import Planned, ResolvedTasks, plan_run, resolve_tasks
+from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.environment import effective_capture_mode
@@ -36,6 +36,7 @@ from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
     from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.trace import CaptureMode
@@ -93,6 +94,7 @@ class Run:
         self._state = RunState.PENDING
         self._runtime = connect(runtime)
         self._handle: RunHandle | None = None
+        self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
         self._is_cancelling = False
         self._interrupt: Interrupted | None = None
         self._events = EventLog(is_open=is_watched)
@@ -151,6 +153,8 @@ class Run:
         self._is_cancelling = True
         if self._handle is not None:
             await self._handle.cancel()
+        elif self._synthesizing is not None:
+            self._synthesizing.cancel()  # a model is asked there, which may take as long as any
 
     def _given(self, outcome: EnsembleOutput | Interrupted) -> EnsembleOutput:
         if isinstance(outcome, Interrupted):
@@ -192,7 +196,10 @@ class Run:
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
-        agents = await synthesize_agents(resolved, self._definition, recorded=self._recorded)
+        agents = await self._synthesized(resolved)
+        if agents is None:
+            self._state = RunState.CANCELLED
+            return EnsembleOutput(exit_reason=ExitReason.CANCELLED, run_id=self.id)
         planned = plan_run(self._definition, resolved, agents)
         plan = planned.plan
         _log.info("Run started: workflow %s, %d tasks, %d agents", plan.workflow, len(plan.nodes), len(plan.agents))
@@ -218,6 +225,21 @@ class Run:
         output = assemble(plan, outcome, capture_mode=mode, trace_id=trace_id)
         await self._finish(output, mode)
         return output
+
+    async def _synthesized(self, resolved: ResolvedTasks) -> Mapping[str, Agent] | None:
+        """Agents for the tasks that name none; None when the run was cancelled meanwhile, so that it never begins."""
+        if not needs_synthesis(resolved.tasks):
+            return {}
+        if self._is_cancelling:
+            return None
+        asked = synthesize_agents(resolved, self._definition, recorded=self._recorded)
+        self._synthesizing = asyncio.get_running_loop().create_task(asked)
+        await asyncio.wait([self._synthesizing])
+        if not self._synthesizing.cancelled():
+            return self._synthesizing.result()
+        if self._is_cancelling:
+            return None
+        raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
     def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
         """What a finished run of that id gave; it is not run again (S-SET-39)."""
