@@ -12,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import ChatResponse, Ensemble, ExitReason, InlineRuntime, RunState, Runtime, TaskStartEvent, tool
+from ensemble_ray import (
+    AgentSynthesizer,
+    ChatResponse,
+    Ensemble,
+    ExitReason,
+    InlineRuntime,
+    RunState,
+    Runtime,
+    Task,
+    TaskStartEvent,
+    tool,
+)
 from ensemble_ray.record.journal_file import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.processes import program
@@ -78,12 +89,32 @@ def test_cancel_stops_running_tasks_of_a_parallel_run(runtime: Runtime) -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_run_may_be_cancelled_at_once_and_again(runtime: Runtime, times: int) -> None:
-    """S-SET-27: before anything started."""
+def test_run_may_be_cancelled_at_once_and_again(runtime: Runtime, home: str, times: int) -> None:
+    """S-SET-27: before anything started; it is recorded all the same."""
     run = Ensemble(tasks=[task("go", agent(ScriptedModel(Forever())))]).start(runtime=runtime)
     for _ in range(times):
         run.cancel()
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    assert recorded_state(home, run.id) is RunState.CANCELLED
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_run_is_cancelled_while_agents_are_made(runtime: Runtime, *, is_waited_for: bool) -> None:
+    """S-SET-27, S-SET-46: the model that makes agents never answers; the run never begins."""
+    forever, watcher = Forever(), Watcher()
+    run = Ensemble(
+        tasks=[Task.of("Write")],
+        llm=ScriptedModel(forever),
+        agent_synthesizer=AgentSynthesizer.llm_based(),
+        listeners=[watcher],
+    ).start(runtime=runtime)
+    if is_waited_for:
+        wait_for(forever.asked)
+    run.cancel()
+    output = run.result(timeout_s=PATIENCE_S)
+    assert (output.exit_reason, output.task_outputs, output.run_id) == (ExitReason.CANCELLED, (), run.id)
+    assert run.state is RunState.CANCELLED
+    assert watcher.heard == []
 
 
 def test_cancelling_a_finished_run_changes_nothing(runtime: Runtime, home: str) -> None:
