@@ -55,8 +55,7 @@ def demo(
     team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
     if not quiet:
         _introduce(selection, is_own=not files, llm=llm, runtime=runtime)
-    if is_local:
-        _warm_up(reader)
+    _warm_up(reader)
     return carry_out(
         team.ensemble,
         {},
@@ -113,9 +112,11 @@ def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: Runtime
 
 
 def _warm_up(model: ChatModel) -> None:
-    """Let the embedded model load while the agents start; whatever fails here fails again where it is told."""
-    from ensemble_ray.loop import submit  # the help does not need them
-    from ensemble_ray.messages import ChatMessage
+    """Let the embedded model load while the agents start; what fails here fails again where it is told."""
+    from ensemble_ray.llm import local_server  # the help does not need them
+    from ensemble_ray.llm.local import LocalChatModel
+    from ensemble_ray.loop import submit
     from ensemble_ray.threads import call_user
 
-    submit(call_user(model.chat, [ChatMessage("user", "Hello")]))
+    if isinstance(model, LocalChatModel):
+        submit(call_user(local_server.acquire, model.spec))
