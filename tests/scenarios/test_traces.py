@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import threading
 from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -23,7 +25,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, answer, call, prompt_of, task
+from tests.scenarios.teams import PATIENCE_S, agent, answer, call, prompt_of, task, wait_for
 
 #: Sums of rounded parts and rounded sums differ by a microsecond per part.
 ROUNDING = timedelta(microseconds=20)
@@ -266,6 +268,22 @@ def test_exporter_gets_runs_that_left_early_but_no_failed_ones(runtime: Runtime)
     with pytest.raises(TaskExecutionError):
         Ensemble(tasks=[task("go", agent(ScriptedModel(ValueError("no"))))], trace_exporter=keep).run(runtime=runtime)
     assert len(keep.traces) == 1
+
+
+def test_exporter_gets_no_cancelled_run(runtime: Runtime) -> None:
+    """S-TRC-61, S-SET-27: it was no successful one; its trace is on its output."""
+    keep, asked = Keep(), threading.Event()
+
+    async def never(_asked: ScriptedCall) -> str:
+        asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    run = Ensemble(tasks=[task("go", agent(ScriptedModel(never)))], trace_exporter=keep).start(runtime=runtime)
+    wait_for(asked)
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).trace is not None
+    assert keep.traces == []
 
 
 def test_failing_exporter_changes_nothing(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
