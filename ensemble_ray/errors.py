@@ -16,7 +16,9 @@ Exception
 │  ├─ RateLimitInterruptedError      waiting for a permit was interrupted
 │  ├─ RunExistsError                 a run of that id is running
 │  ├─ RecordError                    the run's record cannot be written or read
-│  └─ StaleEpochError                somebody newer does this work; the writer must stop
+│  ├─ StaleEpochError                somebody newer does this work; the writer must stop
+│  ├─ UnknownOutcomeError            an effect was begun before a crash; nobody knows whether it was done
+│  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
 │  └─ ToolConfigurationError         a tool is set up wrongly
 └─ ExitEarlyError                    control flow: end the run, keep what is done
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentExecutionError",
+    "CircuitOpenError",
     "ConstraintViolationError",
     "EnsembleError",
     "ExitEarlyError",
@@ -58,6 +61,7 @@ __all__ = [
     "TaskExecutionError",
     "ToolConfigurationError",
     "ToolExecutionError",
+    "UnknownOutcomeError",
     "ValidationError",
     "message_of",
     "portable",
@@ -366,6 +370,23 @@ class StaleEpochError(EnsembleError):
         self.name = name
         self.epoch = epoch
         self.newest = newest
+
+
+class UnknownOutcomeError(EnsembleError):
+    """An effect was begun before a crash, and nothing tells whether it was done (S-DUR-24, S-DUR-25)."""
+
+    def __init__(self, message: str, effect: str = "", tool_name: str = "") -> None:
+        super().__init__(message)
+        self.effect = effect
+        self.tool_name = tool_name
+
+
+class CircuitOpenError(EnsembleError):
+    """An endpoint fails for everybody and is not asked for now (S-DUR-64); the last failure is the cause."""
+
+    def __init__(self, message: str, endpoint: str = "") -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
 
 
 class IllegalStateError(_Portable, RuntimeError):

@@ -6,6 +6,7 @@ An adapter fulfils a port by its shape and inherits nothing. Each port has one c
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.events import Event
@@ -25,6 +26,7 @@ __all__ = [
     "Limiter",
     "StreamingChatModel",
     "ToolMetrics",
+    "Until",
 ]
 
 
@@ -74,23 +76,42 @@ class EventSink(Protocol):
         ...
 
 
+class Until(IntEnum):
+    """How safe a fact must be before whoever appends it goes on; later values include the earlier ones."""
+
+    #: in order in this process's queue, on its way to the store
+    TAKEN = 0
+    #: committed: it survives the death of every process
+    WRITTEN = 1
+    #: on the disk itself: it survives a loss of power too
+    SYNCED = 2
+
+
 class Journal(Protocol):
     """One run's append-only list of facts, as one writer sees it."""
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0) -> None:
-        """Add facts in order.
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add facts in order; return when they are as safe as asked, those appended before them included.
+
+        A buffered journal (durability `run`) and one in memory return at once.
 
         Raises:
-            StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect.
+            StaleEpochError: a newer epoch has been seen; the writer must stop before its next effect. Facts that were
+                only `TAKEN` may be refused later: then the next `append` for that instance raises.
+            RecordError: the store refused what was appended.
         """
         ...
 
-    def recorded(self, name: str, kind: str) -> Fact | None:
-        """The effect recorded under that name, which need not be performed again; None when there is none."""
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """What is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out."""
         ...
 
     async def flush(self) -> None:
-        """Return when everything appended so far is handed to the store."""
+        """Return when everything appended so far is committed.
+
+        Raises:
+            RecordError: the store refused it.
+        """
         ...
 
     async def close(self) -> None:

@@ -1,0 +1,181 @@
+"""Where runs are recorded: the `RunStore` port, and the store of an address. Room: record.
+
+In: a home directory, or the URL of a database. Out: runs that one process owns, runs that others write to, and what is
+known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Protocol
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Journal
+
+__all__ = ["OwnedRun", "RunStore", "RunSummary", "StoreAddress", "store_at"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSummary:
+    """A run as lists show it."""
+
+    run_id: str
+    created_at: datetime
+    #: where its definition came from: a YAML path, `module:attribute`, or nothing
+    origin: str
+    #: as it stands; a run that nobody owns and that has not ended is interrupted
+    state: RunState
+    #: where its record lies, for people: a path, or a database without its password
+    place: str
+    #: who owns it now, for people: `process 4711 on HOST`; empty when nobody does or it is not known
+    owner: str = ""
+
+
+class OwnedRun(Protocol):
+    """A run that this process owns, until it lets go or dies."""
+
+    @property
+    def journal(self) -> Journal:
+        """Where this process writes its facts."""
+        ...
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this owner writes under: 0 for a new run, above every earlier one for a run taken over."""
+        ...
+
+    @property
+    def earlier(self) -> Sequence[Fact]:
+        """All facts recorded before this owner came, in order; none for a new run."""
+        ...
+
+    async def write_state(self, state: RunState) -> None:
+        """Say how the run stands; after a final state the run has no owner any more.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        ...
+
+    async def is_cancel_asked(self) -> bool:
+        """Whether somebody asked for the run's end since this owner came; cheap, asked about once a second."""
+        ...
+
+    async def close(self, state: RunState) -> None:
+        """Close the journal and write the state; whatever fails here, the run has no owner any more.
+
+        Raises:
+            RecordError: the store refused what was appended, or the state.
+        """
+        ...
+
+
+class RunStore(Protocol):
+    """All runs of one place."""
+
+    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
+
+        Args:
+            run_id: The run's id.
+            origin: Where its definition came from.
+            is_buffered: Whether facts need not be committed before `append` returns (durability `run`).
+
+        Raises:
+            RunExistsError: there is a run of that id; the message says how it stands.
+            RecordError: the store cannot be written.
+            ValidationError: the id cannot name a record.
+        """
+        ...
+
+    async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
+
+        Args:
+            run_id: The run's id.
+            is_buffered: As for `begin`.
+            by_force: Take it also from an owner that still holds it (S-DUR-17).
+
+        Raises:
+            RunExistsError: somebody owns it; the message names the process.
+            RecordError: the record is damaged or cannot be written.
+            ValidationError: there is no such run.
+        """
+        ...
+
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> Journal:
+        """Write to a run that another process owns.
+
+        Raises:
+            RecordError: the record cannot be written.
+        """
+        ...
+
+    async def facts(self, run_id: str) -> list[Fact]:
+        """All committed facts in order, numbered from 1; none when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        ...
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """The run as lists show it; None when there is none."""
+        ...
+
+    async def runs(self) -> list[RunSummary]:
+        """All runs, newest first."""
+        ...
+
+    async def find(self, text: str) -> RunSummary:
+        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+
+        Raises:
+            ValidationError: there is none, or several; the message names the nearest.
+        """
+        ...
+
+    async def ask_cancel(self, run_id: str) -> None:
+        """Ask the owner of a run to end it."""
+        ...
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run's record.
+
+        Raises:
+            RunExistsError: somebody owns it.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAddress:
+    """Which store, as data that travels; `store_at` opens it."""
+
+    #: directory that holds `runs/ID/`
+    home: str
+    #: a database in place of files; may hold a password
+    url: str = field(default="", repr=False)
+
+
+def store_at(address: StoreAddress) -> RunStore:
+    """The store of an address.
+
+    Raises:
+        ValidationError: no store speaks that URL, or its extra is not installed.
+    """
+    if not address.url:
+        from ensemble_ray.record.store_sqlite import SqliteStore
+
+        return SqliteStore(Path(address.home))
+    if address.url.startswith(("postgresql://", "postgres://")):
+        from ensemble_ray.record.store_postgres import PostgresStore
+
+        return PostgresStore(address.url)
+    scheme = address.url.partition("://")[0]
+    raise ValidationError(f"Unknown store '{scheme}://...': use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")
