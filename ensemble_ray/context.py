@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ensemble_ray.ports import CpuPool, DriverServices, Limiter
 
-__all__ = ["LogContextFilter", "Services", "current_log_context", "log_context", "services", "use_services"]
+__all__ = [
+    "LogContextFilter",
+    "Services",
+    "current_effect_key",
+    "current_log_context",
+    "log_context",
+    "services",
+    "use_effect_key",
+    "use_services",
+]
 
 _log_fields: ContextVar[Mapping[str, str]] = ContextVar("ensemble_ray_log_fields")
 _NOTHING: Mapping[str, str] = {}
@@ -75,3 +84,21 @@ def use_services(chosen: Services) -> Generator[None]:
         yield
     finally:
         _services.reset(token)
+
+
+_effect_key: ContextVar[str] = ContextVar("ensemble_ray_effect_key")
+
+
+def current_effect_key() -> str:
+    """The id of the effect that is being performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
+    return _effect_key.get("")
+
+
+@contextmanager
+def use_effect_key(key: str) -> Generator[None]:
+    """Perform an effect of that id in the block."""
+    token = _effect_key.set(key)
+    try:
+        yield
+    finally:
+        _effect_key.reset(token)

@@ -113,7 +113,7 @@ class ModelCalls:
     ) -> ChatResponse:
         clock = self._scope.ports.clock
         name = effect_name(self._order.instance, turn)
-        recorded = self._scope.ports.journal.recorded(name, "model")
+        recorded = self._scope.recorded(name, "model")
         if recorded is not None:
             response, started_at, latency_s = _from_fact(recorded)
         else:

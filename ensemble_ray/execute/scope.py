@@ -6,11 +6,12 @@ Parts note facts and publish events through it; none of them holds the runner.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import Event
 from ensemble_ray.messages import Fact
+from ensemble_ray.ports import Until
 
 if TYPE_CHECKING:
     from ensemble_ray.context import Services
@@ -42,12 +43,23 @@ class TaskScope:
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
+    #: what an earlier house of this task recorded: (name, kind) -> fact
+    known: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
 
-    async def note(self, kind: str, name: str, data: Mapping[str, object]) -> None:
-        """Put a fact into the journal."""
+    def recorded(self, name: str, kind: str) -> Fact | None:
+        """The effect recorded under that name, which is not performed again; None when there is none."""
+        return self.known.get((name, kind))
+
+    async def note(self, kind: str, name: str, data: Mapping[str, object], *, until: Until = Until.TAKEN) -> None:
+        """Put a fact into the journal; return when it is as safe as the next step needs.
+
+        Raises:
+            StaleEpochError: another house has this task now; nothing more of it must be done here.
+            RecordError: the store refused it.
+        """
         order = self.order
         fact = Fact(run=order.run_id, kind=kind, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
-        await self.ports.journal.append((fact,), epoch=order.epoch)
+        await self.ports.journal.append((fact,), epoch=order.epoch, until=until)
 
     def emit(self, kind: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""

@@ -88,7 +88,7 @@ class ToolCalls:
 
     async def _call(self, call: ToolCall, turn: int, index: int) -> ToolEffect:
         name = effect_name(self._order.instance, turn, f"call-{index}")
-        recorded = self._scope.ports.journal.recorded(name, "tool_result")
+        recorded = self._scope.recorded(name, "tool_result")
         if recorded is not None:
             return _from_fact(call, recorded)
         bound = self._tools.get(call.name)
