@@ -13,11 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, TypeAlias, cas
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.fields import (
     Accepts,
     Callbacks,
     CaptureModeField,
+    DurabilityField,
     ErrorStrategyField,
+    OnUnknownField,
+    OptionalDurabilityField,
     OptionalModelField,
     StrictInt,
     WorkflowField,
@@ -127,11 +131,13 @@ class RunOptions(Value):
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
+        durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
     """
 
     max_tool_output_length: StrictInt | None = None
     tool_log_truncate_length: StrictInt | None = None
     max_parallel_tasks: StrictInt | None = None
+    durability: OptionalDurabilityField = initially(None)
 
     @model_validator(mode="before")
     @classmethod
@@ -164,6 +170,11 @@ class EnsembleDefinition(Value):
         capture_mode: How much the trace keeps; None: as `ENSEMBLE_RAY_CAPTURE_MODE` says, else `"off"`.
         trace_exporter: Takes the trace of each successful run.
         cost_configuration: Money per token, for cost estimates.
+        durability: `"effects"`: what a step depends on is on record before it, so that nothing recorded is repeated
+            after a crash; `"run"`: facts are written within 200 ms; `"off"`: nothing is.
+        on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
+            `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
+            `"repeat"` or `"fail"`.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
@@ -186,6 +197,8 @@ class EnsembleDefinition(Value):
     capture_mode: CaptureModeField = initially(None)
     trace_exporter: _Exporter = None
     cost_configuration: CostConfiguration | None = None
+    durability: DurabilityField = initially(Durability.EFFECTS)
+    on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     # One field per kind of event, in the order in which they are registered (S-EVT-2).
     on_ensemble_started: _OnStarted = initially(())
     on_ensemble_completed: _OnCompleted = initially(())

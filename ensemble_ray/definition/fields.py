@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 from pydantic import BeforeValidator, SkipValidation, Strict
 
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
@@ -22,12 +23,15 @@ __all__ = [
     "Accepts",
     "Callbacks",
     "CaptureModeField",
+    "DurabilityField",
     "ErrorStrategyField",
     "ModelField",
     "OptionalModelField",
     "StrictInt",
     "StrictText",
     "ToolsField",
+    "OnUnknownField",
+    "OptionalDurabilityField",
     "WorkflowField",
     "changes_with_limit",
     "check_positive",
@@ -191,6 +195,10 @@ if TYPE_CHECKING:
     WorkflowField = Accepts[Workflow | None, Workflow | str | None]
     ErrorStrategyField = Accepts[ParallelErrorStrategy | None, ParallelErrorStrategy | str | None]
     CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
+    DurabilityField = Accepts[Durability, Durability | str]
+    OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
+    #: a word, or a callable that is asked with an `UnknownEffect`
+    OnUnknownField = Accepts[OnUnknown | Callable[[Any], object], OnUnknown | str | Callable[[Any], object]]
     #: listeners to one kind of event: a callable or several
     Callbacks = Accepts[
         tuple[Callable[[E], object], ...], Callable[[E], object] | Sequence[Callable[[E], object]] | None
@@ -218,3 +226,6 @@ else:
         ParallelErrorStrategy | None, BeforeValidator(_member(ParallelErrorStrategy, "parallel_error_strategy"))
     ]
     CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(_member(CaptureMode, "capture_mode"))]
+    DurabilityField = Annotated[Durability, BeforeValidator(_member(Durability, "durability"))]
+    OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(_member(Durability, "durability"))]
+    OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_member(OnUnknown, "on_unknown"))]

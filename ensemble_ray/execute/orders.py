@@ -38,6 +38,10 @@ class RunFrame:
     cost: CostConfiguration | None = None
     #: whether calls are reported to the driver's ToolMetrics
     has_tool_metrics: bool = False
+    #: `effects`, `run` or `off` (S-DUR-2)
+    durability: str = "effects"
+    #: `tell_model`, `fail` or `ask`, which also stands for a callable of the driver's (S-DUR-24)
+    on_unknown: str = "tell_model"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

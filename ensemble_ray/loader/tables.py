@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
@@ -221,6 +222,14 @@ TEAM: Mapping[str, Field] = {
         doc="Takes the trace of each successful run, as module:attribute.",
     ),
     "cost_configuration": Field(kind=Kind(read=_read_cost, schema={"$ref": "#/definitions/cost_configuration"})),
+    "durability": Field(
+        kind=choice([each.value for each in Durability], "durability"),
+        doc="`effects`: nothing recorded is repeated after a crash; `run`: written within 200 ms; `off`: not at all.",
+    ),
+    "on_unknown": Field(
+        kind=choice([each.value for each in OnUnknown], "word"),
+        doc="What becomes of a tool call that was begun before a crash and has no result.",
+    ),
     **{
         method: Field(kind=_CALLBACKS, doc="Called with each event of that kind; module:function, or several.")
         for method in EVENT_TYPES
