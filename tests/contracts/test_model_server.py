@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from http.client import HTTPConnection, RemoteDisconnected
+from http.client import HTTPConnection, HTTPException, RemoteDisconnected
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -179,3 +180,44 @@ def test_it_serves_from_its_own_process_when_started_as_one() -> None:
         connection.close()
         process.stdin.close()
         assert process.wait(timeout=30) == 0
+
+
+def test_requests_are_told_apart_by_their_key_when_they_carry_one() -> None:
+    """S-DUR-27: how often each model call was asked for, and whose answer was given whole."""
+    script = ["one", Fault(status=500), Reply(text="two", fragments=["t", "w", "o"]), Reply(text="x", cut_after=1), "y"]
+    with ModelServer(script) as server:
+        for key in ("a", "b"):
+            ask(server.base_url, headers={"Idempotency-Key": key})
+        place = urlsplit(server.base_url)
+        for key in ("b", "c"):
+            connection = HTTPConnection(place.netloc, timeout=30)
+            streamed = json.dumps({**HELLO, "stream": True})
+            connection.request("POST", "/v1/chat/completions", body=streamed, headers={"Idempotency-Key": key})
+            with contextlib.suppress(HTTPException):
+                connection.getresponse().read()
+        ask(server.base_url)
+        server.wait_arrived(5)
+        assert server.requests_by_key() == {"a": 1, "b": 2, "c": 1, "": 1}
+        assert server.answered_keys() == {"a", "b"}
+        first, refused, *_ = server.requests
+        assert first.answered_at is not None
+        assert first.arrived_at <= first.answered_at
+        assert refused.answered_at is None
+        with pytest.raises(TimeoutError, match="waited 0 s for 6 requests"):
+            server.wait_arrived(6, timeout_s=0)
+
+
+def test_an_answer_is_not_counted_as_given_when_its_client_had_gone() -> None:
+    """What the server would have said to a dead process was not paid for by anybody's record."""
+    with ModelServer("x") as server:
+        server.pause()
+        place = urlsplit(server.base_url)
+        connection = HTTPConnection(place.netloc, timeout=30)
+        connection.request("POST", "/v1/chat/completions", body=json.dumps(HELLO), headers={"Idempotency-Key": "a"})
+        server.wait_in_flight(1)
+        connection.close()
+        server.wait_served(1)
+        server.resume()
+        assert ask(server.base_url, headers={"Idempotency-Key": "b"})[0] == 200
+        assert server.answered_keys() == {"b"}
+        assert server.abandoned == 1

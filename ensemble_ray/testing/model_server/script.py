@@ -25,10 +25,15 @@ DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 class ServedRequest:
     """One request as the server got it; the body is parsed on first use."""
 
-    def __init__(self, http: HttpRequest, number: int) -> None:
+    def __init__(self, http: HttpRequest, number: int, arrived_at: float = 0.0) -> None:
         self._http = http
         #: position in order of arrival, from 0
         self.number = number
+        #: when its last byte was read, Unix time, s
+        self.arrived_at = arrived_at
+        #: when its whole answer was handed to the open connection, Unix time, s; None while it was not, and for faults.
+        #: Whether the client lived to read it is another matter.
+        self.answered_at: float | None = None
 
     @property
     def raw(self) -> bytes:
@@ -44,6 +49,11 @@ class ServedRequest:
     def headers(self) -> Mapping[str, str]:
         """Headers by lower-case name."""
         return self._http.headers
+
+    @property
+    def key(self) -> str:
+        """The `Idempotency-Key` header: the same for every repetition of one model call; empty without one."""
+        return self.headers.get("idempotency-key", "")
 
     @cached_property
     def digest(self) -> str:

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self, cast
@@ -121,6 +122,14 @@ class ModelServer:
         """Requests that were sent before, byte for byte."""
         return sum(self.counts.values()) - len(self.counts)
 
+    def requests_by_key(self) -> Counter[str]:
+        """How often each `Idempotency-Key` came; requests without one count under the empty text."""
+        return Counter(request.key for request in tuple(self.requests))
+
+    def answered_keys(self) -> frozenset[str]:
+        """Keys of requests whose whole answer was handed to a connection that was open (`ServedRequest.answered_at`)."""
+        return frozenset(each.key for each in tuple(self.requests) if each.key and each.answered_at is not None)
+
     def __enter__(self) -> Self:
         ready = threading.Event()
         self._thread = threading.Thread(
@@ -181,6 +190,14 @@ class ModelServer:
         """
         self._wait(lambda: len(self._open) >= count, f"{count} requests in flight", timeout_s)
 
+    def wait_arrived(self, count: int, *, timeout_s: float = 30.0) -> None:
+        """Return when that many requests have come, whatever became of them.
+
+        Raises:
+            TimeoutError: it did not come to that.
+        """
+        self._wait(lambda: self._arrived >= count, f"{count} requests", timeout_s)
+
     def wait_served(self, count: int, *, timeout_s: float = 30.0) -> None:
         """Return when that many requests have been answered or abandoned.
 
@@ -204,7 +221,7 @@ class ModelServer:
         if http.method == "GET":
             self._answer_get(exchange)
             return
-        request = ServedRequest(http, self._arrived)
+        request = ServedRequest(http, self._arrived, time.time())
         with self._changed:
             self._arrived += 1
             self._open.add(exchange)
@@ -259,13 +276,16 @@ class ModelServer:
             model = request.model
             chunks = sse_chunks(answer, model=model, number=request.number, with_usage=request.wants_usage)
             exchange.start(content_type="text/event-stream")
-            self._stream(exchange, answer, chunks, 0)
-        else:
+            self._stream(exchange, request, answer, chunks, 0)
+        elif exchange.is_open:
+            request.answered_at = time.time()  # before the client can have it
             exchange.reply(completion_bytes(answer, model="scripted", number=request.number))
         if not exchange.is_open:
             self._close(exchange)
 
-    def _stream(self, exchange: Exchange, reply: Reply, chunks: Iterator[bytes], sent: int) -> None:
+    def _stream(
+        self, exchange: Exchange, request: ServedRequest, reply: Reply, chunks: Iterator[bytes], sent: int
+    ) -> None:
         for chunk in chunks:
             if reply.cut_after is not None and sent >= reply.cut_after:
                 exchange.drop()
@@ -275,9 +295,11 @@ class ModelServer:
             sent += 1
             if reply.fragment_delay_s > 0:
                 loop = asyncio.get_running_loop()
-                loop.call_later(reply.fragment_delay_s, self._stream, exchange, reply, chunks, sent)
+                loop.call_later(reply.fragment_delay_s, self._stream, exchange, request, reply, chunks, sent)
                 return
-        exchange.end()
+        if exchange.is_open:
+            request.answered_at = time.time()
+            exchange.end()
         self._close(exchange)
 
     def _give_up(self, exchange: Exchange) -> None:
