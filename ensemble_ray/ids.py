@@ -11,7 +11,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-__all__ = ["effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
+__all__ = ["RUN", "effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
+
+#: The name of facts about a run as a whole.
+RUN = "run"
 
 
 def new_object_id() -> str:

@@ -2,6 +2,9 @@
 
 The same class conducts a run inline and inside the scheduler actor: journal the stimulus, ask the machine, carry out.
 It holds outputs as it got them and looks into none, so that a scheduler process runs no user code.
+
+A run that goes on after a crash is conducted by the same code (S-DUR-30): its recorded stimuli are told to the machine
+again, what the record knows of a task is its report, and everything else that runs is handed out anew.
 """
 
 from __future__ import annotations
@@ -12,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ensemble_ray.ids import instance_of
+from ensemble_ray.errors import StaleEpochError
+from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.messages import Fact
+from ensemble_ray.ports import Until
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import (
     CancelRequested,
     RunStarted,
@@ -32,7 +38,7 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.ports import Clock, Journal
 
-__all__ = ["Assignment", "Conducted", "Failed", "Houses", "Report", "RunConductor"]
+__all__ = ["Assignment", "Conducted", "Failed", "Houses", "Report", "Resumed", "RunConductor"]
 
 _log = logging.getLogger(__name__)
 #: How an output is held: the object itself inline, its bytes in a scheduler actor.
@@ -68,6 +74,20 @@ class Report(Generic[Output, Failure]):
     failure: Failure | None = None
     error_type: str = ""
     message: str = ""
+    #: of the dispatch that it is the report of
+    epoch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Generic[Output, Failure]):
+    """What the record knows of a run that goes on."""
+
+    #: when it began first
+    started_at: float
+    #: what its machine was told, in the groups in which it was; what a cancellation did is left out
+    stimuli: Sequence[Sequence[Stimulus]]
+    #: by key: tasks whose output or failure is recorded, whether or not the machine was told
+    reports: Mapping[str, Report[Output, Failure]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +140,21 @@ class RunConductor(Generic[Output, Failure]):
         houses: Houses[Output],
         earlier: Sequence[Fact] = (),
         epoch: int = 0,
+        resumed: Resumed[Output, Failure] | None = None,
     ) -> None:
-        """`earlier` are effects of before scheduling. `header` is the data of the record's first fact; see the record format."""
+        """Make one.
+
+        Args:
+            run_id: The run's id.
+            plan: What to run.
+            header: Data of the record's first fact; see the record format.
+            journal: Where facts go.
+            clock: Time.
+            houses: Where tasks run.
+            earlier: Effects of before scheduling.
+            epoch: What this owner of the run writes under.
+            resumed: What is recorded of a run that goes on; None: it begins.
+        """
         self.run_id = run_id
         self._header = header
         self._earlier = earlier
@@ -132,6 +165,9 @@ class RunConductor(Generic[Output, Failure]):
         self._clock = clock
         self._houses = houses
         self._epoch = epoch
+        self._resumed = resumed
+        #: reports that the record gives when their tasks are started
+        self._recorded: dict[str, Report[Output, Failure]] = {} if resumed is None else dict(resumed.reports)
         self._outputs: dict[str, Output] = {}
         self._failed: list[Failed[Failure]] = []
         self._unfinished: list[Failure] = []
@@ -144,16 +180,60 @@ class RunConductor(Generic[Output, Failure]):
         self.ended: asyncio.Future[Conducted[Output, Failure]] = asyncio.get_running_loop().create_future()
 
     async def start(self) -> None:
-        """Begin the run."""
+        """Begin the run, or go on with it."""
+        if self._resumed is not None:
+            await self._go_on(self._resumed)
+            return
         self._started_at = self._clock.now()
-        first = self._fact("plan", "run", {**self._header, "started_at": self._started_at})
-        await self._journal.append((first, *self._earlier), epoch=self._epoch)
+        first = self._fact("plan", RUN, {**self._header, "started_at": self._started_at})
+        await self._journal.append((first, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         await self._tell([RunStarted(at=self._started_at)])
+        await self._drain()
+
+    async def _go_on(self, resumed: Resumed[Output, Failure]) -> None:
+        """Tell the machine again what it was told, then start what is not resolved."""
+        self._started_at = resumed.started_at
+        note = self._fact("resume", RUN, {})
+        await self._journal.append((note, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
+        ending: EndRun | None = None
+        for told in resumed.stimuli:
+            again = [stimulus for stimulus in told if self._recall(stimulus)]
+            done = self._machine.handle(*again) if again else []
+            ending = next((each for each in done if isinstance(each, EndRun)), ending)
+        if not resumed.stimuli:
+            await self._tell([RunStarted(at=self._started_at)])
+        elif ending is not None:  # it died between its last stimulus and the record of its end
+            self._ending = ending
+            await self._end(ending)
+        else:
+            self._carry_out([StartTask(key=key) for key in self._machine.running])
+        await self._drain()
+
+    def _recall(self, stimulus: Stimulus) -> bool:
+        """Whether the machine is to be told that again; takes what the record gives for its task.
+
+        Of a task that does not run now (the plan was changed), or whose output is not recorded (durability `run`),
+        nothing is told: it is handed out anew.
+        """
+        match stimulus:
+            case TaskCompleted() | TaskFailed():
+                runs = self._machine.states.get(stimulus.key) is TaskState.RUNNING
+                report = self._recorded.pop(stimulus.key, None) if runs else None
+                if report is None:
+                    return False
+                self._reported.add(stimulus.key)
+                self._take(report)
+            case TaskExited():
+                self._reported.add(stimulus.key)
+            case _:
+                pass
+        return True
 
     async def cancel(self) -> None:
         """Ask for the end of the run; `ended` tells when it came. A run that ended stays as it is."""
         if self._ending is None and not self.ended.done():
-            await self._tell([CancelRequested(at=self._clock.now())])
+            await self._tell([CancelRequested(at=self._clock.now())], until=Until.WRITTEN)
+            await self._drain()
 
     async def report(self, reports: Sequence[Report[Output, Failure]]) -> None:
         """Take results; those that come while others are being taken are taken together afterwards.
@@ -161,20 +241,30 @@ class RunConductor(Generic[Output, Failure]):
         A task's first report counts; a late one of a replaced house is not even a fact (S-PAR-12).
         """
         for report in reports:
-            if report.key not in self._reported:
-                self._reported.add(report.key)
-                self._inbox.append(report)
+            if report.error_type == StaleEpochError.__name__:
+                # Somebody else has this run now: nothing more may be started here.
+                raise StaleEpochError(self.run_id, report.key, self._epoch, self._epoch + 1)
+            self._put(report)
+        await self._drain()
+
+    def _put(self, report: Report[Output, Failure]) -> None:
+        if report.key not in self._reported:
+            self._reported.add(report.key)
+            self._inbox.append(report)
+
+    async def _drain(self) -> None:
         if self._is_draining:
             return
         self._is_draining = True
         try:
             while self._inbox:
                 taken, self._inbox = self._inbox, []
-                await self._tell([self._stimulus(report) for report in taken])
+                await self._tell([self._take(report) for report in taken])
         finally:
             self._is_draining = False
 
-    def _stimulus(self, report: Report[Output, Failure]) -> Stimulus:
+    def _take(self, report: Report[Output, Failure]) -> Stimulus:
+        """Keep what a report brought; gives what the machine is told."""
         match report.status:
             case "completed":
                 if report.output is not None:
@@ -206,21 +296,26 @@ class RunConductor(Generic[Output, Failure]):
         if report.failure is not None:
             self._unfinished.append(report.failure)
 
-    async def _tell(self, stimuli: Sequence[Stimulus]) -> None:
-        """Journal first, then act (design: the scheduler journals a stimulus before it acts on it)."""
-        facts = [
-            self._fact(
-                "stimulus", instance_of(key) if (key := getattr(s, "key", "")) else "run", stimulus_fields(s), s.at
-            )
-            for s in stimuli
-        ]
-        await self._journal.append(facts, epoch=self._epoch)
+    async def _tell(self, stimuli: Sequence[Stimulus], *, until: Until = Until.TAKEN) -> None:
+        """Journal first, then act.
+
+        A stimulus need not be committed before: a task's own facts are, so that a lost one is told again (S-DUR-30).
+        """
+        facts = [self._told(stimulus, len(stimuli) - position) for position, stimulus in enumerate(stimuli, start=1)]
+        await self._journal.append(facts, epoch=self._epoch, until=until)
         was_going_on = (
             self._ending is None
         )  # asked now: others may have told the machine while the journal was waited for
         self._carry_out(self._machine.handle(*stimuli))
         if was_going_on and self._ending is not None:
             await self._end(self._ending)
+
+    def _told(self, stimulus: Stimulus, more: int) -> Fact:
+        """The fact of a stimulus; `more` says how many of the same group follow, since a group is told at once."""
+        key: str = getattr(stimulus, "key", "")
+        fields = stimulus_fields(stimulus)
+        data = {**fields, "more": more} if more else fields
+        return self._fact("stimulus", instance_of(key) if key else RUN, data, stimulus.at)
 
     def _fact(self, kind: str, name: str, data: Mapping[str, object], at: float | None = None) -> Fact:
         moment = self._clock.now() if at is None else at
@@ -231,6 +326,8 @@ class RunConductor(Generic[Output, Failure]):
         stopping: list[str] = []
         for instruction in instructions:
             match instruction:
+                case StartTask() if (known := self._recorded.pop(instruction.key, None)) is not None:
+                    self._put(known)
                 case StartTask():
                     starting.append(self._assignment(self._nodes[instruction.key]))
                 case CancelTask():
@@ -268,6 +365,7 @@ class RunConductor(Generic[Output, Failure]):
             unfinished=list(self._unfinished),
         )
         end = {"state": instruction.state.value, "exit_reason": instruction.exit_reason.value, "errors": self._errors}
-        await self._journal.append((self._fact("end", "run", end, conducted.completed_at),), epoch=self._epoch)
+        last = self._fact("end", RUN, end, conducted.completed_at)
+        await self._journal.append((last,), epoch=self._epoch, until=Until.WRITTEN)
         if not self.ended.done():
             self.ended.set_result(conducted)

@@ -55,6 +55,11 @@ class Machine:
         return self._states
 
     @property
+    def running(self) -> tuple[str, ...]:
+        """Keys of tasks that were handed out and have not been reported, in plan order."""
+        return tuple(key for key in self._states if key in self._running)
+
+    @property
     def completed(self) -> tuple[str, ...]:
         """Keys of completed tasks in completion order (S-PAR-14)."""
         return tuple(self._completed)
