@@ -96,7 +96,15 @@ class LocalHouses:
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
     ) -> TaskResult:
         now = self._runner.ports.clock.now()
-        return TaskResult(key=order.key, instance=order.instance, status=status, at=now, duration_s=0.0, error=error)
+        return TaskResult(
+            key=order.key,
+            instance=order.instance,
+            epoch=order.epoch,
+            status=status,
+            at=now,
+            duration_s=0.0,
+            error=error,
+        )
 
     def _report(self, order: TaskOrder, result: TaskResult) -> None:
         if self._tasks.pop(order.instance, None) is None:

@@ -79,6 +79,8 @@ class TaskResult:
     status: Literal["completed", "failed", "exited", "cancelled"]
     at: float
     duration_s: float
+    #: of the dispatch that it is the result of
+    epoch: int = 0
     output: TaskOutput | None = None
     #: the original error, unwrapped
     error: BaseException | None = None

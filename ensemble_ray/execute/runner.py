@@ -1,7 +1,8 @@
 """TaskRunner: carries out one task through ports. Room: execute. Async; knows no Ray, decides nothing about the run.
 
 In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
-the journal before the next step depends on them; a recorded effect is taken from there instead of being done again.
+the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
+and a recorded end of the task is its result.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -22,14 +24,18 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     message_of,
 )
+from ensemble_ray.errors_data import error_data
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.recorded import as_mapping, began_at, failure_of, typed_output
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
+from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.ports import Until
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -54,19 +60,14 @@ class TaskRunner:
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool]) -> TaskResult:
         """Run one task to its end, whatever that is; `is_stopped` tells a wanted cancellation from user code's own."""
-        started_at = self.ports.clock.now()
-        effects = TaskEffects(
-            task_description=order.task.description,
-            expected_output=order.task.expected_output,
-            agent_role=order.agent_role,
-            started_at=started_at,
-            capture_mode=self.frame.capture_mode,
-            is_handler=order.agent_key is None,
-        )
-        scope = TaskScope(frame=self.frame, ports=self.ports, order=order, effects=effects)
+        scope = self._scope(order, {})
         with use_services(self.ports.services), log_context(self._log_fields(order)):
             try:
+                if order.epoch:  # handed out before: an earlier house may have recorded something
+                    scope = self._scope(order, await self.ports.journal.known(order.instance))
                 self._announce(scope)
+                if (ended := self._recorded_end(scope)) is not None:
+                    return ended
                 return await self._completed(scope, await self._execute(scope))
             except asyncio.CancelledError as error:
                 if is_stopped():
@@ -77,9 +78,22 @@ class TaskRunner:
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
             except ExitEarlyError as exit_early:
-                return self._unfinished(scope, "exited", exit_early)
+                return await self._exited(scope, exit_early)
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
                 return await self._failed(scope, error)
+
+    def _scope(self, order: TaskOrder, known: Mapping[tuple[str, str], Fact]) -> TaskScope:
+        """What the task's parts share; a task that was begun by an earlier house began then."""
+        now = self.ports.clock.now()
+        effects = TaskEffects(
+            task_description=order.task.description,
+            expected_output=order.task.expected_output,
+            agent_role=order.agent_role,
+            started_at=min([now, *(began_at(fact) for fact in known.values())]),
+            capture_mode=self.frame.capture_mode,
+            is_handler=order.agent_key is None,
+        )
+        return TaskScope(frame=self.frame, ports=self.ports, order=order, effects=effects, known=known)
 
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
@@ -90,10 +104,12 @@ class TaskRunner:
         await check_guardrails(order, self.ports.callables, kind="input")
         structured: object
         if order.agent_key is None:
-            text, structured = await run_handler(order, self.ports.callables)
+            text, structured = await run_handler(scope)
         else:
             loop = AgentLoop(scope, self._agents[order.agent_key])
             text, structured = await loop.run()
+        if order.output_guardrails:
+            await self.ports.journal.flush()  # user code depends on the answer from here on
         await check_guardrails(order, self.ports.callables, kind="output", text=text, parsed=structured)
         return self._output(scope, text, structured)
 
@@ -117,10 +133,25 @@ class TaskRunner:
 
     # Endings.
 
+    def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
+        """How the task ended, when an earlier house recorded it and died before it could tell."""
+        instance, known = scope.order.instance, scope.known
+        if (fact := known.get((instance, "output"))) is not None:
+            return self._told(scope, typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type))
+        if (fact := known.get((instance, "task_failed"))) is not None:
+            return self._tell_failure(scope, failure_of(fact, scope.order.task.output_type))
+        if (fact := known.get((instance, "task_exited"))) is not None:
+            return self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
+        return None
+
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
+        await scope.note("output", scope.order.instance, {"output": output}, until=Until.WRITTEN)
+        return self._told(scope, output)
+
+    def _told(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
+        """Tell of a completed task; gives its result."""
         order = scope.order
         at = output.completed_at.timestamp()
-        await scope.note("output", order.instance, {"output": output})
         scope.emit(
             TaskCompleteEvent,
             lambda: TaskCompleteEvent(
@@ -146,6 +177,7 @@ class TaskRunner:
         return TaskResult(
             key=order.key,
             instance=order.instance,
+            epoch=order.epoch,
             status="completed",
             at=at,
             duration_s=seconds,
@@ -154,21 +186,32 @@ class TaskRunner:
             tool_call_count=output.tool_call_count,
         )
 
+    async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
+        result = self._unfinished(scope, "exited", exit_early)
+        await scope.note("task_exited", scope.order.instance, {"is_timeout": result.is_timeout}, until=Until.WRITTEN)
+        return result
+
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
-        order = scope.order
         result = self._unfinished(scope, "failed", error)
         told = {
             "error_type": type(error).__name__,
             "message": message_of(error),
             "stack_trace": "".join(traceback.format_exception(error)),
             "trace": result.trace,
+            "error": error_data(error),
         }
         try:
-            await scope.note("task_failed", order.instance, told)
-        except StaleEpochError:  # another runner has this task now, and tells of it
-            return result
+            await scope.note("task_failed", scope.order.instance, told, until=Until.WRITTEN)
+        except StaleEpochError as stale:  # another runner has this task now, and tells of it
+            return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear
-            _log.warning("The failure of task '%s' is not in the record: %s", order.key, message_of(unwritten))
+            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, message_of(unwritten))
+        return self._tell_failure(scope, result.error or error)
+
+    def _tell_failure(self, scope: TaskScope, error: BaseException) -> TaskResult:
+        """Tell of a failed task; gives its result."""
+        order = scope.order
+        result = self._unfinished(scope, "failed", error)
         scope.emit(
             TaskFailedEvent,
             lambda: TaskFailedEvent(
@@ -192,6 +235,7 @@ class TaskRunner:
         return TaskResult(
             key=order.key,
             instance=order.instance,
+            epoch=order.epoch,
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
             duration_s=at - effects.started_at,
