@@ -85,6 +85,8 @@ class RunFold:
         elif fact.kind == "end":
             self._end = fact.data
             self._last_at = max(fact.at, self._started_at or 0.0)
+        elif fact.kind == "resume":
+            self._end = None  # it goes on: a cancelled run ended, and has not ended any more
         elif instance != RUN:
             if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
                 self._completed.append(instance)
@@ -101,6 +103,16 @@ class RunFold:
         return _one_of(ExitReason, self._end, "exit_reason", _USUAL_REASONS.get(self.state, ExitReason.COMPLETED))
 
     @property
+    def tasks(self) -> Mapping[str, TaskFold]:
+        """What is known of each instance."""
+        return self._tasks
+
+    @property
+    def capture_mode(self) -> CaptureMode:
+        """What the run captured."""
+        return _one_of(CaptureMode, self._plan, "capture_mode", CaptureMode.OFF)
+
+    @property
     def header(self) -> Mapping[str, object]:
         """The data of the first fact: plan, inputs, digest, origin; empty when it is not recorded."""
         return self._plan
@@ -113,7 +125,7 @@ class RunFold:
         """
         run_id, started = self._begun()
         plan = as_mapping(self._plan.get("plan"))
-        mode = _one_of(CaptureMode, self._plan, "capture_mode", CaptureMode.OFF)
+        mode = self.capture_mode
         nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
         tasks = [(fold, nodes.get(fold.key, {})) for fold in self._in_order()]
         traces = tuple(fold.trace(node, mode, state=self.state.value) for fold, node in tasks)

@@ -1,0 +1,233 @@
+"""What the facts of a run give to whoever goes on with it. Room: record. Pure (S-DUR-30).
+
+In: all facts of a run in order. Out: what its machine was told, and what came of its tasks, as reports. Outputs are
+given as data: who holds them decides whether and where they become objects, since a scheduler runs no user code.
+Never: a repetition of what is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, TypeVar, cast
+
+from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.errors_data import error_from
+from ensemble_ray.execute.conductor import Report, Resumed
+from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
+from ensemble_ray.record.typed_output import typed_output
+from ensemble_ray.schedule.stimuli import (
+    CancelRequested,
+    RunStarted,
+    Stimulus,
+    TaskCancelled,
+    TaskCompleted,
+    TaskExited,
+    TaskFailed,
+)
+
+if TYPE_CHECKING:
+    from ensemble_ray.outputs import RunState
+
+__all__ = ["Recovered", "resumed_inline", "typed_output"]
+
+Output = TypeVar("Output")
+Failure = TypeVar("Failure")
+
+_STIMULI: Mapping[str, Callable[..., Stimulus]] = {
+    kind.__name__: kind for kind in (RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelled, CancelRequested)
+}
+_OF_CANCELLING = (CancelRequested, TaskCancelled)
+
+
+class Recovered:
+    """What is known of a run that goes on.
+
+    Attributes:
+        header: Data of the record's first fact; empty when the run recorded nothing.
+        stimuli: What the machine was told, in the groups in which it was.
+    """
+
+    def __init__(self, facts: Iterable[Fact], *, is_resumed: bool = True) -> None:
+        """Read the facts.
+
+        Args:
+            facts: All facts of the run in order.
+            is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten. False: its
+                scheduler was replaced; only what was cancelled before the last `resume` is forgotten.
+
+        Raises:
+            RecordError: the record is damaged.
+        """
+        known = list(facts)
+        self._fold = RunFold(known)
+        self.header = self._fold.header
+        forgotten = len(known) if is_resumed else _last_resume(known)
+        self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(known, forgotten))
+        self._exits = {each.key: each for told in self.stimuli for each in told if isinstance(each, TaskExited)}
+        self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
+        nodes = map(as_mapping, as_sequence(as_mapping(self.header.get("plan")).get("nodes")))
+        self._nodes = {as_text(node.get("key")): node for node in nodes}
+
+    @property
+    def plan(self) -> Plan:
+        """The recorded plan, without hidden ids.
+
+        Raises:
+            RecordError: it is not recorded, or damaged.
+        """
+        try:
+            return Plan.from_dict(cast("Mapping[str, None]", as_mapping(self.header.get("plan"))))
+        except ValueError as error:
+            msg = f"The record is damaged: its plan cannot be read: {error}"
+            raise RecordError(msg) from error
+
+    @property
+    def state(self) -> RunState:
+        """How the run ended; a run that went on after an end, or has none, was interrupted."""
+        return self._fold.state
+
+    @property
+    def started_at(self) -> float:
+        """When the run began first, Unix time, s."""
+        return as_number(self.header.get("started_at"), 0.0)
+
+    def output_data(self, key: str) -> Mapping[str, object] | None:
+        """The recorded output of a task as JSON data; None when there is none."""
+        fold = self._by_key.get(key)
+        if fold is None or fold.output is None:
+            return None
+        return fold.output.model_dump(mode="json") if isinstance(fold.output, TaskOutput) else fold.output
+
+    def failure(self, key: str, output_type: type[object] | None = None) -> TaskResult | None:
+        """What is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39).
+
+        Args:
+            key: The task's key.
+            output_type: What the task declares, for errors that tell it.
+        """
+        fold = self._by_key.get(key)
+        if fold is None or fold.output is not None:
+            return None
+        told = fold.failure
+        if told is not None:
+            plain = {"type": told.data.get("error_type"), "text": told.data.get("message")}
+            error = error_from(as_mapping(told.data.get("error")) or plain, output_type=output_type)
+            return self._result(fold, "failed", told.at, error)
+        exited = self._exits.get(key)
+        return None if exited is None else self._result(fold, "exited", exited.at, None, exited)
+
+    def resumed(
+        self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskResult], Failure]
+    ) -> Resumed[Output, Failure]:
+        """What a conductor needs to go on.
+
+        Args:
+            output_of: How an output is held there: made of the task's key and the recorded data.
+            failure_of: How a failure is held there.
+        """
+        reports: dict[str, Report[Output, Failure]] = {}
+        for key in self._by_key:
+            data = self.output_data(key)
+            if data is not None:
+                reports[key] = self._completed(key, data, output_of(key, data))
+            elif (result := self.failure(key)) is not None:
+                reports[key] = _unfinished(result, failure_of(result))
+        return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
+
+    def _completed(self, key: str, data: Mapping[str, object], output: Output) -> Report[Output, Failure]:
+        value = typed_output({**data, "trace": None})
+        return Report(
+            key=key,
+            status="completed",
+            at=value.completed_at.timestamp(),
+            duration_s=value.duration.total_seconds(),
+            total_tokens=value.metrics.total_tokens,
+            tool_call_count=value.tool_call_count,
+            output=output,
+        )
+
+    def _result(
+        self,
+        fold: TaskFold,
+        status: Literal["failed", "exited"],
+        at: float,
+        error: BaseException | None,
+        exited: TaskExited | None = None,
+    ) -> TaskResult:
+        trace = fold.trace(self._nodes.get(fold.key, {}), self._fold.capture_mode, state=status)
+        return TaskResult(
+            key=fold.key,
+            instance=fold.instance,
+            status=status,
+            at=at,
+            duration_s=trace.duration.total_seconds(),
+            error=error,
+            trace=trace,
+            total_tokens=trace.metrics.total_tokens,
+            tool_call_count=trace.metrics.tool_call_count,
+            is_timeout=exited is not None and exited.is_timeout,
+        )
+
+
+def resumed_inline(
+    recovered: Recovered, output_types: Mapping[str, type[object]] | None = None
+) -> Resumed[TaskOutput, TaskResult]:
+    """What a conductor in the process of the definition needs: outputs as objects of the types that tasks declare."""
+    types = output_types or {}
+    return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
+
+
+def _unfinished(result: TaskResult, failure: Failure) -> Report[Output, Failure]:
+    error = result.error
+    return Report(
+        key=result.key,
+        status=result.status,
+        at=result.at,
+        duration_s=result.duration_s,
+        total_tokens=result.total_tokens,
+        tool_call_count=result.tool_call_count,
+        is_timeout=result.is_timeout,
+        failure=failure,
+        error_type="" if error is None else type(error).__name__,
+        message="" if error is None else message_of(error),
+    )
+
+
+def _last_resume(facts: Sequence[Fact]) -> int:
+    """Position of the last `resume`; 0 when there is none."""
+    return max((position for position, fact in enumerate(facts) if fact.kind == "resume"), default=0)
+
+
+def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, ...]]:
+    """Stimuli in their groups; cancellations among the first `forgotten` facts are left out."""
+    group: list[Stimulus] = []
+    for position, fact in enumerate(facts):
+        if fact.kind != "stimulus":
+            continue
+        stimulus = _stimulus(fact)
+        if position >= forgotten or not isinstance(stimulus, _OF_CANCELLING):
+            group.append(stimulus)
+        if not fact.data.get("more"):
+            if group:
+                yield tuple(group)
+            group = []
+    if group:  # the rest of the group was torn off
+        yield tuple(group)
+
+
+def _stimulus(fact: Fact) -> Stimulus:
+    kind = _STIMULI.get(as_text(fact.data.get("type")))
+    if kind is None:
+        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
+        raise RecordError(msg)
+    fields = {name: value for name, value in fact.data.items() if name not in {"type", "more"}}
+    try:
+        return kind(**{"at": fact.at, **fields})
+    except TypeError as error:
+        msg = f"The record is damaged: stimulus {fact.seq}: {error}"
+        raise RecordError(msg) from error

@@ -1,0 +1,219 @@
+"""What the facts of a run give to whoever goes on with it."""
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from ensemble_ray.errors import AgentExecutionError, RecordError
+from ensemble_ray.errors_data import error_data
+from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState, TaskOutput
+from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
+from ensemble_ray.record.recovery import Recovered, resumed_inline, typed_output
+from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.schedule.stimuli import (
+    CancelRequested,
+    RunStarted,
+    TaskCancelled,
+    TaskCompleted,
+    TaskExited,
+    TaskFailed,
+)
+
+from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
+
+READ, EDIT = node("read", "Read Ray"), node("edit", "Edit")
+CANCELLING = [
+    fact("stimulus", "run", 106, type="CancelRequested", at=106.0),
+    fact("stimulus", "edit#0", 107, type="TaskCancelled", at=107.0, key="edit"),
+]
+
+
+@dataclass
+class Report:
+    """What a task gives."""
+
+    title: str
+
+
+def _as_read(facts: list[Fact]) -> list[Fact]:
+    """The facts as a store gives them."""
+    return [in_json_form(each) for each in facts]
+
+
+def test_machine_is_told_again_what_it_was_told_when_the_run_goes_on() -> None:
+    """S-DUR-30: recorded stimuli, in order."""
+    facts = _as_read([*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105)])
+    assert Recovered(facts).stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+
+
+def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
+    """S-DUR-30: a machine that is told two at once may start other tasks than one that is told them in turn."""
+    pair = [
+        fact("stimulus", "read#0", 105, type="TaskCompleted", at=105.0, key="read", more=1),
+        fact("stimulus", "edit#0", 105, type="TaskFailed", at=105.0, key="edit", error_type="E", message="m"),
+    ]
+    told = Recovered([*begun(READ, EDIT), *pair]).stimuli
+    assert told[1] == (TaskCompleted(at=105, key="read"), TaskFailed(at=105, key="edit", error_type="E", message="m"))
+    torn = Recovered([*begun(READ, EDIT), pair[0]]).stimuli
+    assert torn[1] == (TaskCompleted(at=105, key="read"),)
+
+
+def test_cancellation_is_forgotten_when_a_cancelled_run_is_resumed() -> None:
+    """S-DUR-35: what was cancelled is done after all; what was done stays done."""
+    facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *CANCELLING]
+    recovered = Recovered([*facts, ended(108, "cancelled", "cancelled")])
+    assert recovered.stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+
+
+def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
+    """S-DUR-32: nobody asked for the run to go on."""
+    facts = [*begun(READ, EDIT), *CANCELLING]
+    told = (RunStarted(at=100.0),), (CancelRequested(at=106.0),), (TaskCancelled(at=107.0, key="edit"),)
+    assert Recovered(facts, is_resumed=False).stimuli == told
+
+
+def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_is_replaced() -> None:
+    """S-DUR-32, S-DUR-35: the one from before the resumption was taken back then."""
+    facts = [*begun(READ, EDIT), *CANCELLING, ended(108, "cancelled", "cancelled"), fact("resume", "run", 200)]
+    assert Recovered(facts, is_resumed=False).stimuli == ((RunStarted(at=100.0),),)
+    again = fact("stimulus", "run", 201, type="CancelRequested", at=201.0)
+    told = Recovered([*facts, again], is_resumed=False).stimuli
+    assert told == ((RunStarted(at=100.0),), (CancelRequested(at=201.0),))
+
+
+def test_outputs_are_objects_when_their_types_are_given() -> None:
+    """S-DUR-30: whether or not the machine was told of them."""
+    told = completed("read", output("Read Ray", "x", parsed=Report("Ray"), kind=Report), 105)
+    untold = fact("output", "edit#0", 106, output=output("Edit", "y"))
+    resumed = resumed_inline(Recovered(_as_read([*begun(READ, EDIT), *told, untold])), {"read": Report})
+    assert resumed.started_at == 100.0
+    read, edit = resumed.reports["read"], resumed.reports["edit"]
+    assert read.output == output("Read Ray", "x", parsed=Report("Ray"), kind=Report)
+    assert (read.status, read.at, read.duration_s, read.total_tokens, read.tool_call_count) == (
+        "completed", 105.0, 4.0, 120, 1,
+    )  # fmt: skip
+    assert edit.output is not None
+    assert edit.output.raw == "y"
+
+
+def test_newest_output_counts_when_there_are_two() -> None:
+    """S-DUR-16: a writer that was replaced may have got its output in just before."""
+    facts = [*begun(READ), *completed("read", output("Read Ray", "old"), 105)]
+    facts += [fact("resume", "run", 200), *completed("read", output("Read Ray", "new"), 205)]
+    data = Recovered(_as_read(facts)).output_data("read")
+    assert data is not None
+    assert data["raw"] == "new"
+
+
+def test_failure_comes_back_with_class_fields_and_trace_when_the_run_goes_on() -> None:
+    """S-DUR-39, S-DUR-38."""
+    error = AgentExecutionError("Agent 'Reader' failed: no model", "Reader", "Read Ray")
+    error.__cause__ = ConnectionError("no model")
+    told = fact(
+        "task_failed", "read#0", 105, error_type="AgentExecutionError", message=str(error), stack_trace="Traceback",
+        error=error_data(error),
+    )  # fmt: skip
+    facts = _as_read([*begun(READ), model("read#0", 0, 102, calls=["search"]), told])
+    resumed = resumed_inline(Recovered(facts))
+    report = resumed.reports["read"]
+    assert (report.status, report.error_type, report.message) == ("failed", "AgentExecutionError", str(error))
+    assert isinstance(report.failure, TaskResult)
+    back = report.failure.error
+    assert isinstance(back, AgentExecutionError)
+    assert (str(back), back.agent_role) == (str(error), "Reader")
+    assert type(back.__cause__).__name__ == "ConnectionError"
+    assert report.failure.trace is not None
+    assert report.failure.trace.task_description == "Read Ray"
+    assert len(report.failure.trace.llm_interactions) == 1
+    assert report.total_tokens == 120
+
+
+def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> None:
+    """S-DUR-39: records of the first version."""
+    found = Recovered([*begun(READ), *failed("read", 105)]).failure("read")
+    assert found is not None
+    assert (type(found.error).__name__, str(found.error)) == ("AgentExecutionError", "LLM failed")
+
+
+def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
+    """S-DUR-38: what the task did that asked for the end."""
+    exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", is_timeout=True)
+    recovered = Recovered([*begun(READ), model("read#0", 0, 102), exited])
+    assert recovered.stimuli[1] == (TaskExited(at=104.0, key="read", is_timeout=True),)
+    found = recovered.failure("read")
+    assert found is not None
+    assert (found.status, found.is_timeout) == ("exited", True)
+    assert found.trace is not None
+    assert len(found.trace.llm_interactions) == 1
+
+
+def test_unfinished_task_has_no_report() -> None:
+    """S-DUR-30: it is done again, with what is recorded of it."""
+    recovered = Recovered([*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)])
+    assert resumed_inline(recovered).reports == {}
+    assert recovered.output_data("read") is None
+    assert recovered.failure("read") is None
+
+
+def test_plan_comes_back_without_hidden_ids() -> None:
+    """S-DUR-36: what a fork or a comparison needs of it."""
+    plan = Recovered([*begun(READ, EDIT)]).plan
+    assert [each.key for each in plan.nodes] == ["read", "edit"]
+    with pytest.raises(RecordError, match="its plan cannot be read"):
+        _ = Recovered([fact("plan", "run", 100, **{**header(), "plan": {"nodes": 3}})]).plan
+
+
+@pytest.mark.parametrize("data", [{"type": "Unheard"}, {"type": "TaskCompleted", "at": 1.0}])
+def test_damaged_stimulus_is_told(data: dict[str, object]) -> None:
+    """S-DUR-9: never guessed at."""
+    with pytest.raises(RecordError, match="The record is damaged: stimulus"):
+        Recovered([*begun(READ), fact("stimulus", "read#0", 105, **data)])
+
+
+def test_output_is_parsed_from_its_text_when_its_data_does_not_fit_its_type() -> None:
+    """S-DUR-36: after `allow_changes`, another class may fit the same answer."""
+    data = output("Read Ray", '{"title": "Ray"}', parsed={"name": "old"}).model_dump(mode="json")
+    given = typed_output(data, Report)
+    assert given.get_parsed_output(Report) == Report("Ray")
+    assert given.output_type is Report
+
+
+def test_output_stays_data_with_a_warning_when_nothing_fits_its_type(caplog: pytest.LogCaptureFixture) -> None:
+    """S-DUR-36: flagged, not guessed."""
+    data = output("Read Ray", "x", parsed={"name": "old"}).model_dump(mode="json")
+    with caplog.at_level(logging.WARNING, logger="ensemble_ray"):
+        given = typed_output(data, Report)
+    assert given.parsed_output == {"name": "old"}
+    assert "The recorded output of task 'Read Ray' is no Report any more and stays data" in caplog.text
+
+
+def test_output_that_is_none_is_damage() -> None:
+    """S-DUR-9."""
+    with pytest.raises(RecordError, match="The record is damaged: output of task"):
+        typed_output({"raw": 3})
+
+
+def test_end_is_forgotten_when_the_run_goes_on() -> None:
+    """S-DUR-38: the run is as it stands now."""
+    cancelled = [*begun(READ), *CANCELLING, ended(108, "cancelled", "cancelled")]
+    assert RunFold(cancelled).state is RunState.CANCELLED
+    resumed = [*cancelled, fact("resume", "run", 200)]
+    assert RunFold(resumed).state is RunState.INTERRUPTED
+    done = [*resumed, *completed("read", output("Read Ray", "x"), 205), ended(206)]
+    assert RunFold(done).state is RunState.COMPLETED
+    given = fold_output(done)
+    assert isinstance(given.task_outputs[0], TaskOutput)
+    assert given.total_duration.total_seconds() == 106.0
+
+
+def test_trace_is_of_the_whole_run_when_a_task_was_partly_done_before_a_crash() -> None:
+    """S-DUR-38: effects of before and after are one task."""
+    facts = [*begun(READ), model("read#0", 0, 102, calls=["search"]), result("read#0", 0, 0, 103)]
+    facts += [fact("resume", "run", 200), model("read#0", 1, 202)]
+    (trace,) = fold_trace(facts).task_traces
+    assert [len(each.tool_calls) for each in trace.llm_interactions] == [1, 0]
+    assert trace.started_at.timestamp() == 101.0
+    assert trace.metrics.total_tokens == 240
