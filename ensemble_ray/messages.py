@@ -12,6 +12,7 @@ from typing import Literal, Union
 __all__ = [
     "ChatMessage",
     "ChatResponse",
+    "Effect",
     "Fact",
     "JsonValue",
     "Role",
@@ -21,6 +22,9 @@ __all__ = [
 ]
 
 Role = Literal["system", "user", "assistant", "tool"]
+#: What a call does to the world (S-DUR-20): `none`: it only reads; `idempotent`: doing it again under the same key
+#: changes nothing more; `once`: it must not be done twice.
+Effect = Literal["none", "idempotent", "once"]
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
 
 

@@ -16,8 +16,9 @@ from typing import Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.messages import Effect
 from ensemble_ray.tools.schema import parameter_types
-from ensemble_ray.tools.tool import DEFAULT_TIMEOUT_S, check_tool_name, timeout_seconds
+from ensemble_ray.tools.tool import DEFAULT_TIMEOUT_S, check_effect, check_tool_name, timeout_seconds
 
 __all__ = ["FunctionTool", "marked_functions", "tool", "tool_mark"]
 
@@ -37,6 +38,8 @@ class FunctionTool:
     timeout_s: float | None = DEFAULT_TIMEOUT_S
     #: heavy on the processor and stateless: it runs outside the agent's process (S-SET-35)
     cpu: bool = False
+    #: what a call does to the world (S-DUR-20)
+    effect: Effect = "once"
 
 
 class _Decorator(Protocol):
@@ -53,6 +56,7 @@ def tool(
     name: str | None = None,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
+    effect: Effect = "once",
 ) -> _Decorator: ...
 @overload
 def tool(
@@ -61,6 +65,7 @@ def tool(
     name: str | None = None,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
+    effect: Effect = "once",
 ) -> _Decorator: ...
 def tool(
     target: Callable[..., object] | str | None = None,
@@ -70,6 +75,7 @@ def tool(
     name: str | None = None,
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S,
     cpu: bool = False,
+    effect: Effect = "once",
 ) -> object:
     """Make a tool of a function or method: `@tool`, `@tool("description")`, `@tool(name=..., timeout=...)`.
 
@@ -82,17 +88,25 @@ def tool(
         name: What the model calls it by; default: the function's name.
         timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes.
         cpu: It is heavy on the processor and stateless; it then runs in another process, so that cores add up.
+        effect: What a call does to the world: `none`: it only reads; `idempotent`: doing it again under the same
+            `idempotency_key` changes nothing more; `once`: it must not be done twice, and is not repeated after a crash.
 
     Raises:
-        ValidationError: the name or the timeout cannot be.
+        ValidationError: the name, the timeout or the effect cannot be.
     """
+    words = description if target is None or not isinstance(target, str) or description is not None else target
+    options = _Options(
+        name=name,
+        description=words,
+        timeout_s=timeout_seconds(timeout),
+        cpu=cpu,
+        effect=check_effect(effect, "@tool"),
+    )
     if target is not None and not isinstance(target, str):
-        return _marked(target, name=name, description=description, timeout_s=timeout_seconds(timeout), cpu=cpu)
-    words = target if description is None else description
-    timeout_s = timeout_seconds(timeout)
+        return _marked(target, options)
 
     def decorate(function: F) -> F:
-        return _marked(function, name=name, description=words, timeout_s=timeout_s, cpu=cpu)
+        return _marked(function, options)
 
     return decorate
 
@@ -126,15 +140,32 @@ def _function_of(attribute: object) -> object:
 _methods: WeakKeyDictionary[type[object], tuple[str, ...]] = WeakKeyDictionary()
 
 
-def _marked(function: F, *, name: str | None, description: str | None, timeout_s: float | None, cpu: bool) -> F:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    """What was said in the decorator."""
+
+    name: str | None
+    description: str | None
+    timeout_s: float | None
+    cpu: bool
+    effect: Effect
+
+
+def _marked(function: F, options: _Options) -> F:
     target = cast("Callable[..., object]", _function_of(function))
-    chosen = getattr(target, "__name__", "") if name is None else name
+    chosen = getattr(target, "__name__", "") if options.name is None else options.name
     problem = check_tool_name(chosen)
     if problem is not None:
         raise ValidationError(problem)
-    words = _summary(inspect.getdoc(target) or "") if description is None else description.strip()
+    said = options.description
+    mark = FunctionTool(
+        name=chosen,
+        description=_summary(inspect.getdoc(target) or "") if said is None else said.strip(),
+        timeout_s=options.timeout_s,
+        cpu=options.cpu,
+        effect=options.effect,
+    )
     _resolve_fleeting_names(target)
-    mark = FunctionTool(name=chosen, description=words, timeout_s=timeout_s, cpu=cpu)
     try:
         setattr(target, _MARK, mark)
     except AttributeError:

@@ -21,7 +21,9 @@ from ensemble_ray.tools.tool import (
     AgentTool,
     ToolResult,
     as_result,
+    check_effect,
     current_tool_context,
+    strongest_effect,
     timeout_seconds,
     use_tool_context,
 )
@@ -52,7 +54,8 @@ class ToolPipeline(AbstractAgentTool):
         timeout: How long the whole may take; each step's own timeout holds too.
 
     Raises:
-        ValidationError: name or description is blank, or a step, adapter or strategy is missing (S-TOOL-76).
+        ValidationError: name or description is blank, or a step, adapter or strategy is missing (S-TOOL-76); a step's
+            effect is none.
     """
 
     def __init__(
@@ -68,6 +71,10 @@ class ToolPipeline(AbstractAgentTool):
         self.description = _not_blank("description", description)
         self.timeout = timeout
         self._links = tuple(_link(step) for step in steps)
+        #: the strongest of its steps (S-DUR-21)
+        self.effect = strongest_effect(
+            *(check_effect(tool.effect, f"ToolPipeline step '{tool.name}'") for tool, _ in self._links)
+        )
         self._error_strategy = _strategy(error_strategy)
 
     @classmethod
@@ -97,7 +104,7 @@ class ToolPipeline(AbstractAgentTool):
         result = ToolResult.success(passed)
         for index, (tool, adapter) in enumerate(self._links):
             is_last = index == len(self._links) - 1
-            result = await _step(tool, passed)
+            result = await _step(tool, passed, index)
             if result.is_success and not is_last and adapter is not None:
                 passed, result = await _adapted(tool, adapter, result)
             else:
@@ -107,14 +114,14 @@ class ToolPipeline(AbstractAgentTool):
         return result
 
 
-async def _step(tool: AgentTool, text: str) -> ToolResult:
+async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
     """One step's result; what it raises is a failure (S-TOOL-74)."""
     timeout_s = timeout_seconds(tool.timeout)
     timer = asyncio.timeout(timeout_s)
     try:
         async with timer:
             if isinstance(tool, AbstractAgentTool):
-                with use_tool_context(current_tool_context().renamed(tool.name)):
+                with use_tool_context(current_tool_context().renamed(tool.name, step=index)):
                     return await tool.aexecute(text)
             with use_tool_context(None):  # a plain tool gets no context (S-TOOL-77)
                 returned: object = await call_user(tool.execute, text)

@@ -16,7 +16,7 @@ from typing import cast
 from pydantic import BaseModel
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.messages import ToolSpec
+from ensemble_ray.messages import Effect, ToolSpec
 from ensemble_ray.outputs import full_name
 from ensemble_ray.threads import call_user, is_async_callable
 from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
@@ -25,6 +25,7 @@ from ensemble_ray.tools.tool import (
     AgentTool,
     CustomSchemaAgentTool,
     DynamicToolProvider,
+    check_effect,
     check_tool_name,
     timeout_seconds,
 )
@@ -56,6 +57,8 @@ class BoundAgentTool:
     tool: AgentTool
     #: it gets the model's whole argument text instead of the value of `input` (S-TOOL-24)
     takes_arguments: bool
+    #: what a call does to the world
+    effect: Effect
 
     @property
     def name(self) -> str:
@@ -75,6 +78,8 @@ class BoundFunction:
     is_async: bool
     #: it runs outside this process
     cpu: bool
+    #: what a call does to the world
+    effect: Effect
 
     @property
     def name(self) -> str:
@@ -132,7 +137,7 @@ def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str 
     if entry is None:
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
-        return check_tool_name(getattr(entry, "name", None))
+        return check_tool_name(getattr(entry, "name", None)) or _wrong_effect(entry)
     if isinstance(entry, DynamicToolProvider) or tool_mark(entry) is not None or _method_names(entry):
         return None
     return f"{prefix} at index {index} ({type(entry).__name__}) is neither an AgentTool nor has @tool methods"
@@ -196,6 +201,14 @@ def _bound(entry: object) -> Iterator[BoundTool]:
             yield _bound_function(method, cast("FunctionTool", tool_mark(method)))
 
 
+def _wrong_effect(tool: AgentTool) -> str | None:
+    try:
+        check_effect(tool.effect, f"Tool '{tool.name}'")
+    except ValidationError as error:
+        return str(error)
+    return None
+
+
 def _method_names(entry: object) -> tuple[str, ...]:
     return () if inspect.isclass(entry) else marked_functions(type(entry))
 
@@ -213,7 +226,11 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
         parameters, takes_arguments = TEXT_INPUT, False
     spec = ToolSpec(tool.name, getattr(tool, "description", None) or "", parameters)
     return BoundAgentTool(
-        spec=spec, timeout_s=timeout_seconds(tool.timeout), tool=tool, takes_arguments=takes_arguments
+        spec=spec,
+        timeout_s=timeout_seconds(tool.timeout),
+        tool=tool,
+        takes_arguments=takes_arguments,
+        effect=check_effect(tool.effect, f"Tool '{tool.name}'"),
     )
 
 
@@ -233,6 +250,7 @@ def _bound_function(function: Callable[..., object], mark: FunctionTool) -> Boun
         signature=signature,
         is_async=is_async_callable(function),
         cpu=mark.cpu,
+        effect=mark.effect,
     )
 
 

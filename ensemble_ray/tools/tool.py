@@ -24,10 +24,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from typing import Any, TypeVar, cast, final
+from typing import Any, TypeVar, cast, final, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.events import Event
+from ensemble_ray.messages import Effect
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.threads import is_async_callable, threads
 from ensemble_ray.tools.rendering import render_value
@@ -43,9 +44,11 @@ __all__ = [
     "ToolMetrics",
     "ToolResult",
     "as_result",
+    "check_effect",
     "check_tool_name",
     "current_tool_context",
     "run_to_end",
+    "strongest_effect",
     "timeout_seconds",
     "use_tool_context",
 ]
@@ -55,6 +58,8 @@ T = TypeVar("T")
 #: How long one call of a tool may take unless the tool says otherwise (S-SET-34).
 DEFAULT_TIMEOUT_S = 300.0
 _NAME = re.compile(r"[A-Za-z0-9_]+")
+#: weakest first
+_EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
 _log = logging.getLogger(__name__)
 
@@ -139,15 +144,18 @@ class ToolContext:
         if self.tool_name and self.logger is _log:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
-    def renamed(self, tool_name: str) -> ToolContext:
-        """This context for another tool that works on behalf of this call, such as a step of a pipeline."""
+    def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
+        """This context for another tool that works on behalf of this call, such as the step of that index of a pipeline.
+
+        Each step has a key of its own, also when one tool stands in a pipeline twice.
+        """
         if self is _OUTSIDE:
             return self
         return ToolContext(
             tool_name=tool_name,
             agent_role=self.agent_role,
             metrics=self.metrics,
-            idempotency_key=f"{self.idempotency_key}/{tool_name}" if self.idempotency_key else "",
+            idempotency_key=f"{self.idempotency_key}/{step}/{tool_name}" if self.idempotency_key else "",
             emit=self.emit,
             run_id=self.run_id,
             instance=self.instance,
@@ -187,11 +195,14 @@ class AgentTool(ABC):
         name: What the model calls it by: ASCII letters, digits and underscores.
         description: Tells the model when to use it and what to write as input.
         timeout: How long one call may take, in seconds or as a `timedelta`; None: as long as it likes (S-SET-34).
+        effect: What a call does to the world: `none`, `idempotent` or `once`. After a crash a call whose result was
+            lost is made again if it is one of the first two; what becomes of the third, `Ensemble.on_unknown` says.
     """
 
     name: str
     description: str
     timeout: float | timedelta | None = DEFAULT_TIMEOUT_S
+    effect: Effect = "once"
 
     @abstractmethod
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
@@ -205,6 +216,24 @@ def check_tool_name(name: object) -> str | None:
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
         return f"Tool name '{name}' must contain only alphanumeric characters and underscores"
     return None
+
+
+def check_effect(effect: object, subject: str) -> Effect:
+    """An effect, if it is one (S-DUR-20).
+
+    Raises:
+        ValidationError: it is none.
+    """
+    for known in _EFFECTS:
+        if effect == known:
+            return known
+    msg = f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}"
+    raise ValidationError(msg)
+
+
+def strongest_effect(*effects: Effect) -> Effect:
+    """The one that asks for the most care; `none` of nothing (S-DUR-21)."""
+    return next((effect for effect in reversed(_EFFECTS) if effect in effects), "none")
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:

@@ -28,6 +28,7 @@ class CalculatorTool(AbstractAgentTool):
     """Evaluates an arithmetic expression: `+ - * / % ^`, parentheses, decimals."""
 
     name = "calculator"
+    effect = "none"
     description = (
         "Evaluates an arithmetic expression and returns its value. Operators: + - * / % (remainder) ^ (power), "
         "parentheses, decimal numbers. Input: the expression alone, for example (2 + 3) * 4 ^ 2"

@@ -50,6 +50,7 @@ class DateTimeTool(AbstractAgentTool):
     """
 
     name = "datetime"
+    effect = "none"
     description = (
         "Current date and time, time zone conversion, date arithmetic. Input is one command: "
         "'now', 'now in Europe/Berlin', 'today', 'today in Asia/Tokyo', "

@@ -42,6 +42,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
     """
 
     name = "file_read"
+    effect = "none"
     description = "Reads a text file and returns its content. Paths are relative to the base directory."
     input_type = FileReadInput
 

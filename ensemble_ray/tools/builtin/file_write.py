@@ -46,6 +46,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
     """
 
     name = "file_write"
+    effect = "idempotent"
     description = (
         "Writes a text file: creates it with its parent directories, or replaces what it holds. "
         "Paths are relative to the base directory."

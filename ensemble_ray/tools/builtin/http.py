@@ -24,6 +24,8 @@ _DEFAULT_MAX_BYTES = 1_048_576
 _ERROR_BODY_CHARACTERS = 200
 #: the guard around every tool comes after the tool's own limit, whose text says more
 _GRACE_S = 10.0
+#: methods that change nothing at the server
+_READING = frozenset({"GET", "HEAD"})
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _HEADER_VALUE = re.compile(r"[\t\x20-\x7e]*")
 
@@ -75,6 +77,7 @@ class HttpAgentTool(AbstractAgentTool):
             raise ValueError(msg)
         self._max_bytes = max_response_bytes
         self.timeout = self._limit_s + _GRACE_S
+        self.effect = "none" if self._method in _READING else "once"
         require_web()
 
     @classmethod

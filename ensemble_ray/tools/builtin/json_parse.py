@@ -44,6 +44,7 @@ class JsonParserTool(AbstractTypedAgentTool[JsonParserInput]):
     input_type = JsonParserInput
 
     name = "json_parser"
+    effect = "none"
     description = (
         "Extracts one value from a JSON text. The path names keys separated by dots and array positions in "
         "brackets, counted from 0: user.name, items[0].title, [1].x"

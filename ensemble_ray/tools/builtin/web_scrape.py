@@ -68,6 +68,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
     """
 
     name = "web_scrape"
+    effect = "none"
     description = "Fetches a web page and returns its readable text, without markup and navigation."
     input_type = WebScrapeInput
 

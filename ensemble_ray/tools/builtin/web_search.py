@@ -55,6 +55,7 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
     """
 
     name = "web_search"
+    effect = "none"
     description = "Searches the web and returns the best hits with title, address and extract."
     input_type = WebSearchInput
 

@@ -188,7 +188,7 @@ def test_logger_is_named_after_the_tool_when_context_is_made() -> None:
     assert (inner.logger.name, inner.agent_role, inner.idempotency_key) == (
         "ensemble_ray.tool.parse",
         "Analyst",
-        "k/parse",
+        "k/0/parse",
     )
 
 
