@@ -134,21 +134,22 @@ class Recovered:
         for key in self._by_key:
             data = self.output_data(key)
             if data is not None:
-                reports[key] = self._completed(key, data, output_of(key, data))
+                reports[key] = _report(self._completed(key, data), output_of(key, data), None)
             elif (result := self.failure(key)) is not None:
-                reports[key] = _unfinished(result, failure_of(result))
+                reports[key] = _report(result, None, failure_of(result))
         return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
 
-    def _completed(self, key: str, data: Mapping[str, object], output: Output) -> Report[Output, Failure]:
+    def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
+        """What scheduling needs of a completed task; the trace, which is large, is not read for it."""
         value = typed_output({**data, "trace": None})
-        return Report(
+        return TaskResult(
             key=key,
+            instance=self._by_key[key].instance,
             status="completed",
             at=value.completed_at.timestamp(),
             duration_s=value.duration.total_seconds(),
             total_tokens=value.metrics.total_tokens,
             tool_call_count=value.tool_call_count,
-            output=output,
         )
 
     def _result(
@@ -182,7 +183,7 @@ def resumed_inline(
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
 
 
-def _unfinished(result: TaskResult, failure: Failure) -> Report[Output, Failure]:
+def _report(result: TaskResult, output: Output | None, failure: Failure | None) -> Report[Output, Failure]:
     error = result.error
     return Report(
         key=result.key,
@@ -192,6 +193,7 @@ def _unfinished(result: TaskResult, failure: Failure) -> Report[Output, Failure]
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,
         is_timeout=result.is_timeout,
+        output=output,
         failure=failure,
         error_type="" if error is None else type(error).__name__,
         message="" if error is None else message_of(error),
