@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.context import LogContextFilter
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.ensemble import Ensemble, run
 from ensemble_ray.errors import (
     AgentExecutionError,
+    CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
     ExitEarlyError,
@@ -31,6 +34,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     ToolConfigurationError,
     ToolExecutionError,
+    UnknownOutcomeError,
     ValidationError,
 )
 from ensemble_ray.event_log import EventStream
@@ -101,6 +105,7 @@ from ensemble_ray.trace import (
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
+    from ensemble_ray.resuming import aresume, resume
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
         DateTimeTool,
@@ -129,11 +134,13 @@ __all__ = [
     "ChatMessage",
     "ChatModel",
     "ChatResponse",
+    "CircuitOpenError",
     "ConstraintViolationError",
     "CostConfiguration",
     "CostEstimate",
     "CustomSchemaAgentTool",
     "DateTimeTool",
+    "Durability",
     "DynamicToolProvider",
     "Ensemble",
     "EnsembleCompletedEvent",
@@ -171,6 +178,7 @@ __all__ = [
     "MemoryOperationCounts",
     "NoOpToolMetrics",
     "Node",
+    "OnUnknown",
     "OpenAIChatModel",
     "OutputParsingError",
     "ParallelErrorStrategy",
@@ -186,6 +194,7 @@ __all__ = [
     "RateLimitedChatModel",
     "RayRuntime",
     "RecordError",
+    "RetryPolicy",
     "Run",
     "RunExistsError",
     "RunOptions",
@@ -220,11 +229,13 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "TypedAgentTool",
+    "UnknownOutcomeError",
     "ValidationError",
     "WebScraperTool",
     "WebSearchProvider",
     "WebSearchTool",
     "Workflow",
+    "aresume",
     "build_system_prompt",
     "build_user_prompt",
     "current_tool_context",
@@ -232,17 +243,24 @@ __all__ = [
     "extract_json",
     "parse_output",
     "resolve_template",
+    "resume",
     "run",
     "tool",
 ]
 
 
+#: Names of the module that also loads definitions from where they came from.
+_RESUMING = frozenset({"aresume", "resume"})
+
+
 def __getattr__(name: str) -> object:
-    """Load what costs time only when it is asked for: built-in tools, and Ray with its runtime."""
+    """Load what costs time only when it is asked for: built-in tools, resuming, and Ray with its runtime."""
     if name == "RayRuntime":
         from ensemble_ray.runtime import ray_runtime_class
 
         return ray_runtime_class()
+    if name in _RESUMING:
+        return getattr(importlib.import_module("ensemble_ray.resuming"), name)
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name in builtin.__all__:
         return getattr(builtin, name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
@@ -34,14 +34,17 @@ class Settings:
     runtime: str
     #: directory that holds `runs/ID/`
     home: Path
+    #: URL of a database that keeps the records in place of files; empty: files in `home`
+    store: str = field(repr=False)
     #: address of a Ray cluster to join; empty: start a local one
     ray_address: str
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME` and `RAY_ADDRESS`."""
+        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME`, `ENSEMBLE_RAY_STORE` and `RAY_ADDRESS`."""
         return cls(
             runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",
             home=home_directory(),
+            store=os.environ.get("ENSEMBLE_RAY_STORE", "").strip(),
             ray_address=os.environ.get("RAY_ADDRESS", "").strip(),
         )

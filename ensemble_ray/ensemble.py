@@ -9,6 +9,7 @@ from typing import Self, cast
 from pydantic import PrivateAttr
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
@@ -19,7 +20,7 @@ from ensemble_ray.ports import ChatModel
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.runtime import Runtime
 
-__all__ = ["Ensemble", "run"]
+__all__ = ["Ensemble", "join", "joined", "run"]
 
 #: How long Ctrl-C waits for a run to let go of what it holds, s.
 RELEASE_S = 10.0
@@ -28,7 +29,7 @@ RELEASE_S = 10.0
 class Ensemble(EnsembleDefinition):
     """A team of agents and its tasks. May be run many times, also at the same time (S-CONV-37)."""
 
-    _origin: str | None = PrivateAttr(default=None)
+    _origin: Origin = PrivateAttr(default=Origin())
 
     def run(
         self,
@@ -51,7 +52,7 @@ class Ensemble(EnsembleDefinition):
             PromptTemplateError: inputs are missing; all of them are named.
             EnsembleError: the run failed; the error carries what was completed and the trace.
         """
-        return _join(self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
+        return join(self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
 
     async def arun(
         self,
@@ -63,7 +64,7 @@ class Ensemble(EnsembleDefinition):
     ) -> EnsembleOutput:
         """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
         begun = self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
-        return await _joined(begun)
+        return await joined(begun)
 
     def start(
         self,
@@ -118,21 +119,26 @@ class Ensemble(EnsembleDefinition):
             run_id=run_id,
             options=options,
             is_watched=is_watched,
-            origin=self.origin,
+            origin=self.source,
         )
 
     @property
     def origin(self) -> str | None:
-        """Where the definition came from, so that a record can name it: a YAML path or `module:attribute`."""
+        """Where the definition came from: a YAML path or `module:attribute`; None: a program made it."""
+        return self._origin.place or None
+
+    @property
+    def source(self) -> Origin:
+        """Origin and what was chosen in place of what stands there: what a run needs to be resumed later."""
         return self._origin
 
-    def with_origin(self, origin: str) -> Self:
-        """This ensemble, knowing where it came from; for loaders."""
-        self._origin = origin
+    def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None) -> Self:
+        """This ensemble, knowing where it came from, and what was chosen in place of what stands there; for loaders."""
+        self._origin = Origin(place=origin, overrides=dict(overrides or {}))
         return self
 
 
-def _join(begun: Run) -> EnsembleOutput:
+def join(begun: Run) -> EnsembleOutput:
     """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
     try:
         return begun.result()
@@ -145,7 +151,7 @@ def _join(begun: Run) -> EnsembleOutput:
         raise
 
 
-async def _joined(begun: Run) -> EnsembleOutput:
+async def joined(begun: Run) -> EnsembleOutput:
     """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
     try:
         return await begun.aresult()

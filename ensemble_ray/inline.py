@@ -9,11 +9,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ensemble_ray.config import home_directory
 from ensemble_ray.context import Services
-from ensemble_ray.errors import message_of
+from ensemble_ray.definition.durability import Durability
+from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunConductor
 from ensemble_ray.execute.local_houses import LocalHouses
@@ -24,7 +24,8 @@ from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import close_run, open_run
+from ensemble_ray.record.recovery import Recovered, resumed_inline
+from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.tools.cpu import LokyCpuPool
 
 if TYPE_CHECKING:
@@ -32,14 +33,16 @@ if TYPE_CHECKING:
 
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Journal
-    from ensemble_ray.record.journal_file import RunDirectory
+    from ensemble_ray.record.stores import OwnedRun, RunStore
     from ensemble_ray.runtime import RunRequest
 
-__all__ = ["GRACE_S", "InlineRuntime", "SystemClock"]
+__all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "own_run", "watch_for_cancel"]
 
 _log = logging.getLogger(__name__)
 #: How long a cancelled task may take to let go before the run ends without it, s.
 GRACE_S = 3.0
+#: How often a run looks whether somebody asked its record for its end, s.
+CANCEL_POLL_S = 1.0
 
 
 class SystemClock:
@@ -57,30 +60,30 @@ class SystemClock:
 class InlineRuntime:
     """Runs in this process. Nothing is pickled, so anything works as tool, handler or model (S-CONV-34)."""
 
-    def __init__(self, *, record: bool = True, home: Path | None = None) -> None:
+    name = "inline"
+
+    def __init__(self, *, home: Path | None = None, store: str | None = None) -> None:
         """Make one.
 
         Args:
-            record: Keep each run's record on disk, so that it can be looked at later; else in memory only.
             home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
+            store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
         """
-        self._record = record
-        self.home = home
+        self._home = home
+        self._store = store
         self._cpu = LokyCpuPool()
 
+    @property
+    def address(self) -> StoreAddress:
+        """Where its runs are recorded."""
+        return StoreAddress.of(self._home, self._store)
+
     async def submit(self, request: RunRequest) -> InlineRun:
-        """Begin a run in this process."""
-        home = self.home or home_directory()
-        journal: Journal
-        if self._record:
-            opened = open_run(home, request.run_id, writer="inline", origin=str(request.header.get("origin") or ""))
-            journal = opened.journal
-            opened.directory.write_state(RunState.RUNNING)
-            directory = opened.directory
-        else:
-            journal, directory = MemoryJournal(request.run_id), None
-        services = Services(limiter=process_limiter(), cpu=self._cpu)
-        run = InlineRun(request, journal, services, directory)
+        """Begin a run in this process, or go on with one."""
+        owned = None
+        if request.frame.durability != Durability.OFF:
+            owned = await own_run(store_at(self.address), request)
+        run = InlineRun(request, owned, Services(limiter=process_limiter(), cpu=self._cpu))
         await run.begin()
         return run
 
@@ -104,18 +107,16 @@ class InlineRuntime:
 class InlineRun:
     """One run in this process: a conductor, a runner, and the houses between them."""
 
-    def __init__(
-        self, request: RunRequest, journal: Journal, services: Services, directory: RunDirectory | None
-    ) -> None:
+    def __init__(self, request: RunRequest, owned: OwnedRun | None, services: Services) -> None:
         self.run_id = request.run_id
         self._planned = request.planned
         self._frame = request.frame
-        self._journal = journal
-        self._directory = directory
+        self._owned = owned
+        self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
         ports = RunnerPorts(
             clock=clock,
-            journal=journal,
+            journal=self._journal,
             events=request.events,
             callables=LocalCallables(request.planned.tasks),
             services=services,
@@ -123,19 +124,25 @@ class InlineRun:
         )
         runner = TaskRunner(request.frame, ports, request.planned.agents)
         self._houses = LocalHouses(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)
+        types = {key: task.output_type for key, task in request.planned.tasks.items() if task.output_type is not None}
         self._conductor: RunConductor[TaskOutput, TaskResult] = RunConductor(
             run_id=request.run_id,
             plan=request.planned.plan,
             header=request.header,
-            journal=journal,
+            journal=self._journal,
             clock=clock,
             houses=self,
             earlier=request.earlier,
+            epoch=0 if owned is None else owned.epoch,
+            resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
         )
         self._reporting: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
         """Start the first tasks."""
+        if self._owned is not None:
+            self._watching = asyncio.get_running_loop().create_task(watch_for_cancel(self._owned, self._conductor))
         await self._conductor.start()
 
     async def wait(self) -> RunOutcome:
@@ -144,9 +151,15 @@ class InlineRun:
         try:
             ended = await asyncio.shield(self._conductor.ended)
             state = ended.state
+        except (RecordError, StaleEpochError):
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
         finally:
             self._houses.stop(self._houses.running)  # none, unless conducting itself broke
-            await close_run(self._journal, self._directory, state)
+            if self._watching is not None:
+                self._watching.cancel()
+            if self._owned is not None:
+                await self._owned.close(state)
         return outcome_of(self.run_id, ended)
 
     async def cancel(self) -> None:
@@ -194,12 +207,37 @@ class InlineRun:
             self._conductor.ended.set_exception(error)
 
 
+async def own_run(store: RunStore, request: RunRequest) -> OwnedRun:
+    """Begin the record of a run, or take it over."""
+    is_buffered = request.frame.durability == Durability.RUN
+    if request.is_resumed:
+        owned = await store.take(request.run_id, is_buffered=is_buffered, by_force=request.takes_over)
+    else:
+        origin = str(request.header.get("origin") or "")
+        owned = await store.begin(request.run_id, origin=origin, is_buffered=is_buffered)
+    await owned.write_state(RunState.RUNNING)
+    return owned
+
+
+async def watch_for_cancel(owned: OwnedRun, conductor: RunConductor[Any, Any]) -> None:
+    """End the run when somebody asks its record for that (S-DUR-52)."""
+    while True:
+        await asyncio.sleep(CANCEL_POLL_S)
+        try:
+            if await owned.is_cancel_asked():
+                break
+        except RecordError as error:  # the run's own facts will tell, if it lasts
+            _log.warning("Run %s: cannot see whether its end was asked for: %s", conductor.run_id, message_of(error))
+    await conductor.cancel()
+
+
 def report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
     """A task's result, as scheduling sees it."""
     return Report(
         key=result.key,
         status=result.status,
         at=result.at,
+        epoch=result.epoch,
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,

@@ -10,11 +10,13 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.config import home_directory
 from ensemble_ray.context import current_log_context, log_context
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
@@ -27,11 +29,13 @@ from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.record.definition_data import definition_data
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
-from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.record.rerun import check_same, recorded_output
 from ensemble_ray.record.result import assemble, summaries
+from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
@@ -41,9 +45,23 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.trace import CaptureMode
 
-__all__ = ["Interrupted", "Run", "check"]
+__all__ = ["Interrupted", "Resumption", "Run", "check"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumption:
+    """That a run is in the record already and goes on."""
+
+    #: data of its first fact
+    header: Mapping[str, object]
+    #: recorded answers of before scheduling, by effect name
+    answers: Mapping[str, Fact]
+    #: whether it is taken from an owner that still holds it (S-DUR-17)
+    takes_over: bool = False
+    #: whether another definition than the recorded one may go on with it (S-DUR-36)
+    allows_changes: bool = False
 
 
 class Interrupted:
@@ -81,16 +99,19 @@ class Run:
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
-        origin: str | None = None,
+        origin: Origin | None = None,
+        resumption: Resumption | None = None,
     ) -> None:
-        """Begin; `is_watched` says whether `events()` will be asked."""
+        """Begin, or go on; `is_watched` says whether `events()` will be asked."""
         self.id = run_id or new_run_id()
         self._definition = definition.with_options(options)
         self._inputs = inputs
         self._listeners = listeners_of(definition)
         self._earlier: list[Fact] = []
         self._is_named = run_id is not None
-        self._origin = origin
+        self._origin = origin or Origin()
+        self._options = options
+        self._resumption = resumption
         self._state = RunState.PENDING
         self._runtime = connect(runtime)
         self._handle: RunHandle | None = None
@@ -212,7 +233,10 @@ class Run:
         )
         self._state = RunState.RUNNING
         request = self._request(planned, mode)
-        if self._is_named and (known := self._recorded_output(planned, request)) is not None:
+        if self._resumption is not None:
+            if not self._resumption.allows_changes:
+                check_same(self.id, self._resumption.header, request.header, doing="resume")
+        elif self._is_named and (known := await self._recorded_output(planned, request)) is not None:
             self._state = RunState.COMPLETED
             return known
         self._handle = await self._runtime.submit(request)
@@ -241,16 +265,25 @@ class Run:
             return None
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
-    def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
+    async def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
         """What a finished run of that id gave; it is not run again (S-SET-39)."""
-        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
-        object_ids = {node.key: node.object_id for node in planned.plan.nodes}
-        home = self._runtime.home or home_directory()
-        return recorded_output(home, self.id, request.header, output_types=types, object_ids=object_ids)
+        store = store_at(self._runtime.address)
+        summary = await store.summary(self.id)
+        if summary is None:
+            return None
+        return recorded_output(
+            self.id,
+            summary.state,
+            await store.facts(self.id),
+            request.header,
+            output_types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
+            object_ids={node.key: node.object_id for node in planned.plan.nodes},
+        )
 
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-        return RecordedModel(model, self.id, name, self._earlier.append)
+        known = None if self._resumption is None else self._resumption.answers.get(name)
+        return RecordedModel(model, self.id, name, self._earlier.append, known=known)
 
     async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
         self.emit(
@@ -284,18 +317,11 @@ class Run:
             log_fields=self._fields,
             cost=definition.cost_configuration,
             has_tool_metrics=definition.tool_metrics is not None,
+            durability=definition.durability,
+            on_unknown=definition.on_unknown if isinstance(definition.on_unknown, OnUnknown) else OnUnknown.ASK,
+            retry=definition.retry,
         )
-        data = plan.to_dict()
-        header = {
-            "plan": data,
-            "ensemble_id": self.id,
-            "workflow": plan.workflow,
-            "inputs": dict(plan.inputs),
-            "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
-            "digest": digest_of(data),
-            "origin": self._origin,
-            "capture_mode": mode.value,
-        }
+        header = {} if definition.durability == Durability.OFF else self._header(planned, mode)
         return RunRequest(
             run_id=self.id,
             planned=planned,
@@ -304,7 +330,31 @@ class Run:
             events=self,
             earlier=tuple(self._earlier),
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
+            on_unknown=definition.on_unknown,
+            is_resumed=self._resumption is not None,
+            takes_over=self._resumption is not None and self._resumption.takes_over,
         )
+
+    def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:
+        """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
+        plan = planned.plan
+        data = plan.to_dict()
+        definition = definition_data(planned, self._definition)
+        options = {} if self._options is None else self._options.model_dump(mode="json", exclude_none=True)
+        return {
+            "plan": data,
+            "definition": definition,
+            "ensemble_id": self.id,
+            "workflow": plan.workflow,
+            "inputs": dict(plan.inputs),
+            "options": options,
+            "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
+            "digest": digest_of({"plan": data, "definition": definition}),
+            "origin": self._origin.place,
+            "overrides": dict(self._origin.overrides),
+            "runtime": self._runtime.name,
+            "capture_mode": mode.value,
+        }
 
     # The sink of the run's events in this process.
 

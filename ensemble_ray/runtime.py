@@ -5,21 +5,21 @@ The only import of `actors` in the core stands in `ray_runtime_class`, inside th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.config import Settings
+from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome
     from ensemble_ray.messages import Fact
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, ToolMetrics
+    from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["RunHandle", "RunRequest", "Runtime", "connect", "ray_runtime_class"]
 
@@ -38,6 +38,12 @@ class RunRequest:
     #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
     earlier: Sequence[Fact] = ()
     tool_metrics: ToolMetrics
+    #: how a person or a callable is asked what became of an effect (S-DUR-24)
+    on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
+    #: whether the run is in the record already and goes on
+    is_resumed: bool = False
+    #: whether it is taken from an owner that still holds it (S-DUR-17)
+    takes_over: bool = False
 
 
 class RunHandle(Protocol):
@@ -57,8 +63,13 @@ class Runtime(Protocol):
     """Where runs live: this process, or actors on a cluster."""
 
     @property
-    def home(self) -> Path | None:
-        """Directory of its records; None: `ENSEMBLE_RAY_HOME` or the user's state directory."""
+    def name(self) -> str:
+        """What `connect` knows it by, for the record: a run is resumed where it ran."""
+        ...
+
+    @property
+    def address(self) -> StoreAddress:
+        """Where its runs are recorded."""
         ...
 
     async def submit(self, request: RunRequest) -> RunHandle:

@@ -92,7 +92,8 @@ def run(
     given = read_inputs(inputs or (), inputs_file)
     ensemble = load_ensemble(target, llm=llm)
     if workflow is not None:
-        ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target)
+        chosen = {**ensemble.source.overrides, "workflow": workflow.value}
+        ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
     check_inputs(ensemble, given)
     from ensemble_ray.config import Settings
 
@@ -169,7 +170,7 @@ def _watched(
             runtime=None if runtime is None else runtime.value,
             run_id=run_id,
             is_watched=False,
-            origin=ensemble.origin,
+            origin=ensemble.source,
         )
         try:
             return begun.result(), False

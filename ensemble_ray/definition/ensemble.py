@@ -30,6 +30,7 @@ from ensemble_ray.definition.fields import (
     items_of,
     model_of,
 )
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
@@ -175,6 +176,7 @@ class EnsembleDefinition(Value):
         on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
             `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
             `"repeat"` or `"fail"`.
+        retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
@@ -199,6 +201,7 @@ class EnsembleDefinition(Value):
     cost_configuration: CostConfiguration | None = None
     durability: DurabilityField = initially(Durability.EFFECTS)
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
+    retry: RetryPolicy | None = RetryPolicy()
     # One field per kind of event, in the order in which they are registered (S-EVT-2).
     on_ensemble_started: _OnStarted = initially(())
     on_ensemble_completed: _OnCompleted = initially(())

@@ -88,6 +88,8 @@ class Resumed(Generic[Output, Failure]):
     stimuli: Sequence[Sequence[Stimulus]]
     #: by key: tasks whose output or failure is recorded, whether or not the machine was told
     reports: Mapping[str, Report[Output, Failure]]
+    #: whether only its owner's process was replaced; else somebody wants it to go on, also after a cancellation
+    is_restart: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +195,7 @@ class RunConductor(Generic[Output, Failure]):
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> None:
         """Tell the machine again what it was told, then start what is not resolved."""
         self._started_at = resumed.started_at
-        note = self._fact("resume", RUN, {})
+        note = self._fact("resume", RUN, {"is_restart": resumed.is_restart})
         await self._journal.append((note, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         ending: EndRun | None = None
         for told in resumed.stimuli:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
@@ -42,6 +43,8 @@ class RunFrame:
     durability: str = "effects"
     #: `tell_model`, `fail` or `ask`, which also stands for a callable of the driver's (S-DUR-24)
     on_unknown: str = "tell_model"
+    #: what becomes of model calls that fail by the provider's fault; None: they fail the task
+    retry: RetryPolicy | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,12 @@ from pydantic_core import PydanticUndefined
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.loader.kinds import Field
 from ensemble_ray.loader.models import MODEL_FIELDS
-from ensemble_ray.loader.tables import AGENT, COST, LIMIT, TASK, TEAM
+from ensemble_ray.loader.tables import AGENT, COST, LIMIT, RETRY, TASK, TEAM
 from ensemble_ray.loader.tools import tool_schema
 from ensemble_ray.messages import JsonValue
 from ensemble_ray.metrics import CostConfiguration
@@ -56,6 +57,7 @@ def team_schema() -> dict[str, JsonValue]:
             "model": _object(MODEL_FIELDS, None),
             "rate_limit": _object(LIMIT, RateLimit),
             "cost_configuration": _object(COST, CostConfiguration),
+            "retry": _object(RETRY, RetryPolicy),
         },
     }
 

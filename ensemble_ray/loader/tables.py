@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ensemble_ray.definition.durability import Durability, OnUnknown
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
@@ -38,7 +39,7 @@ from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.trace import CaptureMode
 
-__all__ = ["AGENT", "COST", "LIMIT", "TASK", "TEAM", "Named"]
+__all__ = ["AGENT", "COST", "LIMIT", "RETRY", "TASK", "TEAM", "Named"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +88,18 @@ def _read_cost(reading: Reading, node: Located, where: str) -> object:
         return reading.refuse(node, where, str(error))
 
 
+def _read_retry(reading: Reading, node: Located, where: str) -> object:
+    if isinstance(node, Scalar) and node.value is None:
+        return None  # no retries
+    values = read_fields(reading, node, RETRY, where, what="a retry policy")
+    if values is None:
+        return BAD
+    try:
+        return RetryPolicy(**cast("dict[str, Any]", values))
+    except ValidationError as error:
+        return reading.refuse(node, where, str(error))
+
+
 def _read_synthesizer(reading: Reading, node: Located, where: str) -> object:
     word = node.value if isinstance(node, Scalar) else None
     if word == "template":
@@ -126,6 +139,14 @@ COST: Mapping[str, Field] = {
     "input_token_rate": Field(kind=NUMBER, is_required=True),
     "output_token_rate": Field(kind=NUMBER, is_required=True),
     "currency": Field(kind=TEXT, doc="Shown behind amounts; USD unless told."),
+}
+
+#: Keys of a retry policy.
+RETRY: Mapping[str, Field] = {
+    "max_attempts": Field(kind=WHOLE, doc="Times that a model is asked for one answer; 1: no retries."),
+    "first_delay": Field(kind=NUMBER, doc="Wait before the second attempt, seconds; it doubles from there."),
+    "max_delay": Field(kind=NUMBER, doc="The longest wait, seconds."),
+    "max_wait": Field(kind=NUMBER, doc="All waits for one answer, seconds."),
 }
 
 _NAME = Kind(read=_read_name, schema=TEXT.schema)
@@ -225,6 +246,10 @@ TEAM: Mapping[str, Field] = {
     "durability": Field(
         kind=choice([each.value for each in Durability], "durability"),
         doc="`effects`: nothing recorded is repeated after a crash; `run`: written within 200 ms; `off`: not at all.",
+    ),
+    "retry": Field(
+        kind=Kind(read=_read_retry, schema={"anyOf": [{"$ref": "#/definitions/retry"}, {"type": "null"}]}),
+        doc="How patient a run is with model calls that fail by the provider's fault; null: not at all.",
     ),
     "on_unknown": Field(
         kind=choice([each.value for each in OnUnknown], "word"),

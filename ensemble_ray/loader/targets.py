@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError, message_of
@@ -20,7 +21,7 @@ from ensemble_ray.plan.dependencies import TaskDependencyGraph
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["load_ensemble"]
+__all__ = ["load_ensemble", "load_source"]
 
 _YAML = {".yaml", ".yml"}
 
@@ -40,11 +41,29 @@ def load_ensemble(target: str, *, llm: str | ChatModel | None = None, needs_keys
     """
     model = _model(llm)
     make_importable(Path.cwd())
+    chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
-        return load_team_file(target, llm=model, needs_keys=needs_keys)
+        loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
+        return loaded.with_origin(loaded.origin or target, chosen)
     if is_reference(target):
-        return _with_model(_from_module(target), model).with_origin(target)
+        chosen["directory"] = str(Path.cwd())
+        return _with_model(_from_module(target), model).with_origin(target, chosen)
     raise ValidationError(_unclear(target))
+
+
+def load_source(source: Origin, *, needs_keys: bool = True) -> Ensemble:
+    """The team that a run was recorded with, with what was chosen then in place of what stands there.
+
+    Raises:
+        ValidationError: as `load_ensemble`.
+    """
+    chosen = source.overrides
+    if directory := chosen.get("directory"):
+        make_importable(Path(directory))
+    loaded = load_ensemble(source.place, llm=chosen.get("llm"), needs_keys=needs_keys)
+    if workflow := chosen.get("workflow"):
+        loaded = loaded.replace(workflow=workflow)
+    return loaded.with_origin(source.place, chosen)
 
 
 def _model(llm: str | ChatModel | None) -> ChatModel | None:

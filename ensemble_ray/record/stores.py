@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
+from ensemble_ray.config import Settings
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
@@ -161,6 +162,16 @@ class StoreAddress:
     home: str
     #: a database in place of files; may hold a password
     url: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, home: Path | None = None, url: str | None = None) -> StoreAddress:
+        """An address from what a user chose; what was not chosen comes from the environment.
+
+        A home that was chosen is meant, whatever database the environment names.
+        """
+        settings = Settings.from_environment()
+        chosen = settings.store if url is None and home is None else url
+        return cls(home=str((home or settings.home).resolve()), url=chosen or "")
 
 
 def store_at(address: StoreAddress) -> RunStore:

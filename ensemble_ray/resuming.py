@@ -1,0 +1,144 @@
+"""Going on with a recorded run (S-DUR-35). Floor: above loader, since a run knows where its definition came from.
+
+In: a run's id. Out: its output, as if nothing had happened. Never: a request whose answer is in the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.ensemble import Ensemble, join, joined
+from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.loader import load_source
+from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.stores import RunSummary, store_at
+from ensemble_ray.run_handle import Resumption, Run
+from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.threads import threads
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+
+__all__ = ["aresume", "begin_again", "resume"]
+
+_GOING_ON = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
+
+
+def resume(
+    run_id: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    take_over: bool = False,
+    allow_changes: bool = False,
+) -> EnsembleOutput:
+    """Continue a run that was interrupted or cancelled, and wait for its output.
+
+    What is recorded is used and not done again; of a completed run it is the recorded output.
+
+    Args:
+        run_id: The run's id, the beginning of it, or `latest`.
+        ensemble: Its definition; None: loaded from where the run's record says that it came from.
+        runtime: Where it goes on; default: where it ran.
+        take_over: Take it also from a process that still owns it, such as a frozen one, which then can write no more.
+        allow_changes: Go on although the definition differs from the recorded one.
+
+    Raises:
+        ValidationError: there is no such run, it failed, its definition differs or cannot be had; the message says
+            what to do.
+        RunExistsError: a process owns it.
+        RecordError: its record is damaged.
+        EnsembleError: the run failed.
+    """
+    asked = begin_again(run_id, ensemble, runtime=runtime, take_over=take_over, allow_changes=allow_changes)
+    return join(run_blocking(asked))
+
+
+async def aresume(
+    run_id: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    take_over: bool = False,
+    allow_changes: bool = False,
+) -> EnsembleOutput:
+    """`resume` for async code, with the same contract; cancelling it ends the run first."""
+    asked = begin_again(run_id, ensemble, runtime=runtime, take_over=take_over, allow_changes=allow_changes)
+    return await joined(await bridge(asked))
+
+
+async def begin_again(
+    run_id: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    take_over: bool = False,
+    allow_changes: bool = False,
+    is_watched: bool = False,
+) -> Run:
+    """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
+    # Where a run is recorded follows from the runtime's kind only if one was made by hand.
+    store = store_at(connect(runtime or "inline").address)
+    found = await store.find(run_id)
+    facts = await store.facts(found.run_id)
+    recovered = Recovered(facts)
+    _check(found, recovered, take_over=take_over)
+    definition = ensemble or await threads.run(_definition, found, recovered)  # user code, which may take its time
+    header = recovered.header
+    return Run(
+        definition,
+        cast("Mapping[str, object]", header.get("inputs") or {}),
+        runtime=runtime or cast("str", header.get("runtime") or None),
+        run_id=found.run_id,
+        options=RunOptions(**cast("dict[str, int | None]", header.get("options") or {})),
+        is_watched=is_watched,
+        origin=definition.source,
+        resumption=None
+        if recovered.state is RunState.COMPLETED
+        else Resumption(
+            header=header,
+            answers=_answers(facts),
+            takes_over=take_over,
+            allows_changes=allow_changes,
+        ),
+    )
+
+
+def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
+    """Refuse what cannot go on, and say what can be done instead."""
+    run_id = found.run_id
+    if recovered.state is RunState.FAILED:
+        raise ValidationError(
+            f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
+            f"failed: ensemble-ray fork {run_id} --from TASK"
+        )
+    if found.state in _GOING_ON and not take_over:
+        owner = found.owner or "a process"
+        raise RunExistsError(
+            f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
+            "with take_over=True (--take-over)"
+        )
+    if not recovered.header:
+        raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
+
+
+def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
+    """The definition that the run was recorded with, as it stands today."""
+    place = str(recovered.header.get("origin") or "")
+    overrides = cast("Mapping[str, str]", recovered.header.get("overrides") or {})
+    if not place:
+        raise ValidationError(
+            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
+            f"call ensemble_ray.resume('{found.run_id}', ensemble) in that program"
+        )
+    return load_source(Origin(place=place, overrides=overrides))
+
+
+def _answers(facts: list[Fact]) -> dict[str, Fact]:
+    """Recorded answers of calls before scheduling, by effect name."""
+    return {fact.name: fact for fact in facts if fact.kind == "model"}
