@@ -106,6 +106,16 @@ class LocalChatModel:
             threads=self._threads or max(2, (os.cpu_count() or 2) // 2),
         )
 
+    @property
+    def endpoint_id(self) -> str:
+        """What fails together: the server of this file, as it is set up (S-DUR-64).
+
+        Raises:
+            ValidationError: no path was given, and the embedded model is not installed.
+        """
+        spec = self.spec
+        return f"local {spec.path} {spec.slots}x{spec.context_tokens}/{spec.threads}"
+
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Answer the conversation; the first call of a machine starts the server.
 

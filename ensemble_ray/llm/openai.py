@@ -7,6 +7,7 @@ and for its client where `client_options` ask for it (decision 0002). The key is
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -107,6 +108,18 @@ class OpenAIChatModel:
         if from_environment:
             return _checked_url(from_environment, "OPENAI_BASE_URL")
         return _DEFAULT_BASE_URL
+
+    @property
+    def endpoint_id(self) -> str:
+        """What fails together: base URL, model, and a fingerprint of the key, never the key (S-SET-36, S-DUR-64).
+
+        Raises:
+            ValidationError: `OPENAI_BASE_URL` is no URL.
+        """
+        origin = Origin(url=self.base_url, model=self._model, key="", timeout_s=0)
+        key = self._key()
+        fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
+        return f"{origin.place.rstrip('/')} {self._model}{fingerprint}"
 
     @property
     def request_options(self) -> Mapping[str, object]:

@@ -107,6 +107,11 @@ class RateLimitedChatModel:
         """Name of the bucket, the same for all copies of this wrapper."""
         return self._bucket
 
+    @property
+    def endpoint_id(self) -> str:
+        """That of the model behind it; empty where it has none."""
+        return str(getattr(self._delegate, "endpoint_id", ""))
+
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Wait for a permit, then ask the model. A call that fails has used its permit (S-RATE-16).
 

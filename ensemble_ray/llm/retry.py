@@ -1,43 +1,50 @@
-"""Which failed model call is worth repeating, and after what delay. Room: llm; pure, no clock and no randomness.
+"""Which status is worth another attempt, and after what delay. Room: llm; pure, no clock and no randomness.
 
-Asked only where the user set `max_retries`: by default a failed call fails at once (S-SET-43).
+Both kinds of retries ask here: a run's own (`definition.retry_policy`), and those that a model makes by itself where
+its user set `max_retries` (S-SET-43).
 """
 
 from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
 
-__all__ = ["delay_before_retry"]
+__all__ = ["backoff_s", "delay_before_retry", "is_worth_repeating", "patience_asked_s"]
 
+#: How a model that repeats by itself waits, s.
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 8.0
-#: A server that asks for more patience than this is answered with the failure instead.
+#: A server that asks such a model for more patience than this is answered with the failure instead.
 _LONGEST_ASKED_DELAY_S = 120.0
-_RETRYABLE = frozenset({408, 409, 429})
+_WORTH_REPEATING = frozenset({408, 409, 429})
+#: Doublings after which every delay is at its bound, whatever that is; 2.0 ** 5000 is no float.
+_MOST_DOUBLINGS = 60
 
 
-def delay_before_retry(
-    status: int | None, *, attempt: int, retry_after: str | None, jitter: float, now: float
-) -> float | None:
-    """How long to wait before the next attempt, s; None when another attempt is of no use.
+def is_worth_repeating(status: int) -> bool:
+    """Whether that HTTP status may be another one next time (S-DUR-61)."""
+    return status in _WORTH_REPEATING or 500 <= status <= 599  # noqa: PLR2004  HTTP's own classes
+
+
+def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) -> float:
+    """The delay after that many attempts: doubled each time, between half of it and all of it (S-DUR-62).
 
     Args:
-        status: HTTP status; None when there was no answer at all.
         attempt: Attempts made so far, from 1.
-        retry_after: The answer's `Retry-After` header: seconds or an HTTP date.
+        first_s: The delay after the first one.
+        longest_s: No delay is longer.
         jitter: In [0, 1); spreads the callers of one overloaded server.
-        now: Unix time, s, to which an HTTP date is compared.
     """
-    if status is not None and status not in _RETRYABLE and status < 500:  # noqa: PLR2004  HTTP's own classes
-        return None
-    asked_s = _asked(retry_after, now)
-    if asked_s is not None:
-        return asked_s if asked_s <= _LONGEST_ASKED_DELAY_S else None
-    delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(attempt - 1, 16))
-    return delay_s * (1 - 0.25 * jitter)
+    delay_s = min(longest_s, first_s * 2.0 ** min(attempt - 1, _MOST_DOUBLINGS))
+    return delay_s * (1 - 0.5 * jitter)
 
 
-def _asked(retry_after: str | None, now: float) -> float | None:
+def patience_asked_s(retry_after: str | None, now: float) -> float | None:
+    """The delay that a `Retry-After` asks for, s; None when there is none that can be read.
+
+    Args:
+        retry_after: The header: seconds or an HTTP date.
+        now: Unix time, s, to which a date is compared.
+    """
     if not retry_after:
         return None
     try:
@@ -49,3 +56,23 @@ def _asked(retry_after: str | None, now: float) -> float | None:
     except ValueError:
         return None
     return max(0.0, at - now)
+
+
+def delay_before_retry(
+    status: int | None, *, attempt: int, retry_after: str | None, jitter: float, now: float
+) -> float | None:
+    """How long a model that repeats by itself waits, s; None when another attempt is of no use (S-SET-10).
+
+    Args:
+        status: HTTP status; None when there was no answer at all.
+        attempt: Attempts made so far, from 1.
+        retry_after: The answer's `Retry-After` header.
+        jitter: In [0, 1).
+        now: Unix time, s.
+    """
+    if status is not None and not is_worth_repeating(status):
+        return None
+    asked_s = patience_asked_s(retry_after, now)
+    if asked_s is not None:
+        return asked_s if asked_s <= _LONGEST_ASKED_DELAY_S else None
+    return backoff_s(attempt, first_s=_FIRST_DELAY_S, longest_s=_LONGEST_DELAY_S, jitter=jitter)

@@ -1,0 +1,99 @@
+"""Whose fault a failed model call was. Room: llm; pure. In: an error of any model. Out: the provider's fault, or nothing.
+
+Errors are recognised by their shape, for whichever package raised them: a status, or a class known for broken
+connections by its name. None of those packages is imported. Must never happen: a fault found in an error that another
+attempt cannot mend, such as a refusal, an answer nobody can read, or a mistake in the model's own code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.llm.retry import is_worth_repeating
+
+__all__ = ["Fault", "fault_of", "status_of"]
+
+_TOO_MANY_REQUESTS = 429
+#: Where packages keep an HTTP status: openai and anthropic, aiohttp and urllib, Google's clients.
+_STATUS_FIELDS = ("status_code", "status", "code")
+#: Classes of errors that mean no connection, a broken one, or no answer in time; by package, since names are shared.
+_CONNECTION_ERRORS = {
+    "builtins": frozenset({"ConnectionError", "TimeoutError"}),
+    "socket": frozenset({"gaierror"}),
+    "openai": frozenset({"APIConnectionError"}),
+    "anthropic": frozenset({"APIConnectionError"}),
+    "httpx": frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"}),
+    "httpx2": frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"}),
+    "httpcore": frozenset({"TimeoutException", "NetworkError", "RemoteProtocolError"}),
+    "aiohttp": frozenset({"ClientConnectionError", "ClientPayloadError"}),
+    "requests": frozenset({"ConnectionError", "Timeout", "ChunkedEncodingError"}),
+    "urllib": frozenset({"URLError"}),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A failure of the provider that another attempt may not meet again (S-DUR-61)."""
+
+    #: in a few words: `HTTP 503`, `no connection`, `no answer in time`
+    what: str
+    #: the error's own text
+    text: str
+    #: None when there was no answer at all
+    status: int | None = None
+    #: the answer's wish for patience
+    retry_after: str | None = None
+
+    @property
+    def is_refusal_for_now(self) -> bool:
+        """Whether the endpoint is well and only asks for fewer calls (S-DUR-64, S-DUR-65)."""
+        return self.status == _TOO_MANY_REQUESTS
+
+
+def fault_of(error: BaseException) -> Fault | None:
+    """The provider's fault in a failed model call; None when another attempt would be of no use.
+
+    Args:
+        error: What the model raised, whichever model it is.
+    """
+    # Ours say what is wrong, and none of them is of a provider; `sys.exit` in a model has no status either.
+    if isinstance(error, EnsembleError) or not isinstance(error, Exception):
+        return None
+    status = status_of(error)
+    if status is not None:
+        if not is_worth_repeating(status):
+            return None
+        return Fault(what=f"HTTP {status}", text=message_of(error), status=status, retry_after=_retry_after(error))
+    names = _names(error)
+    if not any(name in _CONNECTION_ERRORS.get(package, ()) for package, name in names):
+        return None
+    is_late = any("Timeout" in name for _, name in names)
+    return Fault(what="no answer in time" if is_late else "no connection", text=message_of(error))
+
+
+def status_of(error: BaseException) -> int | None:
+    """The HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
+    for holder in (error, getattr(error, "response", None)):
+        for field in _STATUS_FIELDS:
+            value: object = getattr(holder, field, None)
+            if isinstance(value, int) and 100 <= value <= 599:  # noqa: PLR2004  HTTP's own range
+                return int(value)
+    return None
+
+
+def _retry_after(error: BaseException) -> str | None:
+    for holder in (getattr(error, "response", None), error):
+        get: object = getattr(getattr(holder, "headers", None), "get", None)
+        if not callable(get):
+            continue
+        # Plain dicts know a header under one spelling only.
+        value: object = get("retry-after") or get("Retry-After")
+        if value is not None:
+            return str(value)
+    return None
+
+
+def _names(error: BaseException) -> list[tuple[str, str]]:
+    """(package, name) of the error's class and of all its bases."""
+    return [(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__]
