@@ -131,7 +131,7 @@ class ToolCallTrace(Value):
     started_at: Instant
     completed_at: Instant
     duration: timedelta
-    outcome: Literal["success", "failure", "error", "skipped_max_iterations"]
+    outcome: Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
     #: the arguments as a dict; capture mode full only
     parsed_input: JsonObject | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])

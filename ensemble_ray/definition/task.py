@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_args, get_origin
 
 from pydantic import InstanceOf, SkipValidation, model_validator
 
@@ -28,6 +28,7 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.messages import Effect
 from ensemble_ray.values import FrozenSequence
 
 if TYPE_CHECKING:
@@ -64,6 +65,9 @@ class Task(Identified):
         max_iterations: Tool requests allowed to the agent that is made for it; None: the agent's own number.
         rate_limit: Limit of the model calls of this task, when it names no agent.
         handler: Does the task without a model: a function of a `TaskHandlerContext`, sync or async, or an `AgentTool`.
+        effect: What the handler does to the world: `none`: it only reads; `idempotent`: doing it again under the same
+            `idempotency_key` changes nothing more; `once`: it must not be done twice. None: as the tool given as
+            handler says, else `once`.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -84,6 +88,7 @@ class Task(Identified):
     max_iterations: StrictInt | None = None
     rate_limit: RateLimit | None = None
     handler: Annotated[Handler | None, SkipValidation] = None
+    effect: Effect | None = None
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
@@ -94,6 +99,11 @@ class Task(Identified):
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
         """A task in one line (S-DOM-34); the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
+
+    @property
+    def handler_effect(self) -> Effect:
+        """What the handler does to the world (S-DUR-25); of a task without one nothing is known: `once`."""
+        return _effect_of(self.handler) if self.effect is None else self.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
         """This task for another attempt (S-DOM-36): the same task, so its output is found under it."""
@@ -185,8 +195,14 @@ def _check_output_type(kind: object) -> None:
 
 def _check_handler(given: Mapping[str, Any]) -> None:
     """Refuse fields that only a model could use beside a handler (S-DET-3), and handlers that cannot be called."""
-    handler = given.get("handler")
+    handler, effect = given.get("handler"), given.get("effect")
+    if effect is not None and effect not in get_args(Effect):
+        raise ValidationError(f"Task effect must be one of [{', '.join(get_args(Effect))}], got: {effect!r}")
     if handler is None:
+        if effect is not None:
+            raise ValidationError(
+                "Task effect is that of a handler, and this task has none. Tools say their own: @tool(effect=...)"
+            )
         return
     exclusive = (
         (given.get("agent") is not None, "an explicit agent", "agent"),
@@ -202,9 +218,22 @@ def _check_handler(given: Mapping[str, Any]) -> None:
                 f"Task cannot have both a handler and {what}. "
                 f"A handler does its task without a model: leave out either handler or {field}."
             )
-    if callable(handler):
+    if callable(handler) and not hasattr(handler, "effect"):
         return
-    from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions
+    from ensemble_ray.tools.tool import AgentTool, check_effect  # nearly all handlers are functions
 
-    if not isinstance(handler, AgentTool):
+    if isinstance(handler, AgentTool):
+        check_effect(handler.effect, f"Tool '{handler.name}'")
+    elif not callable(handler):
         raise ValidationError(f"Task handler must be a callable or an AgentTool, got: {type(handler).__name__}")
+
+
+def _effect_of(handler: object) -> Effect:
+    """What a tool given as handler says; anything else may only be done once."""
+    from ensemble_ray.tools.decorator import tool_mark  # asked only in a run, which needs them anyway
+    from ensemble_ray.tools.tool import AgentTool, check_effect
+
+    if isinstance(handler, AgentTool):
+        return check_effect(handler.effect, f"Tool '{handler.name}'")
+    mark = tool_mark(handler)
+    return "once" if mark is None else mark.effect

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.threads import call_user
-from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool
+from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,7 +61,8 @@ def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
         context = cast("TaskHandlerContext", argument)
         text = context.context_outputs[-1].raw if context.context_outputs else context.description
         if isinstance(tool, AbstractAgentTool):
-            return await tool.aexecute(text)
+            with use_tool_context(ToolContext(tool_name=tool.name, idempotency_key=context.idempotency_key)):
+                return await tool.aexecute(text)
         return await call_user(tool.execute, text)
 
     return handle

@@ -19,8 +19,8 @@ from ensemble_ray.values import utc_of
 
 __all__ = ["ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
 
-#: What came of a tool request (S-TRC-31).
-Outcome = Literal["success", "failure", "error", "skipped_max_iterations"]
+#: What came of a tool request (S-TRC-31, S-DUR-26).
+Outcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,6 +86,8 @@ class TaskEffects:
     models: list[ModelEffect] = field(default_factory=list[ModelEffect])
     tool_call_count: int = 0
     is_handler: bool = False
+    #: whether nobody knows what came of the handler (S-DUR-26)
+    is_outcome_unknown: bool = False
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
         """The sums (S-MET-10 to S-MET-16)."""
@@ -125,6 +127,7 @@ class TaskEffects:
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,
+            metadata={"outcome": "unknown"} if self.is_outcome_unknown else {},
         )
 
     def _interaction(self, index: int, model: ModelEffect) -> LlmInteraction:

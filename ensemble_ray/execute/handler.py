@@ -1,27 +1,36 @@
 """Tasks without a model: the user's handler does the work. Room: execute.
 
 Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2); it returns a
-`ToolResult` or a string (S-DET-9); its structured output counts only with an output type (S-DET-6).
+`ToolResult` or a string (S-DET-9); its structured output counts only with an output type (S-DET-6). It is an effect: a
+handler whose result is recorded is not called again (S-DUR-25).
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
-from ensemble_ray.execute.callables import Callables, callable_path
+from ensemble_ray.execute.callables import callable_path
+from ensemble_ray.execute.structured import restore_output
+from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, settle_unknown
+from ensemble_ray.ids import effect_name
+from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
 from ensemble_ray.tools.tool import ToolResult
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from ensemble_ray.execute.effects import Outcome
     from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.outputs import TaskOutput
 
 __all__ = ["TaskHandlerContext", "run_handler"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,8 @@ class TaskHandlerContext:
     description: str
     expected_output: str
     context_outputs: Sequence[TaskOutput] = ()
+    #: the same when the handler is called again after a crash, so that it can do its work once; empty outside a run
+    idempotency_key: str = ""
 
     def __post_init__(self) -> None:
         for name in ("description", "expected_output", "context_outputs"):
@@ -39,31 +50,99 @@ class TaskHandlerContext:
         object.__setattr__(self, "context_outputs", tuple(self.context_outputs))
 
 
-async def run_handler(order: TaskOrder, callables: Callables) -> tuple[str, object]:
-    """Call the handler; gives the text and the structured output (None without an output type).
+async def run_handler(scope: TaskScope) -> tuple[str, object]:
+    """Call the handler, unless its result is recorded; text and structured output (None without an output type).
 
     Raises:
         AgentExecutionError: it raised, returned None or a failure (S-DET-5).
         ExitEarlyError: it asked to end the run (S-DET-10).
+        UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
     """
+    name = effect_name(scope.order.instance, 0, HANDLER)
+    recorded = scope.recorded(name, "tool_result")
+    if recorded is not None:
+        return _given(scope, recorded.data)
+    effect = scope.order.task.handler_effect
+    intent = scope.recorded(name, "tool_intent")
+    if intent is not None and effect_of(intent, effect) == "once":
+        lost = await settle_unknown(scope, intent)
+        if lost is not None:
+            return _given(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
+    # Also when it is called again: a house that was replaced is stopped here, before the effect.
+    await scope.note(
+        "tool_intent",
+        name,
+        {"tool_name": HANDLER, "arguments": "", "effect": effect},
+        until=Until.TAKEN if effect == "none" else Until.SYNCED,
+    )
+    return await _called(scope, name)
+
+
+async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
+    """Call it, and note what came of it; the output or the failure of the task, which follow, are waited for."""
+    order, began = scope.order, scope.ports.clock.now()
     context = TaskHandlerContext(
         description=order.task.description,
         expected_output=order.task.expected_output,
         context_outputs=order.context,
+        idempotency_key=key_of(scope, name),
     )
     try:
-        given = await callables.evaluate(callable_path(order.key, "handler"), context)
+        given = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
-        raise _failure(order, f"Deterministic task handler threw an exception: {message_of(error)}") from error
+        text = f"Deterministic task handler threw an exception: {message_of(error)}"
+        await _noted(scope, name, "error", text, began=began)
+        raise _failure(order, text) from error
     if given is None:
-        raise _failure(order, f"Deterministic task handler returned null for task: {order.task.description}")
-    if not isinstance(given, ToolResult):
-        return str(given), None
-    if not given.is_success:
-        raise _failure(order, f"Deterministic task failed: {given.error_message}")
-    return given.output, given.structured_output if order.task.output_type is not None else None
+        text = f"Deterministic task handler returned null for task: {order.task.description}"
+        data = await _noted(scope, name, "failure", text, began=began)
+    elif not isinstance(given, ToolResult):
+        data = await _noted(scope, name, "success", str(given), began=began)
+    elif not given.is_success:
+        text = f"Deterministic task failed: {given.error_message}"
+        data = await _noted(scope, name, "failure", text, began=began)
+    else:
+        structured = given.structured_output if order.task.output_type is not None else None
+        data = await _noted(scope, name, "success", given.output, structured, began=began)
+    if data["outcome"] != "success":
+        raise _failure(order, str(data["text"]))
+    return str(data["text"]), data["structured_output"]
+
+
+async def _noted(
+    scope: TaskScope, name: str, outcome: Outcome, text: str, structured: object = None, *, began: float
+) -> Mapping[str, object]:
+    """Note the result."""
+    data: dict[str, object] = {
+        "outcome": outcome,
+        "text": text,
+        "structured_output": structured,
+        "started_at": began,
+        "duration_s": scope.ports.clock.now() - began if outcome != "unknown" else 0.0,
+    }
+    await scope.note("tool_result", name, data)
+    return data
+
+
+def _given(scope: TaskScope, data: Mapping[str, object]) -> tuple[str, object]:
+    """What a recorded result says; its structured output is of the task's type again."""
+    outcome, text, structured = data["outcome"], str(data["text"]), data["structured_output"]
+    if outcome in {"error", "failure"}:
+        raise _failure(scope.order, text)
+    scope.effects.is_outcome_unknown = outcome == "unknown"
+    kind = scope.order.task.output_type
+    if kind is None or structured is None:
+        return text, None
+    restored = restore_output(structured, kind)
+    if restored.is_success:
+        return text, restored.value
+    _log.warning(
+        "Task '%s': its recorded structured output is no %s any more and stays data: %s",
+        scope.order.key, kind.__name__, restored.error_message,
+    )  # fmt: skip
+    return text, structured
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:

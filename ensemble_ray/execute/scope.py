@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.callables import Callables
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.unknown import UnknownEffect
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
 
 __all__ = ["RunnerPorts", "TaskScope"]
@@ -33,6 +34,8 @@ class RunnerPorts:
     callables: Callables
     services: Services
     tool_metrics: ToolMetrics
+    #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)
+    ask_unknown: Callable[[UnknownEffect], object] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,15 @@ import pydantic
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 
-__all__ = ["ParseResult", "StructuredMachine", "StructuredTask", "describe_schema", "extract_json", "parse_output"]
+__all__ = [
+    "ParseResult",
+    "StructuredMachine",
+    "StructuredTask",
+    "describe_schema",
+    "extract_json",
+    "parse_output",
+    "restore_output",
+]
 
 #: Levels of log lines as the runner's `logging` numbers them; a machine tells lines, it does not log.
 _INFO, _WARNING = 20, 30
@@ -107,6 +115,21 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
             shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
             return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
         return ParseResult(error_message=f"JSON could not be deserialized as {_name(kind)}: {_detail(error)}")
+    return ParseResult(value=cast("T", value))
+
+
+def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
+    """Recorded JSON data as an object of that type again.
+
+    Args:
+        data: What the record holds.
+        kind: Any type that pydantic can validate.
+    """
+    try:
+        # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
+        value = _adapter(cast("Hashable", kind)).validate_json(pydantic.TypeAdapter(object).dump_json(data))
+    except (ValueError, pydantic.errors.PydanticUserError) as error:
+        return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
     return ParseResult(value=cast("T", value))
 
 

@@ -1,6 +1,7 @@
 """A task's tool calls: the agent's own tool set, the record around each call, events, several calls at once.
 
-Room: execute. A call whose result is recorded is not made again.
+Room: execute. A call whose result is recorded is not made again (S-DUR-22). What may change the world is on the disk as
+begun before it is called (S-DUR-3); its result is in the record before anything depends on it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, cast
 from ensemble_ray.errors import AgentExecutionError, IllegalStateError, message_of
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.effects import Outcome, ToolEffect
-from ensemble_ray.ids import effect_name, uuid_of
+from ensemble_ray.execute.unknown import effect_of, key_of, settle_unknown
+from ensemble_ray.ids import effect_name
+from ensemble_ray.ports import Until
 from ensemble_ray.tools.batch import call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
 from ensemble_ray.tools.registry import ResolvedTools, expand_providers, resolve_tools
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.messages import Fact, ToolCall, ToolSpec
+    from ensemble_ray.tools.registry import BoundTool
 
 __all__ = ["ToolCalls"]
 
@@ -43,6 +47,17 @@ def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
     )
 
 
+def _data_of(effect: ToolEffect) -> dict[str, object]:
+    """What is recorded of a result."""
+    return {
+        "outcome": effect.outcome,
+        "text": effect.text,
+        "structured_output": effect.structured_output,
+        "started_at": effect.started_at,
+        "duration_s": effect.duration_s,
+    }
+
+
 class ToolCalls:
     """Resolves and calls the tools of one task."""
 
@@ -50,6 +65,8 @@ class ToolCalls:
         self._scope = scope
         self._order = scope.order
         self._tools = tools
+        #: calls of the turn that have not returned
+        self._open = 0
         self.specs: Sequence[ToolSpec] = tools.specs
 
     @classmethod
@@ -68,12 +85,15 @@ class ToolCalls:
             AgentExecutionError: the batch took longer than its limit (S-TOOL-83).
             AgentExecutionError: a tool is set up wrongly (S-ENG-58).
             ExitEarlyError: a tool ended the run (S-TOOL-85).
+            UnknownOutcomeError: what was begun before a crash fails the task (S-DUR-24).
         """
         if not calls:
             return []
+        settled = await self._settled(calls, turn)
+        self._open = len(calls) - len(settled)
         try:
             effects = await call_batch(
-                [partial(self._call, call, turn, index) for index, call in enumerate(calls)],
+                [partial(self._call, call, turn, index, settled.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
             )
@@ -84,23 +104,65 @@ class ToolCalls:
         for effect in effects:
             self._announce(effect)
         limit = self._scope.frame.max_tool_output_length
-        return [(effect, truncate_output(effect.text, limit)) for effect in effects]
+        return [
+            # what we tell of an unknown outcome is no tool's output, and of no use when cut
+            (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
+            for effect in effects
+        ]
 
-    async def _call(self, call: ToolCall, turn: int, index: int) -> ToolEffect:
+    async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
+        """What of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
+
+        One after the other, and before any call is made: a person may be asked, and the task may fail.
+        """
+        settled: dict[int, ToolEffect] = {}
+        for index, call in enumerate(calls):
+            name = effect_name(self._order.instance, turn, f"call-{index}")
+            recorded = self._scope.recorded(name, "tool_result")
+            if recorded is not None:
+                settled[index] = _from_fact(call, recorded)
+                continue
+            bound = self._tools.get(call.name)
+            intent = self._scope.recorded(name, "tool_intent")
+            if intent is not None and effect_of(intent, "none" if bound is None else bound.effect) == "once":
+                text = await settle_unknown(self._scope, intent)
+                if text is not None:
+                    settled[index] = await self._lost(call, intent, text)
+                    continue
+            if bound is None:
+                settled[index] = self._unknown_tool(call)
+        return settled
+
+    async def _lost(self, call: ToolCall, intent: Fact, text: str) -> ToolEffect:
+        """A call that was begun before a crash, and has an unknown outcome for good."""
+        effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
+        await self._scope.note("tool_result", intent.name, _data_of(effect), until=Until.WRITTEN)
+        return effect
+
+    def _unknown_tool(self, call: ToolCall) -> ToolEffect:
+        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, call.name)
+        text = f"Error: Unknown tool '{call.name}'"
+        now = self._scope.ports.clock.now()
+        return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
+
+    async def _call(self, call: ToolCall, turn: int, index: int, settled: ToolEffect | None) -> ToolEffect:
+        if settled is not None:
+            return settled
+        bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
         name = effect_name(self._order.instance, turn, f"call-{index}")
-        recorded = self._scope.recorded(name, "tool_result")
-        if recorded is not None:
-            return _from_fact(call, recorded)
-        bound = self._tools.get(call.name)
         clock = self._scope.ports.clock
         started_at = clock.now()
-        if bound is None:
-            text = f"Error: Unknown tool '{call.name}'"
-            _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, call.name)
-            return ToolEffect(call=call, outcome="failure", text=text, started_at=started_at, duration_s=0.0)
-        intent = {"tool_name": call.name, "arguments": call.arguments}
-        await self._scope.note("tool_intent", name, intent)
-        outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))
+        # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
+        await self._scope.note(
+            "tool_intent",
+            name,
+            {"tool_name": call.name, "arguments": call.arguments, "effect": bound.effect},
+            until=Until.TAKEN if bound.effect == "none" else Until.SYNCED,
+        )
+        try:
+            outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))
+        finally:
+            self._open -= 1
         effect = ToolEffect(
             call=call,
             outcome=outcome.outcome,
@@ -109,16 +171,10 @@ class ToolCalls:
             duration_s=clock.now() - started_at,
             structured_output=outcome.structured_output,
         )
+        # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
+        is_safe_later = bound.effect == "none" and self._open > 0
         await self._scope.note(
-            "tool_result",
-            name,
-            {
-                "outcome": effect.outcome,
-                "text": effect.text,
-                "structured_output": effect.structured_output,
-                "started_at": effect.started_at,
-                "duration_s": effect.duration_s,
-            },
+            "tool_result", name, _data_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN
         )
         return effect
 
@@ -128,7 +184,7 @@ class ToolCalls:
             tool_name=tool_name,
             agent_role=order.agent_role,
             metrics=self._scope.ports.tool_metrics,
-            idempotency_key=uuid_of(f"{order.run_id}/{effect}"),
+            idempotency_key=key_of(self._scope, effect),
             emit=self._emit,
             run_id=order.run_id,
             instance=order.instance,

@@ -13,16 +13,19 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post
 from ensemble_ray.llm.openai_wire import SseParser, StreamAssembler, WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.messages import ChatResponse
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Endpoint"]
+__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint"]
 
 #: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
 DEFAULT_TIMEOUT_S = 600.0
+#: The header by which a server knows a repeated request.
+IDEMPOTENCY_KEY = "Idempotency-Key"
 
 #: Endpoints that refused `stream_options` once; they are not asked again by this process.
 _without_usage: set[str] = set()
@@ -92,15 +95,20 @@ class Endpoint:
                 return
         raise error
 
+    def _sent_headers(self) -> Mapping[str, str]:
+        """The headers, with the id of the effect that this request is part of (S-DUR-27); a user's own key wins."""
+        key = current_effect_key()
+        return {IDEMPOTENCY_KEY: key, **self.headers} if key else self.headers
+
     async def _post(self, body: bytes) -> Answered:
-        answered = await post(self.url, body, self.headers, timeout_s=self.timeout_s)
+        answered = await post(self.url, body, self._sent_headers(), timeout_s=self.timeout_s)
         failure = answered.failure
         if failure is not None:
             raise CallFailedError(failure)
         return answered
 
     async def _streamed(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
-        async with open_stream(self.url, body, self.headers, timeout_s=self.timeout_s) as (answered, pieces):
+        async with open_stream(self.url, body, self._sent_headers(), timeout_s=self.timeout_s) as (answered, pieces):
             if answered.failure is not None:
                 raise CallFailedError(answered.failure)
             if answered.body:

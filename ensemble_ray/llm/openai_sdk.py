@@ -13,7 +13,9 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.loop_resources import PerLoop
+from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_wire import StreamAssembler, WireError, completion_of
 from ensemble_ray.messages import ChatResponse
@@ -21,6 +23,7 @@ from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from openai import APIError, AsyncOpenAI
+    from openai._types import RequestOptions
 
 __all__ = ["SdkClients"]
 
@@ -51,7 +54,9 @@ class SdkClients:
         """
         client = await self._client(connection)
         try:
-            return completion_of(await client.post(_PATH, body=json.loads(body), cast_to=object))
+            return completion_of(
+                await client.post(_PATH, body=json.loads(body), cast_to=object, options=_options(client))
+            )
         except WireError as error:
             failure = Failure(status=200, reason=str(error), told_by_provider=error.told_by_provider)
         except _api_error() as error:
@@ -97,11 +102,22 @@ class SdkClients:
         return self._clients.put((connection, client))[1]
 
 
+def _options(client: AsyncOpenAI) -> RequestOptions:
+    """The id of the effect that the request is part of, as a header (S-DUR-27); a user's own key wins."""
+    key = current_effect_key()
+    return {"headers": {IDEMPOTENCY_KEY: key}} if key and IDEMPOTENCY_KEY not in client.default_headers else {}
+
+
 async def _chunks(client: AsyncOpenAI, body: bytes) -> AsyncGenerator[object]:
     from openai import AsyncStream
 
     stream = await client.post(
-        _PATH, body=json.loads(body), cast_to=object, stream=True, stream_cls=AsyncStream[object]
+        _PATH,
+        body=json.loads(body),
+        cast_to=object,
+        options=_options(client),
+        stream=True,
+        stream_cls=AsyncStream[object],
     )
     try:
         async for chunk in cast("AsyncIterator[object]", stream):

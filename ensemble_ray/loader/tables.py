@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.retry_policy import RetryPolicy
@@ -35,6 +35,7 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import LLM
 from ensemble_ray.loader.tools import TOOL
+from ensemble_ray.messages import Effect
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.trace import CaptureMode
@@ -196,6 +197,11 @@ TASK: Mapping[str, Field] = {
     "handler": Field(
         kind=reference("a function or a tool", makes=True, accepts=_is_handler),
         doc="Does the task without a model, as module:function.",
+    ),
+    "effect": Field(
+        kind=choice(get_args(Effect), "effect"),
+        doc="What the handler does to the world; `none`: it only reads; `idempotent`: it may be repeated after a crash; "
+        "`once`, unless told: it must not be done twice.",
     ),
 }
 #: Keys of the whole file.

@@ -9,25 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import pydantic
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect
+from ensemble_ray.execute.effects import ModelEffect, Outcome, TaskEffects, ToolEffect
 from ensemble_ray.messages import ChatResponse, Fact, TokenUsage, ToolCall
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.trace import CaptureMode, TaskTrace
 from ensemble_ray.values import Value
 
 _V = TypeVar("_V", bound=Value)
-_Outcome = Literal["success", "failure", "error", "skipped_max_iterations"]
 
 __all__ = ["TaskFold", "as_mapping", "as_number", "as_sequence", "as_text"]
 
-_OUTCOMES = get_args(_Outcome)
-#: `facts#0/2/model`, `facts#0/2/call-1`; a task's key may hold anything.
-_EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+))", re.DOTALL)
+_OUTCOMES = get_args(Outcome)
+#: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
+_EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
 #: What a tool call shows that was begun and never came back.
 _NO_RESULT = "No result was recorded: the run ended during this call"
 
@@ -60,6 +59,8 @@ class _Turn:
     at: float = 0.0
     intents: dict[int, Fact] = field(default_factory=dict[int, Fact])
     results: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    #: what was decided of unknown outcomes
+    decisions: dict[int, Fact] = field(default_factory=dict[int, Fact])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -70,6 +71,8 @@ class TaskFold:
     output: Mapping[str, object] | TaskOutput | None = None
     failure: Fact | None = None
     _turns: dict[int, _Turn] = field(default_factory=dict[int, _Turn])
+    #: newest intent and result of its handler, which is no turn of a model
+    _handler: dict[str, Fact] = field(default_factory=dict[str, Fact])
     _first_at: float | None = None
     _last_at: float = 0.0
 
@@ -90,7 +93,7 @@ class TaskFold:
                 self.output = given if isinstance(given, TaskOutput) else as_mapping(given)
             case "task_failed":
                 self.failure = fact
-            case "model" | "tool_intent" | "tool_result":
+            case "model" | "tool_intent" | "tool_result" | "decision":
                 self._take_effect(fact)
             case _:
                 pass
@@ -100,16 +103,25 @@ class TaskFold:
         if named is None:
             msg = f"The record is damaged: '{fact.name}' is no name of an effect"
             raise RecordError(msg)
+        if named["handler"]:
+            self._handler[fact.kind] = fact
+            return
         turn = self._turns.setdefault(int(named["turn"]), _Turn())
-        if fact.kind == "model":
-            turn.model, turn.at = fact.data, fact.at
-        else:
-            (turn.intents if fact.kind == "tool_intent" else turn.results)[int(named["call"] or 0)] = fact
+        call = int(named["call"] or 0)
+        match fact.kind:
+            case "model":
+                turn.model, turn.at = fact.data, fact.at
+            case "tool_intent":
+                turn.intents[call] = fact
+            case "tool_result":
+                turn.results[call] = fact
+            case _:
+                turn.decisions[call] = fact
 
     @property
     def is_known(self) -> bool:
         """Whether the task did anything that the record tells of."""
-        return self.output is not None or self.failure is not None or bool(self._turns)
+        return self.output is not None or self.failure is not None or bool(self._turns) or bool(self._handler)
 
     @property
     def is_unfinished(self) -> bool:
@@ -189,7 +201,14 @@ class TaskFold:
             models=models,
             tool_call_count=sum(len(model.tools) for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
+            is_outcome_unknown=self._is_handler_unknown,
         )
+
+    @property
+    def _is_handler_unknown(self) -> bool:
+        """Whether its handler was called, and nobody knows what came of it (S-DUR-26)."""
+        result = self._handler.get("tool_result")
+        return bool(self._handler) if result is None else result.data.get("outcome") == "unknown"
 
     def _model(self, turn: _Turn) -> ModelEffect:
         data = turn.model or {}
@@ -223,12 +242,14 @@ class TaskFold:
         )
         if result is None:
             begun = intent.at if intent is not None else turn.at
-            return ToolEffect(call=call, outcome="error", text=_NO_RESULT, started_at=begun, duration_s=0.0)
+            decided = turn.decisions.get(number)
+            text = _NO_RESULT if decided is None else f"{_NO_RESULT}; it was decided: {decided.data.get('answer')}"
+            return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
         data = result.data
         outcome = data.get("outcome")
         return ToolEffect(
             call=call,
-            outcome=cast("_Outcome", outcome) if outcome in _OUTCOMES else "error",
+            outcome=cast("Outcome", outcome) if outcome in _OUTCOMES else "error",
             text=as_text(data.get("text")),
             started_at=as_number(data.get("started_at"), result.at),
             duration_s=as_number(data.get("duration_s"), 0.0),

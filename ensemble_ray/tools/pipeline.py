@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import cast
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.messages import Effect
 from ensemble_ray.threads import call_user
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import (
@@ -71,10 +72,9 @@ class ToolPipeline(AbstractAgentTool):
         self.description = _not_blank("description", description)
         self.timeout = timeout
         self._links = tuple(_link(step) for step in steps)
+        effects: list[Effect] = [check_effect(tool.effect, f"ToolPipeline step '{tool.name}'") for tool in self.steps]
         #: the strongest of its steps (S-DUR-21)
-        self.effect = strongest_effect(
-            *(check_effect(tool.effect, f"ToolPipeline step '{tool.name}'") for tool, _ in self._links)
-        )
+        self.effect = strongest_effect(*effects)
         self._error_strategy = _strategy(error_strategy)
 
     @classmethod

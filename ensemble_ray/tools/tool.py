@@ -233,7 +233,10 @@ def check_effect(effect: object, subject: str) -> Effect:
 
 def strongest_effect(*effects: Effect) -> Effect:
     """The one that asks for the most care; `none` of nothing (S-DUR-21)."""
-    return next((effect for effect in reversed(_EFFECTS) if effect in effects), "none")
+    for effect in reversed(_EFFECTS):
+        if effect in effects:
+            return effect
+    return "none"
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:
