@@ -1,42 +1,43 @@
-"""What running under an id means that was used before. Room: record.
+"""What running under an id means that was used before, and whether two definitions are the same. Room: record. Pure.
 
 Rules (S-SET-39): finished, of the same definition and inputs -> its recorded output; interrupted or cancelled -> an
-error that names `resume`; running -> `RunExistsError`; unknown -> a new run.
+error that names `resume`; failed -> one that names `fork`; running -> `RunExistsError`; unknown -> a new run.
 Never: a second run under one id, an answer of another definition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 from ensemble_ray.errors import RunExistsError, ValidationError
+from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.task_fold import as_mapping
 
-__all__ = ["recorded_output"]
+__all__ = ["check_same", "recorded_output", "what_differs"]
 
 #: Differences that a message names.
-_NAMED = 3
+_NAMED = 20
 
 
 def recorded_output(
-    home: Path,
     run_id: str,
+    state: RunState,
+    facts: Iterable[Fact],
     header: Mapping[str, object],
     *,
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput | None:
-    """The output of an earlier run of that id; None when there was none, so that the run begins.
+    """The output of an earlier run of that id; None when it recorded nothing, so that the run begins.
 
     Args:
-        home: Directory of the records.
         run_id: The id asked for.
+        state: How the store says that the run stands.
+        facts: What it recorded.
         header: Data of the first fact that this run would record.
         output_types: See `fold_output`.
         object_ids: See `fold_output`.
@@ -46,44 +47,68 @@ def recorded_output(
         ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
         RecordError: its record is damaged.
     """
-    directory = RunDirectory(home, run_id)
-    if not directory.path.exists():
-        return None
-    state = directory.state()
     if state in {RunState.PENDING, RunState.RUNNING, RunState.WAITING}:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
         raise RunExistsError(msg)
-    fold = RunFold(directory.facts())
+    fold = RunFold(facts)
     if not fold.header:
         return None  # it never began
     if fold.state is not RunState.INTERRUPTED:
         state = fold.state  # the facts are the truth: the process may have died between the end and the writing of it
     if fold.state is RunState.COMPLETED:
-        _check_same(run_id, fold.header, header)
+        check_same(run_id, fold.header, header, doing="run")
         return fold.output(output_types or {}, object_ids or {})
     if state is RunState.FAILED:
-        msg = f"Run '{run_id}' has failed and is not run again under its id: choose another run_id"
+        msg = (
+            f"Run '{run_id}' has failed and is not run again under its id: choose another run_id, or begin a new run "
+            f"with what it did: ensemble-ray fork {run_id} --from TASK"
+        )
     else:
-        msg = f"Run '{run_id}' was {_ended(state)} and is not begun again under its id: resume it, or choose another run_id"
+        ended = "cancelled" if state is RunState.CANCELLED else "interrupted"
+        msg = (
+            f"Run '{run_id}' was {ended} and is not begun again under its id: resume it "
+            f"(resume('{run_id}'), ensemble-ray resume {run_id}), or choose another run_id"
+        )
     raise ValidationError(msg)
 
 
-def _ended(state: RunState) -> str:
-    return "cancelled" if state is RunState.CANCELLED else "interrupted"
+def check_same(
+    run_id: str, recorded: Mapping[str, object], current: Mapping[str, object], *, doing: Literal["run", "resume"]
+) -> None:
+    """Refuse another definition than the recorded one (S-DUR-36, S-SET-39).
 
+    Args:
+        run_id: The run's id.
+        recorded: Data of the run's first fact.
+        current: Data of the first fact that the definition at hand would record.
+        doing: What is refused: answering a run from the record, or going on with it.
 
-def _check_same(run_id: str, recorded: Mapping[str, object], current: Mapping[str, object]) -> None:
-    found = [
-        *differences(as_mapping(recorded.get("inputs")), as_mapping(current.get("inputs"))),
-        *differences(as_mapping(recorded.get("plan")), as_mapping(current.get("plan"))),
-    ]
-    if not found and recorded.get("digest") == current.get("digest"):
-        return
+    Raises:
+        ValidationError: they differ; each difference is named by its path.
+    """
+    found = what_differs(recorded, current)
     if not found:
-        found = ["something that the plan does not show"]
+        return
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    msg = (
-        f"Run '{run_id}' is finished, and was of another definition or other inputs: "
-        f"{'; '.join(found[:_NAMED])}{more}. Choose another run_id"
-    )
+    told = "; ".join(found[:_NAMED]) + more
+    if doing == "run":
+        msg = (
+            f"Run '{run_id}' is finished, and was of another definition or other inputs: {told}. Choose another run_id"
+        )
+    else:
+        msg = (
+            f"Run '{run_id}' was of another definition: {told}. Go on with the one it was begun with, or allow the "
+            "changes (allow_changes=True, --allow-changes): then what is recorded is used as it is"
+        )
     raise ValidationError(msg)
+
+
+def what_differs(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+    """What differs between the first facts of two runs, one line per path: inputs, plan, definition."""
+    found: list[str] = []
+    for part in ("inputs", "plan", "definition"):
+        old, new = as_mapping(recorded.get(part)), as_mapping(current.get(part))
+        if part == "plan":  # its inputs are those above
+            old, new = ({name: each for name, each in plan.items() if name != "inputs"} for plan in (old, new))
+        found += [f"{part}.{line}" for line in differences(old, new)]
+    return found

@@ -1,15 +1,10 @@
-"""Running under an id that was used before."""
-
-from collections.abc import Sequence
-from pathlib import Path
+"""Running under an id that was used before, and whether two definitions are the same."""
 
 import pytest
 
 from ensemble_ray.errors import RunExistsError, ValidationError
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.journal_file import OpenRun, open_run
-from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.record.rerun import check_same, recorded_output, what_differs
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 
@@ -25,26 +20,10 @@ class Named:
         self.object_id = object_id
 
 
-async def _record(home: Path, facts: Sequence[Fact], state: RunState | None) -> OpenRun:
-    run = open_run(home, RUN)
-    run.directory.write_state(RunState.RUNNING)
-    await run.journal.append(facts)
-    await run.journal.close()
-    if state is not None:
-        run.directory.write_state(state)
-    return run
-
-
-def test_run_begins_when_the_id_is_new(tmp_path: Path) -> None:
-    """S-SET-39: there is nothing to answer from."""
-    assert recorded_output(tmp_path, RUN, HEADER) is None
-
-
-async def test_recorded_output_is_given_when_the_run_is_finished(tmp_path: Path) -> None:
+def test_recorded_output_is_given_when_the_run_is_finished() -> None:
     """S-SET-39: same definition and inputs, whatever the hidden ids of this process are."""
-    await _record(tmp_path, DONE, RunState.COMPLETED)
     again = header({**READ, "object_id": "another"})
-    given = recorded_output(tmp_path, RUN, again, object_ids={"read": "another"})
+    given = recorded_output(RUN, RunState.COMPLETED, DONE, again, object_ids={"read": "another"})
     assert given is not None
     assert (given.raw, given.run_id) == ("facts", RUN)
     assert given.get_output(Named("another")) == given.task_outputs[0]
@@ -53,69 +32,83 @@ async def test_recorded_output_is_given_when_the_run_is_finished(tmp_path: Path)
 @pytest.mark.parametrize(
     ("current", "text"),
     [
-        (header(node("read", "Read Dask")), "nodes.0.description: 'Read Ray' -> 'Read Dask'"),
-        (header(READ, inputs={"topic": "Dask"}), "topic: 'Ray' -> 'Dask'"),
-        (header(READ, node("edit", "Edit")), "nodes.1: absent -> "),
-        (header(READ, digest="other"), "something that the plan does not show"),
+        (header(node("read", "Read Dask")), "plan.nodes.0.description: 'Read Ray' -> 'Read Dask'"),
+        (header(READ, inputs={"topic": "Dask"}), "inputs.topic: 'Ray' -> 'Dask'"),
+        (header(READ, node("edit", "Edit")), "plan.nodes.1: absent -> "),
+        (header(READ, definition={"agents": {"a": {"max_iterations": 3}}}), "definition.agents: absent -> "),
     ],
 )
-async def test_answer_is_refused_when_definition_or_inputs_differ(
-    tmp_path: Path, current: dict[str, object], text: str
-) -> None:
-    """S-SET-39: an error that says where."""
-    await _record(tmp_path, DONE, RunState.COMPLETED)
+def test_answer_is_refused_when_definition_or_inputs_differ(current: dict[str, object], text: str) -> None:
+    """S-SET-39, S-DUR-36: an error that says where."""
     with pytest.raises(ValidationError, match="Run 'run-1' is finished, and was of another definition") as caught:
-        recorded_output(tmp_path, RUN, current)
+        recorded_output(RUN, RunState.COMPLETED, DONE, current)
     assert text in str(caught.value)
 
 
-async def test_run_exists_while_it_is_running(tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING, RunState.WAITING])
+def test_run_exists_while_it_is_running(state: RunState) -> None:
     """S-SET-39: an EnsembleError of its own."""
-    run = await _record(tmp_path, begun(READ), None)
     with pytest.raises(RunExistsError, match="Run 'run-1' is running"):
-        recorded_output(tmp_path, RUN, HEADER)
-    run.directory.release()
+        recorded_output(RUN, state, begun(READ), HEADER)
 
 
-async def test_resume_is_named_when_the_run_was_interrupted(tmp_path: Path) -> None:
-    """S-SET-39: its owner is gone without an end."""
-    run = await _record(tmp_path, begun(READ), None)
-    run.directory.release()
-    with pytest.raises(ValidationError, match=r"Run 'run-1' was interrupted .*: resume it, or choose another run_id"):
-        recorded_output(tmp_path, RUN, HEADER)
+def test_resume_is_named_when_the_run_was_interrupted() -> None:
+    """S-SET-39, S-DUR-34: its owner is gone without an end."""
+    with pytest.raises(ValidationError, match=r"Run 'run-1' was interrupted .*: resume it .*ensemble-ray resume run-1"):
+        recorded_output(RUN, RunState.INTERRUPTED, begun(READ), HEADER)
 
 
-async def test_resume_is_named_when_the_run_was_cancelled(tmp_path: Path) -> None:
+def test_resume_is_named_when_the_run_was_cancelled() -> None:
     """S-SET-39, S-SET-27: a cancelled run can be resumed."""
-    await _record(tmp_path, [*begun(READ), ended(103, "cancelled", "cancelled")], RunState.CANCELLED)
-    with pytest.raises(ValidationError, match=r"Run 'run-1' was cancelled .*: resume it, or choose another run_id"):
-        recorded_output(tmp_path, RUN, HEADER)
+    facts = [*begun(READ), ended(103, "cancelled", "cancelled")]
+    with pytest.raises(ValidationError, match=r"Run 'run-1' was cancelled .*: resume it .*ensemble-ray resume run-1"):
+        recorded_output(RUN, RunState.CANCELLED, facts, HEADER)
 
 
-async def test_failed_run_is_not_run_again(tmp_path: Path) -> None:
-    """S-SET-39: one id, one run."""
-    await _record(tmp_path, [*begun(READ), *failed("read", 105), ended(106, "failed", "error")], RunState.FAILED)
-    with pytest.raises(ValidationError, match="Run 'run-1' has failed"):
-        recorded_output(tmp_path, RUN, HEADER)
+def test_fork_is_named_when_the_run_has_failed() -> None:
+    """S-SET-39, S-DUR-35: one id, one run."""
+    facts = [*begun(READ), *failed("read", 105), ended(106, "failed", "error")]
+    with pytest.raises(ValidationError, match=r"Run 'run-1' has failed .*ensemble-ray fork run-1 --from TASK"):
+        recorded_output(RUN, RunState.FAILED, facts, HEADER)
 
 
-async def test_facts_decide_when_the_process_died_before_it_wrote_the_state(tmp_path: Path) -> None:
+def test_facts_decide_when_the_process_died_before_it_wrote_the_state() -> None:
     """S-SET-39: the end is recorded, so the run is finished."""
-    run = await _record(tmp_path, DONE, None)
-    run.directory.release()
-    given = recorded_output(tmp_path, RUN, HEADER)
+    given = recorded_output(RUN, RunState.INTERRUPTED, DONE, HEADER)
     assert given is not None
     assert given.raw == "facts"
 
 
-async def test_run_begins_when_nothing_was_recorded(tmp_path: Path) -> None:
+def test_run_begins_when_nothing_was_recorded() -> None:
     """S-SET-39: it was stopped before its first fact."""
-    run = await _record(tmp_path, [], None)
-    run.directory.release()
-    assert recorded_output(tmp_path, RUN, HEADER) is None
+    assert recorded_output(RUN, RunState.INTERRUPTED, [], HEADER) is None
 
 
-def test_id_is_refused_when_it_cannot_name_a_record(tmp_path: Path) -> None:
-    """S-SET-39: before anything is looked for."""
-    with pytest.raises(ValidationError, match="cannot name a record"):
-        recorded_output(tmp_path, "../etc", HEADER)
+def test_every_difference_is_named_when_a_changed_definition_would_go_on() -> None:
+    """S-DUR-36: by its path, with what to do."""
+    recorded = header(READ, definition={"agents": {"reader": {"llm": {"model": "small"}}}})
+    current = header(
+        node("read", "Read Dask"), definition={"agents": {"reader": {"llm": {"model": "large"}}}}, workflow="sequential"
+    )
+    with pytest.raises(ValidationError, match="Run 'run-1' was of another definition: ") as caught:
+        check_same(RUN, recorded, current, doing="resume")
+    text = str(caught.value)
+    assert "plan.nodes.0.description: 'Read Ray' -> 'Read Dask'" in text
+    assert "definition.agents.reader.llm.model: 'small' -> 'large'" in text
+    assert "allow_changes=True" in text
+    assert "--allow-changes" in text
+
+
+def test_inputs_are_named_once_when_they_differ() -> None:
+    """S-DUR-36: the plan repeats them."""
+    current = header(READ, inputs={"topic": "Dask"})
+    plan = current["plan"]
+    assert isinstance(plan, dict)
+    assert what_differs(HEADER, {**current, "plan": {**plan, "inputs": {"topic": "Dask"}}}) == [
+        "inputs.topic: 'Ray' -> 'Dask'"
+    ]
+
+
+def test_nothing_differs_when_both_say_the_same() -> None:
+    """S-DUR-36."""
+    check_same(RUN, HEADER, header(READ), doing="resume")
