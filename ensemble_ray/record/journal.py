@@ -1,20 +1,21 @@
 """MemoryJournal, and what every journal shares: who may write, and what is known. Room: record.
 
-In: facts of one run. Out: the recorded effect of a name. Never: a write of a writer that a newer one replaced.
+In: facts of one run. Out: what is recorded of an instance. Never: a write of a writer that a newer one replaced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ensemble_ray.errors import IllegalStateError, StaleEpochError
 from ensemble_ray.messages import Fact
+from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
 
 __all__ = ["RUN", "EpochGate", "MemoryJournal", "instance_of_fact"]
 
 #: Kinds whose names are `instance/turn/call`.
-_EFFECTS = frozenset({"model", "tool_intent", "tool_result"})
+_EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision"})
 #: The name of facts of the run as a whole.
 RUN = "run"
 
@@ -31,11 +32,10 @@ class EpochGate:
         self._run_id = run_id
         self._newest: dict[str, int] = {}
 
-    def know(self, fact: Fact) -> None:
-        """Take note of a fact that is in the record already."""
-        if fact.epoch:
-            instance = instance_of_fact(fact)
-            self._newest[instance] = max(fact.epoch, self._newest.get(instance, 0))
+    def learn(self, instance: str, epoch: int) -> None:
+        """From now on, facts of that instance (`run`: of all) need that epoch or a newer one."""
+        if epoch > self._newest.get(instance, 0):
+            self._newest[instance] = epoch
 
     def admit(self, facts: Sequence[Fact], epoch: int) -> None:
         """Let these facts pass, all or none.
@@ -43,16 +43,23 @@ class EpochGate:
         Raises:
             StaleEpochError: a newer epoch of the run or of an instance has been seen.
         """
-        if not epoch and not self._newest:
-            return  # the hot path: nothing was ever dispatched twice
-        instances = {instance_of_fact(fact) for fact in facts}
+        if epoch or self._newest:  # else the hot path: nothing was ever dispatched twice
+            self.admit_instances({instance_of_fact(fact) for fact in facts}, epoch)
+
+    def admit_instances(self, instances: Collection[str], epoch: int) -> None:
+        """Let facts of these instances pass, all or none.
+
+        Raises:
+            StaleEpochError: a newer epoch of the run or of an instance has been seen.
+        """
         of_run = self._newest.get(RUN, 0)
         for instance in instances:
             newest = max(of_run, self._newest.get(instance, 0))
             if epoch < newest:
                 raise StaleEpochError(self._run_id, instance, epoch, newest)
-        for instance in instances:
-            self._newest[instance] = epoch
+        if epoch > of_run:
+            for instance in instances:
+                self._newest[instance] = epoch
 
 
 class MemoryJournal:
@@ -61,16 +68,14 @@ class MemoryJournal:
     def __init__(self, run_id: str, known: Sequence[Fact] = ()) -> None:
         """Begin with facts that are known already."""
         self.run_id = run_id
-        self._facts: list[Fact] = []
-        self._epochs: list[int] = []
+        self._facts: list[tuple[Fact, int]] = []
         self._gate = EpochGate(run_id)
-        self._index: dict[tuple[str, str], int] = {}
         self._is_closed = False
         for fact in known:
-            self._gate.know(fact)
-            self._keep(fact, fact.epoch)
+            self._gate.learn(instance_of_fact(fact), fact.epoch)
+            self._facts.append((fact, fact.epoch))
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  memory is as safe as it gets
         """Add facts in order; their data must not change afterwards.
 
         Raises:
@@ -81,23 +86,19 @@ class MemoryJournal:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
         self._gate.admit(facts, epoch)
-        for fact in facts:
-            self._keep(fact, epoch)
+        self._facts.extend((fact, epoch) for fact in facts)
 
-    def _keep(self, fact: Fact, epoch: int) -> None:
-        if fact.kind != "stimulus":  # an instance has many
-            self._index[fact.name, fact.kind] = len(self._facts)
-        self._facts.append(fact)
-        self._epochs.append(epoch)
-
-    def recorded(self, name: str, kind: str) -> Fact | None:
-        """The effect recorded under that name, its data as JSON data; None when there is none."""
-        position = self._index.get((name, kind))
-        return None if position is None else self._read(position)
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """What is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
+        return {
+            (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
+            for seq, (fact, epoch) in enumerate(self._facts, start=1)
+            if fact.kind != "stimulus" and instance_of_fact(fact) == instance
+        }
 
     def facts(self) -> list[Fact]:
         """All facts in order, as a reader of a file would get them."""
-        return [self._read(position) for position in range(len(self._facts))]
+        return [in_json_form(fact, epoch=epoch, seq=seq) for seq, (fact, epoch) in enumerate(self._facts, start=1)]
 
     async def flush(self) -> None:
         """Nothing to wait for."""
@@ -105,6 +106,3 @@ class MemoryJournal:
     async def close(self) -> None:
         """Take no more facts; they stay readable."""
         self._is_closed = True
-
-    def _read(self, position: int) -> Fact:
-        return in_json_form(self._facts[position], epoch=self._epochs[position], seq=position + 1)

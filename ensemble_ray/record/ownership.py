@@ -1,13 +1,17 @@
 """Who owns a run: a lock that the operating system lets go when its holder dies. Room: record.
 
+The lock is the truth; what is written into the file is for messages.
 Never: a lock that outlives its process, as a file with a process id in it would.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import socket
 import time
+import weakref
 from pathlib import Path
 
 try:
@@ -37,28 +41,60 @@ class Ownership:
         """
         if self._descriptor is not None:
             return True
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE_S)
-            if _lock(descriptor):
-                self._descriptor = descriptor
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            # A file that was replaced meanwhile is nobody's lock any more.
+            if _lock(descriptor) and _is_same(descriptor, self._path):
+                self._hold(descriptor)
                 return True
-        os.close(descriptor)
+            os.close(descriptor)
         return False
+
+    def take_by_force(self) -> None:
+        """Become the owner in place of one that holds the lock: another file takes the place of its file.
+
+        Raises:
+            OSError: the file cannot be made.
+        """
+        half = self._path.with_suffix(f".{os.getpid()}.tmp")
+        descriptor = os.open(half, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _lock(descriptor)
+            half.replace(self._path)
+        except OSError:
+            os.close(descriptor)
+            raise
+        self.release()
+        self._hold(descriptor)
+
+    def is_mine(self) -> bool:
+        """Whether this object owns it, and nobody took it by force."""
+        return self._descriptor is not None and _is_same(self._descriptor, self._path)
 
     def is_taken(self) -> bool:
         """Whether anybody owns it, this object included."""
         if self._descriptor is not None:
             return True
         try:
-            descriptor = os.open(self._path, os.O_RDWR)
+            descriptor = os.open(self._path, os.O_RDONLY)
         except OSError:
             return False
         try:
-            return not _lock(descriptor)
+            return not _lock(descriptor, is_shared=True)
         finally:
             os.close(descriptor)
+
+    def owner(self) -> str:
+        """Who owns it, or was the last to, for people: `process 4711 on HOST`; empty when it is not known."""
+        with contextlib.suppress(OSError, ValueError):
+            match json.loads(self._path.read_bytes()):
+                case {"pid": int(pid), "host": str(host)}:
+                    return f"process {pid} on {host}"
+                case _:
+                    pass
+        return ""
 
     def release(self) -> None:
         """Own it no more."""
@@ -66,13 +102,39 @@ class Ownership:
             with contextlib.suppress(OSError):
                 os.close(self._descriptor)
             self._descriptor = None
+            _held.discard(self)
+
+    def _hold(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        _held.add(self)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n", 0)
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int, *, is_shared: bool = False) -> bool:
     if fcntl is None:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _is_same(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
+
+
+_held: weakref.WeakSet[Ownership] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for ownership in list(_held):  # a child that outlives its parent must not keep what the parent owned
+        ownership.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

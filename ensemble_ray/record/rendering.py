@@ -18,7 +18,18 @@ from pydantic_core import from_json, to_json
 from ensemble_ray.messages import Fact
 from ensemble_ray.trace import jsonable
 
-__all__ = ["BODY_LIMIT", "FORMAT", "body_digest", "fact_of", "in_json_form", "line_of", "plain_data"]
+__all__ = [
+    "BODY_LIMIT",
+    "FORMAT",
+    "body_digest",
+    "data_of",
+    "fact_of",
+    "in_json_form",
+    "line_of",
+    "missing_text",
+    "plain_data",
+    "text_of",
+]
 
 #: Version of the record format; a reader refuses a newer one.
 FORMAT = 1
@@ -56,6 +67,32 @@ def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None
         epoch=fact.epoch if epoch is None else epoch,
         seq=fact.seq if seq is None else seq,
     )
+
+
+def text_of(data: Mapping[str, object], keep: Keep) -> str:
+    """A fact's data as JSON text; long texts go to `keep`."""
+    text = _as_text(data)
+    if len(text) > BODY_LIMIT or b"body" in text:  # else neither a long text nor a key to escape can be in it
+        text = _as_text(_lifted(_parsed(text), keep))
+    return text.decode()
+
+
+def data_of(text: str, resolve: Resolve) -> dict[str, object]:
+    """The data of a fact from its JSON text.
+
+    Raises:
+        ValueError: it is no data of a fact.
+    """
+    read: object = json.loads(text)
+    if not isinstance(read, dict):
+        msg = "the data of a fact is an object"
+        raise ValueError(msg)  # noqa: TRY004  the text is wrong, not a type of ours
+    return {key: _lowered(value, resolve) for key, value in cast("dict[str, object]", read).items()}
+
+
+def missing_text(digest: str) -> str:
+    """What a reader shows in place of a body that is not there."""
+    return f"[text {digest} is missing from the record]"
 
 
 def line_of(fact: Fact, epoch: int, keep: Keep) -> bytes:

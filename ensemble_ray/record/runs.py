@@ -1,7 +1,7 @@
 """The runs of a home: their directories, states and facts. Room: record.
 
-In: a home directory and an id. Out: who owns the run, how it stands, what it recorded.
-Never: a directory that others may read, a state that is half written.
+In: a home directory and an id. Out: who owns the run, how it stands, what it recorded. Everything here blocks: it is for
+threads, and for people's own programs. Never: a directory that others may read, a state that is half written.
 """
 
 from __future__ import annotations
@@ -11,43 +11,40 @@ import difflib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.bodies import FileBodies
-from ensemble_ray.record.files import cannot_write
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.segments import located_facts
+from ensemble_ray.record.sqlite_file import RECORD, cannot_write, last_of_run, read_all
+from ensemble_ray.record.stores import RunSummary
 from ensemble_ray.values import utc_of
 
-__all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "make_private", "read_facts", "runs_directory"]
+__all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "read_facts", "runs_directory"]
 
 _META = "meta.json"
+_CANCEL = "cancel"
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 #: States in which somebody must own the run; nobody does: it was interrupted.
 _OWNED = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
+#: How a run that is there stands, and what to do when one wants to begin it.
+_STANDING = {
+    RunState.COMPLETED: "is finished: choose another run_id",
+    RunState.FAILED: "has failed: choose another run_id",
+    RunState.CANCELLED: "was cancelled: resume it, or choose another run_id",
+    RunState.INTERRUPTED: "was interrupted: resume it, or choose another run_id",
+}
 
 
 def runs_directory(home: Path) -> Path:
     """The directory of all runs of a home."""
     return home / "runs"
-
-
-def make_private(path: Path) -> None:
-    """Make a run's directory, and the one of all runs, for its owner only.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path.mkdir(exist_ok=True, mode=0o700)
 
 
 def check_run_id(run_id: str) -> None:
@@ -64,18 +61,6 @@ def check_run_id(run_id: str) -> None:
         raise ValidationError(msg)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSummary:
-    """A run as lists show it."""
-
-    run_id: str
-    created_at: datetime
-    #: where its definition came from: a YAML path, `module:attribute`, or nothing
-    origin: str
-    state: RunState
-    path: Path
-
-
 class RunDirectory:
     """The directory of one run."""
 
@@ -88,38 +73,64 @@ class RunDirectory:
         check_run_id(run_id)
         self.run_id = run_id
         self.path = runs_directory(home) / run_id
-        self._ownership = Ownership(self.path / "owner.lock")
+        self.ownership = Ownership(self.path / "owner.lock")
 
-    @classmethod
-    def own(cls, home: Path, run_id: str, *, origin: str = "", clock: Callable[[], float] = time.time) -> RunDirectory:
-        """Make the directory, or take it over, as the run's owner.
+    def begin(self, origin: str, clock: Callable[[], float] = time.time) -> None:
+        """Make the directory as the owner of a new run; what one that recorded nothing left is taken over.
 
         Raises:
-            RunExistsError: a run of that id is running.
+            RunExistsError: there is a run of that id.
+            RecordError: the directory cannot be written, or what is in it cannot be read.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                self.path.mkdir(mode=0o700)
+                is_new = True
+            except FileExistsError:
+                is_new = False
+            self._take_lock()
+            if not is_new:
+                self._clear()
+            self._write_meta(clock(), origin, RunState.PENDING)
+        except OSError as error:
+            self.release()
+            raise cannot_write(self.path, error) from error
+        except BaseException:
+            self.release()
+            raise
+
+    def own(self, *, by_force: bool = False) -> None:
+        """Become the owner of a run that is there.
+
+        Raises:
+            RunExistsError: somebody else owns it, and it is not taken by force.
             RecordError: the directory cannot be written.
         """
-        directory = cls(home, run_id)
         try:
-            make_private(directory.path)
-            if not directory._ownership.take():
-                msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
-                raise RunExistsError(msg)
-            if not (directory.path / _META).exists():
-                directory._write_meta(clock(), origin, RunState.PENDING)
+            if not by_force:
+                self._take_lock()
+            elif not self.ownership.take():
+                self.ownership.take_by_force()
+            (self.path / _CANCEL).unlink(missing_ok=True)
+            created_at, origin, _ = self._read_meta()
+            self._write_meta(created_at, origin, RunState.PENDING)
         except OSError as error:
-            directory.release()
-            raise cannot_write(directory.path, error) from error
-        return directory
+            self.release()
+            raise cannot_write(self.path, error) from error
 
     def write_state(self, state: RunState) -> None:
-        """Say how the run stands; after a final state the run has no owner any more.
+        """Say how the run stands; after a final state the run has no owner any more. Only its owner says so.
 
         Raises:
             RecordError: it cannot be written.
         """
-        found = self.summary()
+        if not self.ownership.is_mine():  # taken by force: how it stands is for its new owner to say
+            self.release()
+            return
+        created_at, origin, _ = self._read_meta()
         try:
-            self._write_meta(found.created_at.timestamp(), found.origin, state)
+            self._write_meta(created_at, origin, state)
         except OSError as error:
             raise cannot_write(self.path / _META, error) from error
         if state.is_final or state is RunState.INTERRUPTED:
@@ -127,7 +138,7 @@ class RunDirectory:
 
     def release(self) -> None:
         """Own the run no more."""
-        self._ownership.release()
+        self.ownership.release()
 
     def state(self) -> RunState:
         """How the run stands. What nobody owns and has not ended was interrupted."""
@@ -136,28 +147,85 @@ class RunDirectory:
     def summary(self) -> RunSummary:
         """The run as lists show it."""
         created_at, origin, state = self._read_meta()
-        if state in _OWNED and not self._ownership.is_taken():
-            state = RunState.INTERRUPTED
-        return RunSummary(run_id=self.run_id, created_at=utc_of(created_at), origin=origin, state=state, path=self.path)
+        owner = ""
+        if state not in _STANDING or state is RunState.INTERRUPTED:
+            if self.ownership.is_taken():
+                state, owner = state if state in _OWNED else RunState.RUNNING, self.ownership.owner()
+            else:
+                state = self._recorded_state()
+        return RunSummary(
+            run_id=self.run_id,
+            created_at=utc_of(created_at),
+            origin=origin,
+            state=state,
+            place=str(self.path),
+            owner=owner,
+        )
 
     def facts(self) -> list[Fact]:
-        """All recorded facts in order, numbered from 1; what was still unwritten is not among them.
+        """All committed facts in order, numbered from 1.
 
         Raises:
-            RecordError: a file is damaged, or of a newer format.
+            RecordError: the record is damaged, or of a newer format.
         """
-        bodies = FileBodies(self.path)
+        return read_all(self.path, self.run_id)
 
-        def resolve(digest: str) -> str:
-            try:
-                return bodies.get(digest)
-            except (KeyError, ValueError):
-                return f"[text {digest} is missing from the record]"
+    def ask_cancel(self) -> None:
+        """Ask the owner to end the run.
 
-        return [
-            Fact(run=f.run, kind=f.kind, name=f.name, at=f.at, data=f.data, epoch=f.epoch, seq=number)
-            for number, (f, _) in enumerate(located_facts(self.path, self.run_id, resolve), start=1)
-        ]
+        Raises:
+            RecordError: the directory cannot be written.
+        """
+        try:
+            (self.path / _CANCEL).touch(mode=0o600)
+        except OSError as error:
+            raise cannot_write(self.path / _CANCEL, error) from error
+
+    def is_cancel_asked(self) -> bool:
+        """Whether somebody asked for the run's end since its owner came."""
+        return (self.path / _CANCEL).exists()
+
+    def delete(self) -> None:
+        """Remove the record.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            RecordError: it cannot be removed.
+        """
+        try:
+            self._take_lock()
+            # Under a name that no list shows: what is half removed is no run any more.
+            hidden = self.path.with_name(f".{self.run_id}.{os.getpid()}.deleted")
+            self.path.rename(hidden)
+            shutil.rmtree(hidden)
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        finally:
+            self.release()
+
+    def _take_lock(self) -> None:
+        if not self.ownership.take():
+            owner = self.ownership.owner()
+            who = f" ({owner})" if owner else ""
+            msg = f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id"
+            raise RunExistsError(msg)
+
+    def _recorded_state(self) -> RunState:
+        """How a run stands that nobody owns: its facts are the truth, since its owner may have died before it wrote the state."""
+        with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
+            last = last_of_run(self.path, self.run_id, ("end", "resume"))
+            if last is not None and last.kind == "end":
+                return RunState(str(last.data.get("state")))
+        return RunState.INTERRUPTED
+
+    def _clear(self) -> None:
+        """Remove what a run left that recorded nothing."""
+        if self.facts():
+            state = self._recorded_state()
+            msg = f"Run '{self.run_id}' {_STANDING.get(state, _STANDING[RunState.INTERRUPTED])}"
+            raise RunExistsError(msg)
+        for name in (RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
+            (self.path / name).unlink(missing_ok=True)
 
     def _write_meta(self, created_at: float, origin: str, state: RunState) -> None:
         meta = {
@@ -194,33 +262,57 @@ class RunDirectory:
 
 
 def list_runs(home: Path) -> list[RunSummary]:
-    """All runs of a home, newest first; none when there is no home."""
+    """All runs of a home, newest first; none when there is no home.
+
+    Raises:
+        RecordError: the home cannot be read.
+    """
     found = [RunDirectory(home, name).summary() for name in _known_ids(home)]
     return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
 
 
-def find_run(run_id: str, home: Path) -> RunDirectory:
-    """The run of that id, or the only one whose id begins so.
+def find_run(text: str, home: Path) -> RunDirectory:
+    """The run of that id, the only one whose id begins so, or the newest for `latest`.
 
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
     """
     known = _known_ids(home)
-    if run_id in known:
-        return RunDirectory(home, run_id)
-    begins = [each for each in known if run_id and each.startswith(run_id)]
+    if text in known:
+        return RunDirectory(home, text)
+    where = runs_directory(home)
+    if text == "latest":
+        if not known:
+            msg = f"There are no runs in {where}"
+            raise ValidationError(msg)
+        return RunDirectory(home, list_runs(home)[0].run_id)
+    begins = [each for each in known if text and each.startswith(text)]
     if len(begins) == 1:
         return RunDirectory(home, begins[0])
-    where = runs_directory(home)
     if begins:
-        msg = f"Several runs begin with '{run_id}': [{', '.join(begins[:5])}]"
+        msg = f"Several runs begin with '{text}': [{', '.join(begins[:5])}]"
     elif not known:
-        msg = f"Unknown run '{run_id}': there are no runs in {where}"
+        msg = f"Unknown run '{text}': there are no runs in {where}"
     else:
-        near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
         shown = near or [run.run_id for run in list_runs(home)[:3]]
-        msg = f"Unknown run '{run_id}' in {where}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]"
+        msg = f"Unknown run '{text}' in {where}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]"
     raise ValidationError(msg)
+
+
+def known_run(run_id: str, home: Path) -> RunDirectory:
+    """The run of exactly that id.
+
+    Raises:
+        ValidationError: there is none; the message names the nearest.
+    """
+    found = RunDirectory(home, run_id)
+    if not found.path.is_dir():
+        near = difflib.get_close_matches(run_id, _known_ids(home), n=3, cutoff=0.5)
+        shown = f". Nearest: [{', '.join(near)}]" if near else ""
+        msg = f"Unknown run '{run_id}' in {runs_directory(home)}{shown}"
+        raise ValidationError(msg)
+    return found
 
 
 def read_facts(run_id: str, home: Path) -> list[Fact]:
@@ -240,7 +332,7 @@ def read_facts(run_id: str, home: Path) -> list[Fact]:
 
 def _known_ids(home: Path) -> list[str]:
     try:
-        entries = list(runs_directory(home).iterdir())
+        entries = list(os.scandir(runs_directory(home)))
     except FileNotFoundError:
         return []
     except OSError as error:
