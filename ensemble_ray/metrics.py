@@ -135,6 +135,8 @@ class TaskMetrics(Value):
     prompt_build_time: timedelta = timedelta()
     llm_call_count: int = 0
     tool_call_count: int = 0
+    #: model calls that were made again because their provider failed (S-DUR-66)
+    retry_count: int = 0
     delegation_count: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None

@@ -43,8 +43,15 @@ class ModelEffect:
     latency_s: float
     response: ChatResponse
     is_final: bool
+    #: why each attempt before the answered one failed (S-DUR-66)
+    attempts_failed: tuple[str, ...] = ()
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
+
+    @property
+    def retries(self) -> int:
+        """How often the request was sent again."""
+        return len(self.attempts_failed)
 
 
 def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
@@ -85,6 +92,8 @@ class TaskEffects:
     #: (input tokens, output tokens, latency s) of calls that are no interaction of the loop: structured retries
     models: list[ModelEffect] = field(default_factory=list[ModelEffect])
     tool_call_count: int = 0
+    #: model calls that were made again; also those that were never answered
+    retry_count: int = 0
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False
@@ -107,6 +116,7 @@ class TaskEffects:
             prompt_build_time=timedelta(seconds=self.prompt_build_s),
             llm_call_count=len(self.models),
             tool_call_count=self.tool_call_count,
+            retry_count=self.retry_count,
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
         )
 

@@ -1,6 +1,7 @@
 """A task's model calls: events around them, the record, streaming, the errors they become. Room: execute.
 
-A call that the journal has an answer for is not made again; its recorded answer is used.
+A call that the journal has an answer for is not made again; its recorded answer is used. No request is sent before
+everything that it depends on is in the record (S-DUR-2).
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.context import use_effect_key
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.execute.attempts import Attempts
 from ensemble_ray.execute.effects import ModelEffect, captured
-from ensemble_ray.ids import effect_name
+from ensemble_ray.ids import effect_name, uuid_of
 from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.ports import ChatModel, StreamingChatModel, Until
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.trace import CaptureMode
 
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["ModelCalls", "RecordedModel"]
 
 _log = logging.getLogger(__name__)
+#: What came of tool requests that may have left no fact: calls of unknown tools, and calls beyond the limit.
+_WITHOUT_FACTS = frozenset({"failure", "skipped_max_iterations"})
 
 
 class ModelCalls:
@@ -41,9 +46,12 @@ class ModelCalls:
         self._effects = scope.effects
         self._model = agent.llm
         self._stream = self._streaming_model(scope.order.is_streaming)
+        self._attempts = Attempts(scope, agent.llm)
         self._digest = hashlib.sha256()
         self._digested = 0
         self._turn = 0
+        #: whether the last answer is on its way to the record, and nothing that follows it has been waited for
+        self._is_underway = False
 
     async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
         """Ask with the whole conversation.
@@ -111,28 +119,71 @@ class ModelCalls:
         *,
         stream: StreamingChatModel | None,
     ) -> ChatResponse:
-        clock = self._scope.ports.clock
         name = effect_name(self._order.instance, turn)
+        request_digest = self._request_digest(messages)
         recorded = self._scope.recorded(name, "model")
         if recorded is not None:
-            response, started_at, latency_s = _from_fact(recorded)
+            compare = self._scope.ports.compare
+            if compare is not None:
+                compare(name, recorded, request_digest, messages)
+            effect = _from_fact(recorded)
+            self._scope.effects.retry_count += effect.retries
         else:
-            request_digest = self._request_digest(messages)
+            await self._settle_record()
+            effect = await self._send(name, messages, tools, stream)
+            await self._record(name, request_digest, effect)
+        self._effects.models.append(effect)
+        return effect.response
+
+    async def _send(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        stream: StreamingChatModel | None,
+    ) -> ModelEffect:
+        """Ask the model, again if its provider fails; the latency is that of the attempt that was answered."""
+        clock = self._scope.ports.clock
+        key = uuid_of(f"{self._order.run_id}/{name}")
+        started_at = 0.0
+        pieces: list[str] = []
+
+        async def attempt() -> ChatResponse:
+            nonlocal started_at
             started_at = clock.now()
-            try:
-                response = await (
-                    self._plain(messages, tools) if stream is None else self._streamed(stream, messages, tools)
-                )
-            except (asyncio.CancelledError, ExitEarlyError):
-                raise
-            except USER_ERRORS as error:
-                raise self._failure(error, is_streaming=stream is not None) from error
-            latency_s = clock.now() - started_at
-            await self._scope.note("model", name, _fact_data(request_digest, started_at, latency_s, response))
-        self._effects.models.append(
-            ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
+            # The same for every attempt: it is one effect (S-DUR-27).
+            with use_effect_key(key):
+                if stream is None:
+                    return await self._plain(messages, tools)
+                return await self._streamed(stream, messages, tools, pieces)
+
+        try:
+            response = await self._attempts.answer(attempt, lambda: bool(pieces))
+        except (asyncio.CancelledError, ExitEarlyError):
+            raise
+        except USER_ERRORS as error:
+            raise self._failure(error, is_streaming=stream is not None) from error
+        failed = tuple(self._attempts.failed)
+        latency_s = clock.now() - started_at
+        return ModelEffect(
+            started_at=started_at, latency_s=latency_s, response=response, is_final=True, attempts_failed=failed
         )
-        return response
+
+    async def _record(self, name: str, request_digest: str, effect: ModelEffect) -> None:
+        """Note an answer. What follows waits for it: a tool's intent or result, or the task's own output.
+
+        Only corrections of structured output follow an answer directly.
+        """
+        is_last = not effect.response.tool_calls and self._order.task.output_type is not None
+        self._is_underway = not is_last
+        until = Until.WRITTEN if is_last else Until.TAKEN
+        await self._scope.note("model", name, _fact_data(request_digest, effect), until=until)
+
+    async def _settle_record(self) -> None:
+        """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""
+        if self._is_underway and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
+            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+        self._is_underway = False
 
     async def _plain(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> ChatResponse:
         # A list of its own per call: a model may keep what it is given.
@@ -145,10 +196,14 @@ class ModelCalls:
         return response
 
     async def _streamed(
-        self, model: StreamingChatModel, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]
+        self,
+        model: StreamingChatModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        parts: list[str],
     ) -> ChatResponse:
+        """The answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
         turn = self._turn
-        parts: list[str] = []
         closing: ChatResponse | None = None
         async for piece in model.stream(list(messages), tuple(tools)):
             if isinstance(piece, ChatResponse):
@@ -200,20 +255,23 @@ class ModelCalls:
         return self._digest.hexdigest()
 
 
-def _fact_data(request_digest: str, started_at: float, latency_s: float, response: ChatResponse) -> dict[str, object]:
+def _fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
+    response = effect.response
     usage = response.usage or TokenUsage()
     return {
         "request_digest": request_digest,
-        "started_at": started_at,
-        "latency_s": latency_s,
+        "started_at": effect.started_at,
+        "latency_s": effect.latency_s,
         "text": response.text,
         "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
+        "retries": effect.retries,
+        "attempts_failed": list(effect.attempts_failed),
     }
 
 
-def _from_fact(fact: Fact) -> tuple[ChatResponse, float, float]:
+def _from_fact(fact: Fact) -> ModelEffect:
     """The answer that was recorded."""
     data = fact.data
     calls = cast("Sequence[dict[str, str]]", data["tool_calls"])
@@ -222,7 +280,13 @@ def _from_fact(fact: Fact) -> tuple[ChatResponse, float, float]:
         tool_calls=tuple(ToolCall(id=c["id"], name=c["name"], arguments=c["arguments"]) for c in calls),
         usage=TokenUsage(cast("int", data["input_tokens"]), cast("int", data["output_tokens"])),
     )
-    return response, cast("float", data["started_at"]), cast("float", data["latency_s"])
+    return ModelEffect(
+        started_at=cast("float", data["started_at"]),
+        latency_s=cast("float", data["latency_s"]),
+        response=response,
+        is_final=True,
+        attempts_failed=tuple(cast("Sequence[str]", data.get("attempts_failed", ()))),
+    )
 
 
 class RecordedModel:
@@ -240,6 +304,7 @@ class RecordedModel:
         response = await (
             call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)
         )
-        data = _fact_data("", started_at, time.time() - started_at, response)
-        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=data))
+        latency_s = time.time() - started_at
+        effect = ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
+        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=_fact_data("", effect)))
         return response

@@ -5,12 +5,13 @@ Parts note facts and publish events through it; none of them holds the runner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import Event
-from ensemble_ray.messages import Fact
+from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
+from ensemble_ray.messages import ChatMessage, Fact
 from ensemble_ray.ports import Until
 
 if TYPE_CHECKING:
@@ -34,6 +35,10 @@ class RunnerPorts:
     callables: Callables
     services: Services
     tool_metrics: ToolMetrics
+    #: whether and when endpoints are asked; the process's own unless a test brings another
+    endpoints: EndpointDesk = field(default_factory=process_endpoints)
+    #: told (effect, recorded fact, digest of today's request, its messages) where a recorded answer is used (S-DUR-55)
+    compare: Callable[[str, Fact, str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
 

@@ -1,0 +1,108 @@
+"""A circuit breaker as a machine. Room: limits. Pure: told the time, it touches no clock, loop, lock or log.
+
+In: what came of calls, here and in other processes, each with its instant `at` (s, any origin). Out: whether a call
+may go now, or when to ask again. Must never happen: a call that goes while the breaker is open, or two probes at the
+same time within one process.
+
+Rules (S-DUR-64):
+1. Closed: calls go. Failures in a row are counted; any answer sets the count back.
+2. At the fifth it opens: calls wait, for 5 s the first time.
+3. Then one call goes as a probe. Its answer closes the breaker; its failure opens it again, twice as long, up to 60 s.
+   A probe that ended as neither, by being cancelled say, leaves its place to the next call.
+4. What calls tell that were sent before it opened: an answer closes it, a failure changes nothing.
+5. While a probe of another process is on its way no other goes, but for no longer than 60 s: that process may be dead.
+   Processes that heard of the opening wait a little longer than the one that told, so that they do not probe at once.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "Breaker", "Entry"]
+
+FAILURES_TO_OPEN = 5
+FIRST_OPEN_S = 5.0
+LONGEST_OPEN_S = 60.0
+
+
+class Entry(Enum):
+    """What a call may do."""
+
+    GO = auto()
+    #: go, and everybody waits for what comes of it
+    PROBE = auto()
+    WAIT = auto()
+
+
+class Breaker:
+    """Whether one endpoint is asked at all."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        #: None while closed; else how long it was opened for the last time
+        self._open_s: float | None = None
+        #: while open: the instant from which a probe may go
+        self._probe_at = 0.0
+        self._is_probing = False
+        self.last_failure = ""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether calls wait."""
+        return self._open_s is not None
+
+    @property
+    def is_calm(self) -> bool:
+        """Whether nothing has happened that a breaker would remember."""
+        return self._open_s is None and not self._failures
+
+    def enter(self, at: float) -> Entry:
+        """Whether a call may go; whoever is told `PROBE` is the probe."""
+        if self._open_s is None:
+            return Entry.GO
+        if self._is_probing or at < self._probe_at:
+            return Entry.WAIT
+        self._is_probing = True
+        return Entry.PROBE
+
+    def wakes_at(self) -> float | None:
+        """When a waiting call should ask again; None: when the probe of this process has ended."""
+        return None if self._is_probing else self._probe_at
+
+    def failed(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
+        """A call failed by the endpoint's fault.
+
+        Args:
+            at: When.
+            what: The failure in words.
+            is_probe: Whether that call was a probe.
+            extra_s: How much longer to wait, for whoever was only told of it.
+        """
+        self.last_failure = what
+        if self._open_s is not None:
+            if is_probe:
+                self._open(at, min(LONGEST_OPEN_S, self._open_s * 2), extra_s)
+            return
+        self._failures += 1
+        if self._failures >= FAILURES_TO_OPEN:
+            self._open(at, FIRST_OPEN_S, extra_s)
+
+    def answered(self) -> None:
+        """The endpoint answered: it is there."""
+        self._failures = 0
+        self._open_s = None
+        self._is_probing = False
+
+    def probe_left(self) -> None:
+        """The probe of this process ended, and nothing is known."""
+        self._is_probing = False
+
+    def probed_elsewhere(self, at: float) -> None:
+        """Another process has sent a probe."""
+        if self._open_s is not None:
+            self._probe_at = max(self._probe_at, at + LONGEST_OPEN_S)
+
+    def _open(self, at: float, open_s: float, extra_s: float) -> None:
+        self._open_s = open_s
+        self._probe_at = at + open_s + extra_s
+        self._is_probing = False
