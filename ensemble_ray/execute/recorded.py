@@ -7,13 +7,15 @@ Never: an import of a class that a record names; types come from today's definit
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from typing import Any, cast
 
 import pydantic
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors_data import error_from
+from ensemble_ray.execute.structured import parse_output
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 
@@ -47,25 +49,48 @@ def typed_data(data: object, output_type: type[Any]) -> object:
         ValueError: it does not fit that type (any more).
     """
     # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-    return pydantic.TypeAdapter(output_type).validate_json(pydantic.TypeAdapter(object).dump_json(data))
+    return _adapter(cast("Hashable", output_type)).validate_json(_adapter(object).dump_json(data))
 
 
-def typed_output(data: Mapping[str, object], output_type: type[Any] | None) -> TaskOutput:
+def typed_output(data: Mapping[str, object], output_type: type[Any] | None = None) -> TaskOutput:
     """A recorded output; its parsed output of that type, or JSON data where there is none.
 
+    What does not fit the type any more is parsed from the raw text; where that fails too, it stays JSON data and a WARN
+    line says so (S-DUR-36: a definition may be changed on purpose).
+
     Raises:
-        RecordError: it does not fit.
+        RecordError: it is no output.
     """
-    given = {**data, "output_type": output_type}
-    of = str(given.get("task_description", ""))
+    given: dict[str, Any] = {**data, "output_type": output_type}
     if output_type is not None and given.get("parsed_output") is not None:
-        try:
-            given["parsed_output"] = typed_data(given["parsed_output"], output_type)
-        except ValueError as error:
-            msg = f"The recorded output of task '{of}' is no {output_type.__qualname__} any more: {error}"
-            raise RecordError(msg) from error
+        given["parsed_output"] = parsed = _parsed(given, output_type)
+        if isinstance(given.get("trace"), Mapping):
+            given["trace"] = {**given["trace"], "parsed_output": parsed}
     try:
-        return TaskOutput(**cast("dict[str, Any]", given))
+        return TaskOutput(**given)
     except ValueError as error:
-        msg = f"The record is damaged: output of task '{of}': {error}"
+        msg = f"The record is damaged: output of task '{_task_of(data)}': {error}"
         raise RecordError(msg) from error
+
+
+def _parsed(given: Mapping[str, object], output_type: type[Any]) -> object:
+    data = given["parsed_output"]
+    try:
+        return typed_data(data, output_type)
+    except ValueError as error:
+        read = parse_output(str(given.get("raw") or ""), output_type)
+        if read.is_success:
+            return read.value
+        kind = getattr(output_type, "__qualname__", output_type)
+        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, error)
+        return data
+
+
+def _task_of(data: Mapping[str, object]) -> str:
+    return str(data.get("task_description", ""))[:80]
+
+
+@lru_cache(maxsize=256)
+def _adapter(kind: Hashable) -> pydantic.TypeAdapter[object]:
+    """Building one costs a hundred parses."""
+    return pydantic.TypeAdapter(cast("type[object]", kind))

@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, message_of
-from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.recorded import failure_of, typed_output
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
-from ensemble_ray.record.typed_output import typed_output
 from ensemble_ray.schedule.stimuli import (
     CancelRequested,
     RunStarted,
@@ -33,7 +32,7 @@ from ensemble_ray.schedule.stimuli import (
 if TYPE_CHECKING:
     from ensemble_ray.outputs import RunState
 
-__all__ = ["Recovered", "resumed_inline", "typed_output"]
+__all__ = ["Recovered", "resumed_inline"]
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure")
@@ -68,7 +67,8 @@ class Recovered:
         self.header = self._fold.header
         forgotten = len(known) if is_resumed else _last_resume(known)
         self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(known, forgotten))
-        self._exits = {each.key: each for told in self.stimuli for each in told if isinstance(each, TaskExited)}
+        told = {each.key: each for group in self.stimuli for each in group if isinstance(each, TaskExited)}
+        self._exits = {**_exits(known), **told}
         self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
         nodes = map(as_mapping, as_sequence(as_mapping(self.header.get("plan")).get("nodes")))
         self._nodes = {as_text(node.get("key")): node for node in nodes}
@@ -115,9 +115,7 @@ class Recovered:
             return None
         told = fold.failure
         if told is not None:
-            plain = {"type": told.data.get("error_type"), "text": told.data.get("message")}
-            error = error_from(as_mapping(told.data.get("error")) or plain, output_type=output_type)
-            return self._result(fold, "failed", told.at, error)
+            return self._result(fold, "failed", told.at, failure_of(told, output_type))
         exited = self._exits.get(key)
         return None if exited is None else self._result(fold, "exited", exited.at, None, exited)
 
@@ -203,6 +201,15 @@ def _report(result: TaskResult, output: Output | None, failure: Failure | None) 
 def _last_resume(facts: Sequence[Fact]) -> int:
     """Position of the last `resume`; 0 when there is none."""
     return max((position for position, fact in enumerate(facts) if fact.kind == "resume"), default=0)
+
+
+def _exits(facts: Sequence[Fact]) -> dict[str, TaskExited]:
+    """Tasks that recorded that they ended the run, by key; the machine may not have been told."""
+    return {
+        key: TaskExited(at=fact.at, key=key, is_timeout=fact.data.get("is_timeout") is True)
+        for fact in facts
+        if fact.kind == "task_exited" and (key := fact.name.rpartition("#")[0])
+    }
 
 
 def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, ...]]:

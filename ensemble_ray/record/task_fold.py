@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
-import pydantic
-
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.effects import ModelEffect, Outcome, TaskEffects, ToolEffect
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.messages import ChatResponse, Fact, TokenUsage, ToolCall
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.trace import CaptureMode, TaskTrace
@@ -131,25 +130,14 @@ class TaskFold:
     # What it gave.
 
     def task_output(self, output_type: type[Any] | None = None) -> TaskOutput | None:
-        """The recorded output; its parsed output is JSON data, or of the given type.
+        """The recorded output; its parsed output is JSON data, or of the given type where it fits.
 
         Raises:
-            RecordError: it does not fit.
+            RecordError: it is no output.
         """
         if self.output is None or isinstance(self.output, TaskOutput):
             return self.output
-        data = {**self.output, "output_type": output_type}
-        if output_type is not None and data.get("parsed_output") is not None:
-            data["parsed_output"] = self._parsed(data["parsed_output"], output_type)
-        return self._value(TaskOutput, data)
-
-    def _parsed(self, data: object, output_type: type[Any]) -> object:
-        try:
-            # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-            return pydantic.TypeAdapter(output_type).validate_json(pydantic.TypeAdapter(object).dump_json(data))
-        except pydantic.ValidationError as error:
-            msg = f"The recorded output of task '{self.key}' is no {output_type.__qualname__} any more: {error}"
-            raise RecordError(msg) from error
+        return typed_output(self.output, output_type)
 
     def _value(self, kind: type[_V], data: Mapping[str, object]) -> _V:
         try:

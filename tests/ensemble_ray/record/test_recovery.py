@@ -8,10 +8,11 @@ import pytest
 from ensemble_ray.errors import AgentExecutionError, RecordError
 from ensemble_ray.errors_data import error_data
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState, TaskOutput
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
-from ensemble_ray.record.recovery import Recovered, resumed_inline, typed_output
+from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.schedule.stimuli import (
     CancelRequested,
@@ -150,6 +151,13 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
     assert len(found.trace.llm_interactions) == 1
 
 
+def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
+    """S-DUR-31: it is recorded, and not done again."""
+    exited = fact("task_exited", "read#0", 104, is_timeout=False)
+    report = resumed_inline(Recovered([*begun(READ), exited])).reports["read"]
+    assert (report.status, report.at, report.is_timeout) == ("exited", 104, False)
+
+
 def test_unfinished_task_has_no_report() -> None:
     """S-DUR-30: it is done again, with what is recorded of it."""
     recovered = Recovered([*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 103)])
@@ -187,7 +195,7 @@ def test_output_stays_data_with_a_warning_when_nothing_fits_its_type(caplog: pyt
     with caplog.at_level(logging.WARNING, logger="ensemble_ray"):
         given = typed_output(data, Report)
     assert given.parsed_output == {"name": "old"}
-    assert "The recorded output of task 'Read Ray' is no Report any more and stays data" in caplog.text
+    assert "The recorded output of task 'Read Ray' is no Report any more" in caplog.text
 
 
 def test_output_that_is_none_is_damage() -> None:
