@@ -137,7 +137,11 @@ class TaskFold:
         """
         if self.output is None or isinstance(self.output, TaskOutput):
             return self.output
-        return typed_output(self.output, output_type)
+        try:
+            return typed_output(self.output, output_type)
+        except RecordError as error:
+            msg = f"{error} (task '{self.key}')"
+            raise RecordError(msg) from error
 
     def _value(self, kind: type[_V], data: Mapping[str, object]) -> _V:
         try:
