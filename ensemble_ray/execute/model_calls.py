@@ -258,7 +258,7 @@ class ModelCalls:
 def _fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
     response = effect.response
     usage = response.usage or TokenUsage()
-    return {
+    data: dict[str, object] = {
         "request_digest": request_digest,
         "started_at": effect.started_at,
         "latency_s": effect.latency_s,
@@ -266,9 +266,10 @@ def _fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
         "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
-        "retries": effect.retries,
-        "attempts_failed": list(effect.attempts_failed),
     }
+    if effect.retries:
+        data |= {"retries": effect.retries, "attempts_failed": list(effect.attempts_failed)}
+    return data
 
 
 def _from_fact(fact: Fact) -> ModelEffect:

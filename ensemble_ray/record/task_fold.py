@@ -192,6 +192,7 @@ class TaskFold:
             capture_mode=capture_mode,
             models=models,
             tool_call_count=sum(len(model.tools) for model in models),
+            retry_count=sum(model.retries for model in models),
             is_handler=not models and "agent_key" in node and node["agent_key"] is None,
             is_outcome_unknown=self._is_handler_unknown,
         )
@@ -220,6 +221,7 @@ class TaskFold:
             latency_s=as_number(data.get("latency_s"), 0.0),
             response=ChatResponse(text=text if isinstance(text, str) else None, tool_calls=calls, usage=usage),
             is_final=not calls,
+            attempts_failed=tuple(map(as_text, as_sequence(data.get("attempts_failed")))),
             tools=[self._tool(turn, number, calls) for number in sorted({*turn.intents, *turn.results})],
         )
 

@@ -105,6 +105,8 @@ def _task_rows(task: TaskTrace, *, is_failed: bool) -> Iterator[TreeRow]:
     details = [_seconds(task.duration)]
     if metrics.llm_call_count:
         details += [_count(metrics.llm_call_count, "model call"), _tokens(metrics.input_tokens, metrics.output_tokens)]
+    if metrics.retry_count:
+        details.append(f"{metrics.retry_count:,} made again")
     if metrics.tool_call_count:
         details.append(_count(metrics.tool_call_count, "tool call"))
     if state:
