@@ -14,5 +14,5 @@ class Origin:
 
     #: a YAML path or `module:attribute`; empty: it was made by a program, and only that has it
     place: str = ""
-    #: options of the loader: `llm`, `workflow`
+    #: options of the loader: `llm`, `workflow`, `directory`; all others are arguments of the callable that made it
     overrides: Mapping[str, str] = field(default_factory=dict[str, str])

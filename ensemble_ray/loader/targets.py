@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.origin import Origin
@@ -24,9 +24,17 @@ if TYPE_CHECKING:
 __all__ = ["load_ensemble", "load_source"]
 
 _YAML = {".yaml", ".yml"}
+#: Overrides that mean something here; all others are arguments of the callable that made the team.
+_OF_THE_LOADER = {"directory", "llm", "workflow"}
 
 
-def load_ensemble(target: str, *, llm: str | ChatModel | None = None, needs_keys: bool = True) -> Ensemble:
+def load_ensemble(
+    target: str,
+    *,
+    llm: str | ChatModel | None = None,
+    needs_keys: bool = True,
+    arguments: Mapping[str, str] | None = None,
+) -> Ensemble:
     """The team that a target names.
 
     Args:
@@ -34,6 +42,7 @@ def load_ensemble(target: str, *, llm: str | ChatModel | None = None, needs_keys
             makes one. Modules of the current directory are found.
         llm: A model in place of every model that the team names.
         needs_keys: False: the team will only be looked at, so keys that a YAML file asks for may be missing.
+        arguments: What a callable is called with; None: nothing.
 
     Raises:
         ValidationError: nothing of that name is there, or it is no team; every finding in a YAML file is named with
@@ -47,7 +56,7 @@ def load_ensemble(target: str, *, llm: str | ChatModel | None = None, needs_keys
         return loaded.with_origin(loaded.origin or target, chosen)
     if is_reference(target):
         chosen["directory"] = str(Path.cwd())
-        return _with_model(_from_module(target), model).with_origin(target, chosen)
+        return _with_model(_from_module(target, arguments or {}), model).with_origin(target, chosen)
     raise ValidationError(_unclear(target))
 
 
@@ -60,7 +69,8 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Ensemble:
     chosen = source.overrides
     if directory := chosen.get("directory"):
         make_importable(Path(directory))
-    loaded = load_ensemble(source.place, llm=chosen.get("llm"), needs_keys=needs_keys)
+    arguments = {name: value for name, value in chosen.items() if name not in _OF_THE_LOADER}
+    loaded = load_ensemble(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
     if workflow := chosen.get("workflow"):
         loaded = loaded.replace(workflow=workflow)
     return loaded.with_origin(source.place, chosen)
@@ -85,10 +95,10 @@ def _unclear(target: str) -> str:
     return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
 
 
-def _from_module(target: str) -> Ensemble:
+def _from_module(target: str, arguments: Mapping[str, str]) -> Ensemble:
     found = find_attribute(target)
     if not isinstance(found, Ensemble) and callable(found):
-        found = _made(cast("Callable[[], object]", found), target)
+        found = _made(found, target, arguments)
     if isinstance(found, Ensemble):
         return found
     raise ValidationError(
@@ -97,12 +107,13 @@ def _from_module(target: str) -> Ensemble:
     )
 
 
-def _made(factory: Callable[[], object], target: str) -> object:
+def _made(factory: Callable[..., object], target: str, arguments: Mapping[str, str]) -> object:
     try:
         needed = [
             each.name
             for each in inspect.signature(factory).parameters.values()
             if each.default is each.empty and each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}
+            if each.name not in arguments
         ]
     except (TypeError, ValueError):
         needed = []
@@ -111,7 +122,7 @@ def _made(factory: Callable[[], object], target: str) -> object:
     if inspect.iscoroutinefunction(factory):
         raise ValidationError(f"'{target}' is async. A factory of a team is a plain function")
     try:
-        return factory()
+        return factory(**arguments)
     except ValidationError as error:
         raise ValidationError(f"{target}(): {error}") from error
     except Exception as error:

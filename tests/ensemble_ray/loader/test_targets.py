@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader import load_ensemble
+from ensemble_ray.loader import load_ensemble, load_source
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.testing import ScriptedModel
 
@@ -28,6 +29,9 @@ def make_nothing():
 
 def with_arguments(size):
     return team
+
+def made_of(words):
+    return Ensemble(tasks=[Task.of(word) for word in words.split()])
 
 async def later():
     return team
@@ -53,6 +57,16 @@ def test_a_team_is_found_when_the_attribute_is_one_or_makes_one(module: str, att
     team = load_ensemble(f"{module}:{attribute}")
     assert [task.name for task in team.tasks] == ["first", "second"]
     assert team.origin == f"{module}:{attribute}"
+
+
+def test_a_recorded_team_is_made_again_with_the_arguments_it_was_made_with(module: str) -> None:
+    """S-DUR-35: what a callable was called with is recorded beside where it stands."""
+    source = Origin(place=f"{module}:made_of", overrides={"words": "x y", "workflow": "sequential"})
+    team = load_source(source)
+    assert [task.description for task in team.tasks] == ["x", "y"]
+    assert team.source == source
+    with pytest.raises(ValidationError, match=r"made_of' needs arguments: \[words\]"):
+        load_source(Origin(place=f"{module}:made_of"))
 
 
 @pytest.mark.parametrize(
