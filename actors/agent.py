@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
+from actors.journal import open_journal
 from actors.quiet_gc import freeze_modules
-from actors.task_host import TaskHost, open_journal
-from actors.wire import WireOrder, WireReport, load_agent
+from actors.task_host import TaskHost
+from actors.wire import RunPlace, WireOrder, WireReport, load_agent
 from ensemble_ray.context import Services
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables
 from ensemble_ray.execute.orders import RunFrame
@@ -49,13 +51,15 @@ class AgentActor:
         self._limiter = LeasingLimiter(LimiterLine(), holder=house)
         self._cpu = RayCpuPool(cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
+        #: ways to the callables of runs
+        self._lines: dict[str, RemoteCallables] = {}
 
     async def bind(
         self,
         frame: RunFrame,
         agents: Mapping[str, bytes],
         *,
-        home: str | None,
+        store: RunPlace | None,
         hub: Any = None,
         callables: Any = None,
     ) -> None:
@@ -66,16 +70,19 @@ class AgentActor:
         """
         bound = self._binding(frame.run_id)
         try:
-            self._bind(frame, agents, home=home, hub=hub, callables=callables)
+            await self._bind(frame, agents, store=store, hub=hub, callables=callables)
         except Exception as error:
             refuse(bound, error)
             raise
         bound.set_result(None)
 
-    def _bind(
-        self, frame: RunFrame, agents: Mapping[str, bytes], *, home: str | None, hub: Any, callables: Any
+    async def _bind(
+        self, frame: RunFrame, agents: Mapping[str, bytes], *, store: RunPlace | None, hub: Any, callables: Any
     ) -> None:
         loaded = {key: _loaded(key, body) for key, body in agents.items()}
+        journal = await open_journal(
+            store, frame.run_id, writer=self._house, is_buffered=frame.durability == Durability.RUN
+        )
         line = None if hub is None else DriverLine(hub, frame.run_id)
         sink = None if hub is None else HubSink(hub, frame.run_id, frame.interest)
 
@@ -87,7 +94,7 @@ class AgentActor:
         self._host.host(
             frame,
             loaded,
-            journal=open_journal(home, frame.run_id, self._house),
+            journal=journal,
             sink=sink or SilentSink(),
             flush=flush,
             callables=self._callables_of(frame.run_id, callables),
@@ -122,6 +129,7 @@ class AgentActor:
 
     async def release(self, run_id: str) -> bool:
         """Forget a run; whether this process may be bound to another."""
+        self._lines.pop(run_id, None)
         bound = self._bound.pop(run_id, None)
         if bound is not None:
             bound.cancel()
@@ -130,7 +138,17 @@ class AgentActor:
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:
         """The run's callables as tasks in this process ask them."""
-        return LocalCallables({}) if host is None else RemoteCallables(host, run_id)
+        if host is None:
+            return LocalCallables({})
+        line = self._lines[run_id] = RemoteCallables(host, run_id)
+        return line
+
+    async def move_callables(self, run_id: str, host: Any) -> None:
+        """The run's callables are hosted by another process now."""
+        await asyncio.wait([self._binding(run_id)])
+        line = self._lines.get(run_id)
+        if line is not None:
+            line.move(host)
 
     async def watch(self) -> None:
         """Never returns; its failure tells the scheduler that this process is gone."""

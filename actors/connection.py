@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -14,12 +15,15 @@ import ray
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 
-__all__ = ["LOCAL", "check_version", "connection_id", "join_or_start"]
+__all__ = ["LOCAL", "check_version", "connection_id", "join_or_start", "on_living_cluster"]
 
 #: Address that means: start one on this machine.
 LOCAL = "local"
 #: How long a cluster's port may take to accept a connection, s; Ray itself would try for minutes.
 _REACH_S = 5.0
+#: How often a driver that waits looks whether the cluster is still there, s, and how often in vain before it gives up.
+_LOOK_S = 2.0
+_MOST_MISSES = 3
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
@@ -55,6 +59,38 @@ def _reach(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit() and "/" not in address:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+
+
+async def on_living_cluster(reference: Any, run_id: str) -> Any:
+    """What a call gives, as long as the cluster lives: Ray itself notices its death after a minute only.
+
+    Raises:
+        EnsembleError: nobody answers at the cluster's address any more.
+    """
+    waiting = asyncio.ensure_future(reference)
+    misses = 0
+    while not (await asyncio.wait([waiting], timeout=_LOOK_S))[0]:
+        misses = 0 if await _answers() else misses + 1
+        if misses >= _MOST_MISSES:
+            waiting.cancel()
+            gone = EnsembleError(
+                f"Run {run_id}: the cluster is gone. What was recorded is kept; continue the run: "
+                f"ensemble-ray resume {run_id}"
+            )
+            gone.run_id = run_id
+            raise gone
+    return await waiting
+
+
+async def _answers() -> bool:
+    """Whether anybody listens at the address of the cluster's head."""
+    host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _LOOK_S)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True
 
 
 def connection_id() -> str:

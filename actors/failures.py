@@ -18,13 +18,15 @@ def ours(error: BaseException, run_id: str) -> BaseException:
     if isinstance(error, ray.exceptions.RayActorError):
         lost = EnsembleError(
             f"Run {run_id}: the scheduler's process died ({_first_line(error)}). "
-            f"What was recorded until then: ensemble-ray trace {run_id}"
+            f"What was recorded is kept; continue the run: ensemble-ray resume {run_id}"
         )
         lost.run_id = run_id
         return lost
     if isinstance(error, ray.exceptions.RayError):
         text = message_of(cause) if isinstance(cause, BaseException) else _first_line(error)
-        broken = EnsembleError(f"Run {run_id}: the cluster failed: {text}")
+        broken = EnsembleError(
+            f"Run {run_id}: the cluster failed: {text}. What was recorded is kept: ensemble-ray resume {run_id}"
+        )
         broken.run_id = run_id
         return broken
     return error

@@ -39,6 +39,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 #: How long a report waits before it is sent again to a scheduler that cannot be reached for a moment, s.
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+#: How long a lost host of callables may take to be replaced, s.
+_MOVE_S = 30.0
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.
 TOKEN_BATCH_S = 0.05
 
@@ -189,14 +191,27 @@ class RemoteCallables:
     def __init__(self, host: Any, run_id: str) -> None:
         self._host = host
         self._run_id = run_id
+        self._moved = asyncio.Event()
+
+    def move(self, host: Any) -> None:
+        """They are hosted by another process now; what the lost one was asked is asked again there."""
+        self._host = host
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     async def evaluate(self, path: str, argument: object) -> object:
         """Call it there; what it raises is raised here."""
-        try:
-            body = await self._host.evaluate.remote(self._run_id, path, cloudpickle.dumps(argument))
-        except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
-            raise RuntimeError(f"the process of the run's callables cannot be reached: {last_line(error)}") from None
-        return _opened(body)
+        asked = cloudpickle.dumps(argument)
+        while True:
+            host, moved = self._host, self._moved
+            try:
+                return _opened(await host.evaluate.remote(self._run_id, path, asked))
+            except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
+                lost = last_line(error)
+            try:
+                await asyncio.wait_for(moved.wait(), _MOVE_S)
+            except TimeoutError:
+                raise RuntimeError(f"the process of the run's callables cannot be reached: {lost}") from None
 
 
 def _opened(body: bytes) -> object:

@@ -9,16 +9,18 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal
 
 import cloudpickle
+import ray
 import ray.exceptions
 
 from actors.failures import last_line
 from actors.handles import pack_event
 from actors.processes import Process, ProcessPool
-from actors.wire import RunPackage, WireOrder, WireReport, wire_order
+from actors.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.conductor import Assignment, Report
@@ -34,6 +36,8 @@ _log = logging.getLogger(__name__)
 #: reports come back in batches (measured: two messages cost a third more than a call and its reply, one by one; by the
 #: hundred a shared message is twenty times cheaper).
 MOST_DIRECT = 4
+#: A task whose process died so often is not handed out again: it may well be what kills them.
+MOST_DEATHS = 3
 #: House of handler tasks and guardrails.
 CALLABLES = "callables"
 
@@ -54,6 +58,8 @@ class RunHouses:
         self._pool = pool
         self._hub = hub
         self._take = take
+        node_id = str(ray.get_runtime_context().get_node_id())
+        self._store = None if package.store is None else RunPlace(package.store, node_id)
         self._agents = {cargo.key: cargo for cargo in package.agents}
         lodgers = [
             Lodger(
@@ -67,16 +73,21 @@ class RunHouses:
         ]
         self._housing = assign_houses(lodgers, max_own=max_own)
         self._processes: dict[str, list[Process]] = {}
+        #: where each task runs that has not been reported, and as what it was handed out
         self._where: dict[str, Process] = {}
+        self._assigned: dict[str, Assignment[bytes]] = {}
+        #: how many processes died with a task
+        self._deaths: dict[str, int] = {}
         #: tasks of lost processes that were reported here
         self._given_up: set[str] = set()
         self._jobs: set[asyncio.Task[None]] = set()
+        self._callables: Process | None = None
         self._is_cancelled = False
 
     def open(self) -> None:
         """Start all processes of the run at the same time; nobody waits for one that is not its own."""
         if self._package.callables is not None:
-            self._settle(CALLABLES)
+            self._callables = self._settle(CALLABLES)
         for house, replicas in self._housing.replicas.items():
             for _ in range(replicas):
                 self._settle(house)
@@ -88,6 +99,7 @@ class RunHouses:
             process = self._choose(assignment)
             process.busy.add(assignment.instance)
             self._where[assignment.instance] = process
+            self._assigned[assignment.instance] = assignment
             batches.setdefault(id(process), (process, []))[1].append(assignment)
         for process, batch in batches.values():
             orders = [wire_order(assignment, self._package) for assignment in batch]
@@ -118,13 +130,16 @@ class RunHouses:
                 self._died(process, RuntimeError("ended, since it did not stop in time"))
 
     def reported(self, reports: Sequence[WireReport]) -> list[WireReport]:
-        """Note which tasks are no longer running; a report of a task that was given up is left out."""
+        """Note which tasks are no longer running; reports of earlier dispatches of a task are left out."""
         fresh: list[WireReport] = []
         for report in reports:
-            process = self._where.pop(instance_of(report.key), None)
-            if process is not None:
-                process.busy.discard(instance_of(report.key))
-                fresh.append(report)
+            instance = instance_of(report.key)
+            assigned = self._assigned.get(instance)
+            if assigned is None or report.epoch != assigned.epoch:
+                continue  # of a house that lost the task to another
+            del self._assigned[instance]
+            self._where.pop(instance).busy.discard(instance)
+            fresh.append(report)
         return fresh
 
     async def close(self, *, keep: bool) -> None:
@@ -165,9 +180,9 @@ class RunHouses:
             await process.handle.hold.remote(package.run_id, package.callables)
         else:
             agents = {key: self._agents[key].body for key, home in self._housing.house_of.items() if home == house}
-            if any(counts != (0, 0) for counts in package.guardrails.values()):
-                callables = self._processes[CALLABLES][-1].handle  # a lost one was replaced by a later one
-        await process.handle.bind.remote(package.frame, agents, home=package.home, hub=self._hub, callables=callables)
+            if self._callables is not None:
+                callables = self._callables.handle
+        await process.handle.bind.remote(package.frame, agents, store=self._store, hub=self._hub, callables=callables)
         process.is_ready = True
 
     def _choose(self, assignment: Assignment[bytes]) -> Process:
@@ -179,7 +194,7 @@ class RunHouses:
         return min(alive, key=lambda process: len(process.busy))
 
     def _send(self, process: Process, work: Awaitable[None]) -> None:
-        """Await a call in the background; its failure fails the tasks of that process."""
+        """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
 
         async def sent() -> None:
             try:
@@ -188,7 +203,11 @@ class RunHouses:
                 if process.is_alive:
                     # Its watch may hear of a death later than this; until then no task must be sent there.
                     process.is_alive = not isinstance(error, ray.exceptions.RayActorError)
-                    self._fail(process, _cause_of(error))
+                    if process.is_alive:
+                        self._fail(process, list(process.busy), _cause_of(error))
+                    else:
+                        self._pool.end(process)  # it may only be out of reach; what it still does is refused
+                        self._died(process, error)
 
         job = asyncio.get_running_loop().create_task(sent())
         self._jobs.add(job)
@@ -197,20 +216,47 @@ class RunHouses:
     # Failures.
 
     def _died(self, process: Process, error: BaseException) -> None:
-        _log.warning("An agent process died with %d tasks: %s", len(process.busy), message_of(error))
-        self._fail(process, error)
-
-    def _fail(self, process: Process, error: BaseException) -> None:
-        """Report all tasks of a process: as failed, or as cancelled in a run that is being cancelled."""
+        """Its tasks go on elsewhere, as often as that makes sense (S-DUR-31)."""
         # A death is heard of several times: by the watch and by each call that was on its way.
+        if process is self._callables:
+            self._replace_callables()
         lost = [name for name, where in self._where.items() if where is process and name not in self._given_up]
+        if not lost:
+            return
+        _log.warning("An agent process died with %d tasks: %s", len(lost), last_line(error))
+        for name in lost:
+            self._deaths[name] = self._deaths.get(name, 0) + 1
+        hopeless = [name for name in lost if self._is_hopeless(name)]
+        again = [self._assigned[name] for name in lost if name not in hopeless]
+        process.busy.clear()
+        if again:
+            self.start([replace(assignment, epoch=assignment.epoch + 1) for assignment in again])
+        if hopeless:
+            self._fail(process, hopeless, error)
+
+    def _replace_callables(self) -> None:
+        """Host the run's callables anew; who asked the lost process asks this one again."""
+        self._callables = host = self._settle(CALLABLES)
+        for house, group in self._processes.items():
+            for process in group if house != CALLABLES else ():
+                if process.is_alive:
+                    self._send(process, process.handle.move_callables.remote(self._package.run_id, host.handle))
+
+    def _is_hopeless(self, instance: str) -> bool:
+        is_recorded = self._package.store is not None
+        return self._is_cancelled or not is_recorded or self._deaths[instance] >= MOST_DEATHS
+
+    def _fail(self, process: Process, lost: Sequence[str], error: BaseException) -> None:
+        """Report tasks of a process: as failed, or as cancelled in a run that is being cancelled."""
+        lost = [name for name in lost if name not in self._given_up and self._where.get(name) is process]
         self._given_up.update(lost)
         nodes = {instance_of(node.key): node for node in self._package.plan.nodes if instance_of(node.key) in lost}
         reports: list[WireReport] = []
         events: list[bytes] = []
         for instance in lost:
             node = nodes[instance]
-            text = f"Agent '{node.agent_role}' failed: its process died ({last_line(error)})"
+            often = "" if self._deaths.get(instance, 0) < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
+            text = f"Agent '{node.agent_role}' failed: its process died{often} ({last_line(error)})"
             cause = (
                 error
                 if isinstance(error, EnsembleError)
@@ -218,12 +264,16 @@ class RunHouses:
             )
             now = time.time()
             status: Literal["cancelled", "failed"] = "cancelled" if self._is_cancelled else "failed"
-            result = TaskResult(key=node.key, instance=instance, status=status, at=now, duration_s=0.0, error=cause)
+            epoch = self._assigned[instance].epoch
+            result = TaskResult(
+                key=node.key, instance=instance, epoch=epoch, status=status, at=now, duration_s=0.0, error=cause
+            )
             reports.append(
                 Report(
                     key=node.key,
                     status=status,
                     at=now,
+                    epoch=epoch,
                     failure=cloudpickle.dumps(result),
                     error_type=type(cause).__name__,
                     message=message_of(cause),
@@ -231,7 +281,7 @@ class RunHouses:
             )
             if self._hub is not None and status == "failed":
                 events.append(pack_event(self._failed_event(instance, node, cause)))
-        process.busy.clear()
+        process.busy.difference_update(lost)
         if reports:
             self._send(process, self._report(reports, events))
 

@@ -1,7 +1,8 @@
 """SchedulerActor: one per cluster; a run is an id in it. Journals the stimulus, asks the machine, carries out.
 
 It makes every other actor of a run, passes bytes on without loading them, and runs no user code. The rules are in
-`ensemble_ray.schedule` and `ensemble_ray.plan.housing`.
+`ensemble_ray.schedule` and `ensemble_ray.plan.housing`. When its process dies, Ray starts it again; it then goes on
+with the runs whose packages lie in the vault, from their records (S-DUR-32).
 """
 
 from __future__ import annotations
@@ -9,25 +10,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Generator, Sequence
+from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
 from typing import Any, cast
 
+import cloudpickle
 import ray
 
 from actors import spawn
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
-from actors.wire import RunPackage, WireReport
+from actors.vault import Vault
+from actors.wire import RunPackage, WireReport, pack_recorded
 from ensemble_ray.config import package_version
-from ensemble_ray.errors import RunExistsError
-from ensemble_ray.execute.conductor import Conducted, RunConductor
-from ensemble_ray.inline import GRACE_S, SystemClock
+from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
+from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
+from ensemble_ray.inline import GRACE_S, SystemClock, own_run, watch_for_cancel
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import close_run, open_run
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.stores import OwnedRun, store_at
 
 __all__ = ["SchedulerActor"]
 
@@ -51,29 +55,44 @@ class SchedulerActor:
     def __init__(self) -> None:
         freeze_modules()
         self._pool = ProcessPool()
+        self._vault = Vault()
         self._runs: dict[str, ScheduledRun] = {}
         self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+        self._recovering: asyncio.Task[None] | None = None
+        # A constructor runs before the loop does; this call is the first that the loop gets.
+        cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
 
     async def version(self) -> str:
         """Version of the package that this process runs."""
         return package_version()
 
+    async def recovered(self) -> None:
+        """Return when the runs of an earlier process of this actor go on."""
+        if self._recovering is None:
+            self._recovering = asyncio.get_running_loop().create_task(self._recover())
+        await asyncio.shield(self._recovering)
+
     async def submit(self, package: RunPackage) -> Any:
-        """Begin a run; gives the handle of the hub that has its events, None when nobody asked for any.
+        """Begin a run, or go on with one; gives the handle of the hub that has its events, None when nobody asked for any.
 
         Raises:
             RunExistsError: a run of that id is running.
+            RecordError: its record cannot be written, or is damaged.
         """
+        await self.recovered()
         if package.run_id in self._runs:
-            raise RunExistsError(f"Run {package.run_id} is running already. Choose another run_id, or wait for it")
+            raise RunExistsError(f"Run '{package.run_id}' is running: wait for its end, or choose another run_id")
         hub = spawn.event_hub() if package.is_attended else None
-        run = self._runs[package.run_id] = ScheduledRun(package, self._pool, hub)
-        self._ended[package.run_id] = run.finished
-        run.finished.add_done_callback(lambda _done: self._forget(package.run_id))
+        await self._begin(package, hub)
         if hub is not None:
             await hub.begin.remote(package.run_id)
-        await run.begin()
+        await self._runs[package.run_id].begin()
         return hub
+
+    async def attend(self, run_id: str) -> bool:
+        """Whether a run is known here: it runs, or its result waits to be fetched."""
+        await self.recovered()
+        return run_id in self._ended
 
     async def report(self, run_id: str, house: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
         """Results of tasks, in the batches in which a house sends them."""
@@ -81,12 +100,15 @@ class SchedulerActor:
         if run is not None:
             await run.report(reports)
 
-    async def wait(self, run_id: str) -> Conducted[bytes, bytes]:
-        """How a run ended, when it has."""
-        return await asyncio.shield(self._ended[run_id])
+    async def wait(self, run_id: str) -> Conducted[bytes, bytes] | None:
+        """How a run ended, when it has; None where nothing is known of it, since this process was started anew."""
+        await self.recovered()
+        ended = self._ended.get(run_id)
+        return None if ended is None else await asyncio.shield(ended)
 
     async def cancel(self, run_id: str) -> None:
         """End a run soon."""
+        await self.recovered()
         run = self._runs.get(run_id)
         if run is not None:
             await run.cancel()
@@ -103,6 +125,40 @@ class SchedulerActor:
         """End the processes that are kept for the next run."""
         self._pool.cool()
 
+    async def _recover(self) -> None:
+        for package in await self._vault.kept():
+            again = replace(package, is_resumed=True, is_restart=True, takes_over=False)
+            try:
+                await self._begin(again, spawn.event_hub() if again.is_attended else None)
+            except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
+                _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
+                continue
+            await self._runs[again.run_id].begin()
+
+    async def _begin(self, package: RunPackage, hub: Any) -> None:
+        """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
+        run_id = package.run_id
+        ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._ended[run_id] = ended
+        try:
+            owned = None
+            if package.store is not None:
+                owned = await own_run(
+                    store_at(package.store),
+                    run_id,
+                    origin=package.header.get("origin"),
+                    durability=package.frame.durability,
+                    is_resumed=package.is_resumed,
+                    takes_over=package.takes_over,
+                )
+            self._runs[run_id] = ScheduledRun(
+                package, self._pool, hub=hub, owned=owned, vault=self._vault, finished=ended
+            )
+        except BaseException:
+            del self._ended[run_id]
+            raise
+        ended.add_done_callback(lambda _done: self._forget(run_id))
+
     def _forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
         ended = [name for name in self._ended if name not in self._runs]
@@ -113,33 +169,50 @@ class SchedulerActor:
 class ScheduledRun:
     """One run in the scheduler."""
 
-    def __init__(self, package: RunPackage, pool: ProcessPool, hub: Any) -> None:
+    def __init__(
+        self,
+        package: RunPackage,
+        pool: ProcessPool,
+        *,
+        hub: Any,
+        owned: OwnedRun | None,
+        vault: Vault,
+        finished: asyncio.Future[Conducted[bytes, bytes]],
+    ) -> None:
         self._package = package
+        self._owned = owned
+        self._vault = vault
         self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, take=self.report)
-        opened = None
-        if package.home is not None:
-            origin = package.header.get("origin")
-            opened = open_run(Path(package.home), package.run_id, writer="scheduler", origin=str(origin or ""))
-        self._directory = None if opened is None else opened.directory
-        self._journal = MemoryJournal(package.run_id) if opened is None else opened.journal
         self._conductor: RunConductor[bytes, bytes] = RunConductor(
             run_id=package.run_id,
             plan=package.plan,
             header=package.header,
-            journal=self._journal,
+            journal=MemoryJournal(package.run_id) if owned is None else owned.journal,
             clock=SystemClock(),
             houses=self._houses,
             earlier=package.earlier,
+            epoch=0 if owned is None else owned.epoch,
+            resumed=None if owned is None or not owned.earlier else self._resumed(owned),
         )
-        self._finishing: asyncio.Task[None] | None = None
-        self.finished: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._keeping: asyncio.Task[None] | None = None
+        self.finished = finished
+
+    def _resumed(self, owned: OwnedRun) -> Resumed[bytes, bytes]:
+        """What the record knows of the run; outputs stay data, since their types are the user's."""
+        package = self._package
+        recovered = Recovered(owned.earlier, is_resumed=not package.is_restart)
+        resumed: Resumed[bytes, bytes] = recovered.resumed(
+            lambda key, data: pack_recorded(data, package.tasks.get(key, b"")), cloudpickle.dumps
+        )
+        return replace(resumed, is_restart=package.is_restart)
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
-        self._finishing = asyncio.get_running_loop().create_task(self._finish())
+        self._in_background(self._finish())
+        if self._owned is not None:
+            self._keeping = self._in_background(self._vault.keep(self._package))
         with self._ending_with_what_fails():
-            if self._directory is not None:
-                self._directory.write_state(RunState.RUNNING)
             self._houses.open()
             await self._conductor.start()
 
@@ -154,23 +227,47 @@ class ScheduledRun:
             await self._conductor.cancel()
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._houses.end_stuck)
 
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+        return job
+
     async def _finish(self) -> None:
         """When the run has ended: let the processes go, close the record, then tell the caller."""
         try:
             self.finished.set_result(await self._released())
         except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
             self.finished.set_exception(error)
+            self.finished.exception()  # a run that went on without its driver has no caller
+        if self._keeping is not None:
+            await asyncio.wait([self._keeping])
+            await self._vault.drop(self._package.run_id)
 
     async def _released(self) -> Conducted[bytes, bytes]:
         keeps_warm, state = False, RunState.FAILED
+        watching = None
+        if self._owned is not None:
+            watching = self._in_background(watch_for_cancel(self._owned, self))
         try:
             ended = await asyncio.shield(self._conductor.ended)
             keeps_warm, state = self._package.keeps_warm, ended.state
+        except (RecordError, StaleEpochError):
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
         finally:
+            if watching is not None:
+                watching.cancel()
             # Where conducting itself broke, processes may still be at work: those are not used again.
             await self._houses.close(keep=keeps_warm)
-            await close_run(self._journal, self._directory, state)
+            if self._owned is not None:
+                await self._owned.close(state)
         return ended
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._package.run_id
 
     @contextmanager
     def _ending_with_what_fails(self) -> Generator[None]:

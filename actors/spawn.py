@@ -18,6 +18,7 @@ __all__ = [
     "cpu_call",
     "event_hub",
     "existing",
+    "journal_actor",
     "rate_limiter",
     "scheduler",
 ]
@@ -45,17 +46,27 @@ def actor_class(cls: type[object], *, max_restarts: int) -> Any:
     return _classes[name]
 
 
-def _shared(cls: type[object], name: str) -> Any:
+def _shared(cls: type[object], name: str, **options: object) -> Any:
     """The cluster's one actor of that name; made if there is none. It outlives its drivers."""
     made = actor_class(cls, max_restarts=-1)
-    return made.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True).remote()
+    return made.options(name=name, namespace=NAMESPACE, lifetime="detached", get_if_exists=True, **options).remote()
 
 
 def scheduler() -> Any:
-    """The cluster's scheduler."""
+    """The cluster's scheduler. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
     from actors.scheduler import SchedulerActor
 
-    return _shared(SchedulerActor, "scheduler")
+    return _shared(SchedulerActor, "scheduler", resources={"node:__internal_head__": 0.001})
+
+
+def journal_actor(node_id: str) -> Any:
+    """The one who writes for processes on other nodes, on the node where files are."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from actors.journal import JournalActor
+
+    on_that_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    return _shared(JournalActor, "journal", scheduling_strategy=on_that_node)
 
 
 def event_hub() -> Any:

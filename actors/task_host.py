@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from actors.wire import WireOrder, WireReport, pack_result, unpack_order
@@ -20,8 +19,6 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.inline import GRACE_S, SystemClock
-from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import join_run
 
 if TYPE_CHECKING:
     from ensemble_ray.context import Services
@@ -30,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
 
-__all__ = ["Courier", "TaskHost", "open_journal"]
+__all__ = ["Courier", "TaskHost"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,13 +38,6 @@ class Courier(Protocol):
     async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
         """Return when the scheduler has them."""
         ...
-
-
-def open_journal(home: str | None, run_id: str, writer: str) -> Journal:
-    """The journal of a run as one writer of this node sees it."""
-    if home is None:
-        return MemoryJournal(run_id)
-    return join_run(Path(home), run_id, writer=writer)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -162,4 +152,12 @@ def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
     refusal = ValidationError(text)
     refusal.__cause__ = error
     now = SystemClock().now()
-    return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=refusal)
+    return TaskResult(
+        key=order.key,
+        instance=order.instance,
+        epoch=order.epoch,
+        status="failed",
+        at=now,
+        duration_s=0.0,
+        error=refusal,
+    )

@@ -17,18 +17,22 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
+from ensemble_ray.record.stores import StoreAddress
 
 __all__ = [
     "AgentCargo",
     "RunPackage",
+    "RunPlace",
     "WireOrder",
     "WireReport",
     "cannot_leave",
     "load_agent",
     "load_tasks",
+    "pack_recorded",
     "pack_result",
     "unpack_order",
     "unpack_output",
@@ -68,12 +72,26 @@ class RunPackage:
     guardrails: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
     #: tasks whose handlers or guardrails are asked, whole; None when there are none
     callables: bytes | None = None
-    #: directory of the records on this cluster's nodes; None: no record on disk
-    home: str | None = None
+    #: where the run is recorded, seen from the cluster's nodes; None: nowhere
+    store: StoreAddress | None = None
+    #: whether it is in the record already and goes on
+    is_resumed: bool = False
+    #: whether it is taken from an owner that still holds it
+    takes_over: bool = False
+    #: whether only the scheduler's process was replaced
+    is_restart: bool = False
     #: whether the driver listens: for events, or for requests to its services
     is_attended: bool = False
     #: whether agent processes are kept for the next run
     keeps_warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run is recorded, and which node its files lie on."""
+
+    address: StoreAddress
+    node_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +175,7 @@ def _packed(result: TaskResult) -> WireReport:
         key=result.key,
         status=result.status,
         at=result.at,
+        epoch=result.epoch,
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,
@@ -174,9 +193,26 @@ def _dumps(value: TaskOutput | TaskResult) -> bytes:
     return pickle.dumps(value, protocol=5) if plain else cloudpickle.dumps(value)
 
 
+@dataclass(frozen=True, slots=True)
+class RecordedOutput:
+    """An output as the record has it, with the task's bytes: whoever may run user code makes it one of its type."""
+
+    data: Mapping[str, object]
+    task: bytes
+
+
+def pack_recorded(data: Mapping[str, object], task: bytes) -> bytes:
+    """A recorded output as the bytes that a scheduler holds of any output."""
+    return pickle.dumps(RecordedOutput(data, task), protocol=5)
+
+
 def unpack_output(body: bytes) -> TaskOutput:
     """The output behind its bytes."""
-    return cast("TaskOutput", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+    held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
+    if isinstance(held, RecordedOutput):
+        task = cast("Task", pickle.loads(held.task))  # noqa: S301  bytes of our own driver
+        return typed_output(held.data, task.output_type)
+    return cast("TaskOutput", held)
 
 
 def unpack_result(body: bytes) -> TaskResult:

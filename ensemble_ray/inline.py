@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability
@@ -74,7 +74,7 @@ class InlineRuntime:
         self._cpu = LokyCpuPool()
 
     @property
-    def address(self) -> StoreAddress:
+    def store_address(self) -> StoreAddress:
         """Where its runs are recorded."""
         return StoreAddress.of(self._home, self._store)
 
@@ -82,7 +82,14 @@ class InlineRuntime:
         """Begin a run in this process, or go on with one."""
         owned = None
         if request.frame.durability != Durability.OFF:
-            owned = await own_run(store_at(self.address), request)
+            owned = await own_run(
+                store_at(self.store_address),
+                request.run_id,
+                origin=request.header.get("origin"),
+                durability=request.frame.durability,
+                is_resumed=request.is_resumed,
+                takes_over=request.takes_over,
+            )
         run = InlineRun(request, owned, Services(limiter=process_limiter(), cpu=self._cpu))
         await run.begin()
         return run
@@ -142,7 +149,7 @@ class InlineRun:
     async def begin(self) -> None:
         """Start the first tasks."""
         if self._owned is not None:
-            self._watching = asyncio.get_running_loop().create_task(watch_for_cancel(self._owned, self._conductor))
+            self._watching = asyncio.get_running_loop().create_task(watch_for_cancel(self._owned, self))
         await self._conductor.start()
 
     async def wait(self) -> RunOutcome:
@@ -207,19 +214,27 @@ class InlineRun:
             self._conductor.ended.set_exception(error)
 
 
-async def own_run(store: RunStore, request: RunRequest) -> OwnedRun:
+async def own_run(
+    store: RunStore, run_id: str, *, origin: object, durability: str, is_resumed: bool, takes_over: bool
+) -> OwnedRun:
     """Begin the record of a run, or take it over."""
-    is_buffered = request.frame.durability == Durability.RUN
-    if request.is_resumed:
-        owned = await store.take(request.run_id, is_buffered=is_buffered, by_force=request.takes_over)
+    is_buffered = durability == Durability.RUN
+    if is_resumed:
+        owned = await store.take(run_id, is_buffered=is_buffered, by_force=takes_over)
     else:
-        origin = str(request.header.get("origin") or "")
-        owned = await store.begin(request.run_id, origin=origin, is_buffered=is_buffered)
+        owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
     await owned.write_state(RunState.RUNNING)
     return owned
 
 
-async def watch_for_cancel(owned: OwnedRun, conductor: RunConductor[Any, Any]) -> None:
+class _Cancellable(Protocol):
+    @property
+    def run_id(self) -> str: ...
+
+    async def cancel(self) -> None: ...
+
+
+async def watch_for_cancel(owned: OwnedRun, run: _Cancellable) -> None:
     """End the run when somebody asks its record for that (S-DUR-52)."""
     while True:
         await asyncio.sleep(CANCEL_POLL_S)
@@ -227,8 +242,8 @@ async def watch_for_cancel(owned: OwnedRun, conductor: RunConductor[Any, Any]) -
             if await owned.is_cancel_asked():
                 break
         except RecordError as error:  # the run's own facts will tell, if it lasts
-            _log.warning("Run %s: cannot see whether its end was asked for: %s", conductor.run_id, message_of(error))
-    await conductor.cancel()
+            _log.warning("Run %s: cannot see whether its end was asked for: %s", run.run_id, message_of(error))
+    await run.cancel()
 
 
 def report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:

@@ -6,7 +6,7 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.definition.origin import Origin
@@ -83,19 +83,20 @@ async def begin_again(
 ) -> Run:
     """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
-    store = store_at(connect(runtime or "inline").address)
+    store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     facts = await store.facts(found.run_id)
     recovered = Recovered(facts)
     _check(found, recovered, take_over=take_over)
-    definition = ensemble or await threads.run(_definition, found, recovered)  # user code, which may take its time
+    # Loading runs user code, which may take its time.
+    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
     header = recovered.header
     return Run(
         definition,
         cast("Mapping[str, object]", header.get("inputs") or {}),
         runtime=runtime or cast("str", header.get("runtime") or None),
         run_id=found.run_id,
-        options=RunOptions(**cast("dict[str, int | None]", header.get("options") or {})),
+        options=RunOptions(**cast("dict[str, Any]", header.get("options") or {})),
         is_watched=is_watched,
         origin=definition.source,
         resumption=None

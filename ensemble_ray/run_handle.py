@@ -267,7 +267,7 @@ class Run:
 
     async def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
         """What a finished run of that id gave; it is not run again (S-SET-39)."""
-        store = store_at(self._runtime.address)
+        store = store_at(self._runtime.store_address)
         summary = await store.summary(self.id)
         if summary is None:
             return None

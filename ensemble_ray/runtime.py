@@ -68,7 +68,7 @@ class Runtime(Protocol):
         ...
 
     @property
-    def address(self) -> StoreAddress:
+    def store_address(self) -> StoreAddress:
         """Where its runs are recorded."""
         ...
 

@@ -293,14 +293,20 @@ def _from_fact(fact: Fact) -> ModelEffect:
 class RecordedModel:
     """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
 
-    def __init__(self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object]) -> None:
+    def __init__(
+        self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object], *, known: Fact | None = None
+    ) -> None:
+        """`known` is the answer that the record has of a run that goes on."""
         self._model = model
         self._run_id = run_id
         self._name = name
         self._keep = keep
+        self._known = known
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Ask the model and note its answer."""
+        """Ask the model and note its answer; one that is recorded is given instead."""
+        if self._known is not None:
+            return _from_fact(self._known).response
         started_at = time.time()
         response = await (
             call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)

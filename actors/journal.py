@@ -1,0 +1,184 @@
+"""JournalActor: writes for processes that cannot reach the store of files themselves; and the way to it (S-DUR-7).
+
+A file of records can be written on the machine that it lies on and nowhere else. Processes on other nodes send their
+groups here. Never: an order of one writer's facts that is not that in which it appended them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+
+from actors.failures import last_line
+from actors.wire import RunPlace
+from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.ports import Journal, Until
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.record.stores import StoreAddress, store_at
+
+__all__ = ["JournalActor", "JournalLine", "open_journal"]
+
+_log = logging.getLogger(__name__)
+#: How long a group waits before it is sent again to a journal that is being started again, s.
+_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)
+
+
+async def open_journal(place: RunPlace | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
+    """The journal of a run as a process of this node writes it; in memory where the run is recorded nowhere."""
+    if place is None:
+        return MemoryJournal(run_id)
+    address = place.address
+    if address.url or ray.get_runtime_context().get_node_id() == place.node_id:
+        return await store_at(address).join(run_id, writer=writer, is_buffered=is_buffered)
+    from actors.spawn import journal_actor  # actors make each other
+
+    return JournalLine(journal_actor(place.node_id), address, run_id, writer=writer, is_buffered=is_buffered)
+
+
+class JournalActor:
+    """Holds the journals of runs as one process of the store's node."""
+
+    def __init__(self) -> None:
+        self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
+
+    async def append(
+        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[tuple[Sequence[Fact], int]], until: int
+    ) -> list[BaseException | None]:
+        """Append groups of facts with their epochs, in order; gives what became of each: None, or why it was refused."""
+        journal = await self._journal(address, run_id, writer)
+        results: list[BaseException | None] = []
+        last = len(groups) - 1
+        for position, (facts, epoch) in enumerate(groups):
+            try:
+                await journal.append(facts, epoch=epoch, until=Until(until) if position == last else Until.TAKEN)
+                results.append(None)
+            except EnsembleError as refused:
+                results.append(refused)
+        return results
+
+    async def known(
+        self, address: StoreAddress, run_id: str, writer: str, instance: str
+    ) -> Mapping[tuple[str, str], Fact]:
+        """What is recorded of an instance."""
+        return await (await self._journal(address, run_id, writer)).known(instance)
+
+    async def close(self, run_id: str, writer: str) -> None:
+        """A writer has nothing more to write."""
+        opening = self._journals.pop((run_id, writer), None)
+        if opening is not None:
+            await (await opening).close()
+
+    async def _journal(self, address: StoreAddress, run_id: str, writer: str) -> Journal:
+        key = (run_id, writer)
+        if key not in self._journals:
+            opening = store_at(address).join(run_id, writer=writer)
+            self._journals[key] = asyncio.get_running_loop().create_task(opening)
+        try:
+            return await asyncio.shield(self._journals[key])
+        except EnsembleError:
+            self._journals.pop(key, None)  # the next group tries again
+            raise
+
+
+class JournalLine:
+    """A run's journal for a process away from the store; fulfils the `Journal` port.
+
+    One group is on its way at a time, what comes meanwhile goes with the next. A group whose arrival is not known is
+    sent again: facts that are recorded twice tell the same.
+    """
+
+    def __init__(
+        self, actor: Any, address: StoreAddress, run_id: str, *, writer: str, is_buffered: bool = False
+    ) -> None:
+        self._actor = actor
+        self._address = address
+        self._run_id = run_id
+        self._writer = writer
+        self._is_buffered = is_buffered
+        self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add facts in order; see the port."""
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(([in_json_form(fact) for fact in facts], epoch, until, arrived))
+        if self._sending is None:
+            self._sending = loop.create_task(self._send())
+        if until is Until.TAKEN or self._is_buffered:
+            arrived.add_done_callback(_noted)
+        else:
+            await arrived
+
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """What is recorded of an instance; see the port."""
+        await self.flush()
+        found = await self._call("known", self._address, self._run_id, self._writer, instance)
+        return cast("Mapping[tuple[str, str], Fact]", found)
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is committed."""
+        if self._waiting or self._sending is not None:
+            arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(((), 0, Until.WRITTEN, arrived))
+            if self._sending is None:
+                self._sending = asyncio.get_running_loop().create_task(self._send())
+            await arrived
+
+    async def close(self) -> None:
+        """Flush, and let the other side forget this writer."""
+        try:
+            await self.flush()
+        finally:
+            self._actor.close.remote(self._run_id, self._writer)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                taken, self._waiting = self._waiting, []
+                await self._sent(taken)
+        finally:
+            self._sending = None
+
+    async def _sent(self, taken: Sequence[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]]) -> None:
+        until = max(entry[2] for entry in taken)
+        groups = [(facts, epoch) for facts, epoch, _, _ in taken]
+        try:
+            results = await self._call("append", self._address, self._run_id, self._writer, groups, int(until))
+        except EnsembleError as error:
+            results = [error] * len(taken)
+        for (_, _, _, arrived), refused in zip(taken, cast("list[BaseException | None]", results), strict=True):
+            if arrived.done():
+                continue
+            if refused is None:
+                arrived.set_result(None)
+            else:
+                arrived.set_exception(refused)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                return await getattr(self._actor, method).remote(*arguments)
+            except ray.exceptions.RayActorError as error:
+                if pause_s is None:
+                    raise RecordError(
+                        f"Run {self._run_id}: its journal cannot be reached: {last_line(error)}"
+                    ) from None
+                await asyncio.sleep(pause_s)
+            except ray.exceptions.RayTaskError as error:
+                cause = getattr(error, "cause", None)
+                raise cause if isinstance(cause, EnsembleError) else IllegalStateError(last_line(error)) from None
+        return None
+
+
+def _noted(arrived: asyncio.Future[None]) -> None:
+    """Nobody waits for it; a refusal is heard by the next one who does, since the journal refuses that too."""
+    if not arrived.cancelled() and (error := arrived.exception()) is not None:
+        _log.warning("Facts that nobody waited for were refused: %s", error)
