@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from itertools import zip_longest
 from typing import cast
 
 from ensemble_ray.trace import jsonable
 
-__all__ = ["differences", "digest_of", "without_object_ids"]
+__all__ = ["FieldDifference", "compared", "differences", "digest_of", "without_object_ids"]
 
 #: The hidden id of a definition: for look-up inside a process, never part of the record.
 _HIDDEN = "object_id"
@@ -34,9 +35,26 @@ def digest_of(data: Mapping[str, object]) -> str:
     return sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class FieldDifference:
+    """One field that differs; its values as they are shown."""
+
+    path: str
+    recorded: str
+    current: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.recorded} -> {self.current}"
+
+
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
     """What differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
-    found: list[str] = []
+    return [str(each) for each in compared(recorded, current)]
+
+
+def compared(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
+    """What differs, field by field."""
+    found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)
     return found
 
@@ -50,7 +68,7 @@ def _stripped(value: object) -> object:
     return value
 
 
-def _compare(old: object, new: object, path: str, found: list[str]) -> None:
+def _compare(old: object, new: object, path: str, found: list[FieldDifference]) -> None:
     if isinstance(old, dict) and isinstance(new, dict):
         was, now = cast("dict[str, object]", old), cast("dict[str, object]", new)
         for key in sorted({*was, *now}):
@@ -60,7 +78,7 @@ def _compare(old: object, new: object, path: str, found: list[str]) -> None:
         for position, (left, right) in enumerate(pairs):
             _compare(left, right, f"{path}.{position}" if path else str(position), found)
     elif old != new:
-        found.append(f"{path or 'value'}: {_shown(old)} -> {_shown(new)}")
+        found.append(FieldDifference(path or "value", _shown(old), _shown(new)))
 
 
 def _shown(value: object) -> str:

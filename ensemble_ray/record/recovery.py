@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.execute.orders import TaskResult
@@ -74,6 +75,11 @@ class Recovered:
         self._nodes = {as_text(node.get("key")): node for node in nodes}
 
     @property
+    def tasks(self) -> Mapping[str, TaskFold]:
+        """What is known of each task, by key."""
+        return self._by_key
+
+    @property
     def plan(self) -> Plan:
         """The recorded plan, without hidden ids.
 
@@ -95,6 +101,14 @@ class Recovered:
     def started_at(self) -> float:
         """When the run began first, Unix time, s."""
         return as_number(self.header.get("started_at"), 0.0)
+
+    @property
+    def source(self) -> Origin:
+        """Where the definition came from, and what was chosen in place of what stands there."""
+        overrides = as_mapping(self.header.get("overrides"))
+        return Origin(
+            place=as_text(self.header.get("origin")), overrides={name: str(value) for name, value in overrides.items()}
+        )
 
     def output_data(self, key: str) -> Mapping[str, object] | None:
         """The recorded output of a task as JSON data; None when there is none."""

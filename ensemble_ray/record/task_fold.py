@@ -26,6 +26,8 @@ __all__ = ["TaskFold", "as_mapping", "as_number", "as_sequence", "as_text"]
 _OUTCOMES = get_args(Outcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
+#: End of the names of model calls that made the task's agent, before the task began (S-SET-46).
+_BEFORE = "/synthesis"
 #: What a tool call shows that was begun and never came back.
 _NO_RESULT = "No result was recorded: the run ended during this call"
 
@@ -82,6 +84,8 @@ class TaskFold:
 
     def take(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
+        if fact.name.endswith(_BEFORE):
+            return
         if fact.kind != "stimulus":
             self._last_at = max(self._last_at, fact.at)
             begun = as_number(fact.data.get("started_at"), fact.at)

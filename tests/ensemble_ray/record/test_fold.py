@@ -179,10 +179,11 @@ def test_torn_run_shows_what_its_tasks_did(form: Form) -> None:
 
 
 def test_tool_call_in_flight_is_shown_when_a_run_was_torn(form: Form) -> None:
-    """S-TRC-31: it began, and nothing more is known."""
+    """S-TRC-31, S-DUR-26: it began, and nothing more is known."""
     facts = [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 102)]
     (call,) = fold_trace(form(facts)).task_traces[0].llm_interactions[0].tool_calls
-    assert (call.tool_name, call.arguments, call.outcome, call.duration) == ("search", '{"q": 1}', "error", timedelta())
+    told = (call.tool_name, call.arguments, call.outcome, call.duration)
+    assert told == ("search", '{"q": 1}', "unknown", timedelta())
     assert call.result == "No result was recorded: the run ended during this call"
 
 
@@ -280,6 +281,16 @@ def test_parsed_output_is_an_object_again_when_its_type_is_given(form: Form) -> 
     (given,) = fold_output(form(facts), output_types={"read": Report}).task_outputs
     assert given.get_parsed_output(Report) == REPORT
     assert given.output_type is Report
+
+
+def test_call_that_made_an_agent_is_no_turn_of_its_task(form: Form) -> None:
+    """S-SET-46: it is recorded, and was made before the task began."""
+    made = fact("model", "read#0/0/synthesis", 90, started_at=89.0, text="{}")
+    facts = [*begun(READ), made, *completed("read", output("Read Ray", "x"), 105), ended(106)]
+    (trace,) = fold_trace(form(facts)).task_traces
+    assert len(trace.llm_interactions) == 1
+    torn = fold_trace(form([*begun(READ), made, model("read#0", 0, 102)]))
+    assert torn.task_traces[0].started_at == utc_of(101)
 
 
 def test_parsed_output_stays_data_when_it_does_not_fit_its_type(caplog: pytest.LogCaptureFixture) -> None:
