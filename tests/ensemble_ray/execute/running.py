@@ -10,8 +10,10 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.unknown import UnknownEffect
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.messages import Fact, ToolCall
+from ensemble_ray.messages import Effect, Fact, ToolCall
+from ensemble_ray.ports import DriverServices, Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
 from ensemble_ray.tools import AbstractAgentTool, AgentTool, NoOpToolMetrics, ToolResult
@@ -35,6 +37,23 @@ def named(facts: Sequence[Fact]) -> list[tuple[str, str]]:
     return [(fact.kind, fact.name) for fact in facts]
 
 
+class WatchedJournal(MemoryJournal):
+    """Keeps how safe each fact had to be before its writer went on."""
+
+    def __init__(self, known: Sequence[Fact] = ()) -> None:
+        super().__init__("run", known)
+        self.degrees: list[tuple[str, str, Until]] = []
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add them."""
+        self.degrees.extend((fact.kind, fact.name, until) for fact in facts)
+        await super().append(facts, epoch=epoch, until=until)
+
+    def degrees_of(self, *kinds: str) -> list[tuple[str, Until]]:
+        """Kind and degree of the facts of these kinds, in order."""
+        return [(kind, until) for kind, _, until in self.degrees if kind in kinds]
+
+
 class Bench:
     """A runner with its ports; orders are made of agents or handlers."""
 
@@ -47,6 +66,8 @@ class Bench:
         journal: MemoryJournal | None = None,
         sink: RecordingSink | None = None,
         frame: RunFrame = FRAME,
+        driver: DriverServices | None = None,
+        ask_unknown: Callable[[UnknownEffect], object] | None = None,
     ) -> None:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
@@ -64,8 +85,9 @@ class Bench:
             journal=self.journal,
             events=self.sink,
             callables=LocalCallables(self.tasks),
-            services=Services(limiter=process_limiter(), cpu=PoolHere()),
+            services=Services(limiter=process_limiter(), cpu=PoolHere(), driver=driver),
             tool_metrics=NoOpToolMetrics(),
+            ask_unknown=ask_unknown,
         )
         self.runner = TaskRunner(frame, ports, self.agents)
 
@@ -110,7 +132,8 @@ class Search(AbstractAgentTool):
     name = "search"
     description = "Searches."
 
-    def __init__(self) -> None:
+    def __init__(self, effect: Effect = "once") -> None:
+        self.effect = effect
         self.asked: list[str] = []
         self.keys: list[str] = []
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from ensemble_ray.errors import StaleEpochError
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.ids import uuid_of
-from ensemble_ray.messages import Fact
+from ensemble_ray.messages import Effect, Fact
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.ensemble_ray.execute.running import WITH_A_TOOL, Bench, Search, call, searching, writer
 
@@ -26,7 +30,7 @@ async def test_recorded_answer_is_used_and_the_model_is_not_asked() -> None:
     }
     known = [Fact(run="run", kind="model", name="draft#0/0/model", at=502.5, data=data)]
     bench = Bench(agents={"draft": writer(model)}, known=known)
-    result = await bench.run()
+    result = await bench.run(epoch=1)
     assert result.output is not None
     assert (result.output.raw, result.total_tokens, model.calls) == ("From the record", 7, ())
     interaction = result.output.trace.llm_interactions[0] if result.output.trace else None
@@ -36,13 +40,13 @@ async def test_recorded_answer_is_used_and_the_model_is_not_asked() -> None:
 
 
 async def test_recorded_tool_result_is_used_and_the_tool_is_not_called() -> None:
-    """The model is told what was recorded; no second intent is written."""
+    """S-DUR-22: the model is told what was recorded; no second intent is written."""
     live, _ = searching(Search())
     await live.run()
     search, model = Search(), ScriptedModel("Three again")
     known = live.journal.facts()[:3]
     bench = Bench(agents={"draft": writer(model, tools=[search])}, known=known)
-    result = await bench.run()
+    result = await bench.run(epoch=1)
     assert search.asked == []
     assert [message.content for message in model.calls[0].messages if message.role == "tool"] == ["3 hits"]
     assert bench.named == WITH_A_TOOL
@@ -50,14 +54,15 @@ async def test_recorded_tool_result_is_used_and_the_tool_is_not_called() -> None
     assert result.output.tool_call_count == 1
 
 
-async def test_tool_is_called_again_when_only_its_intent_is_recorded() -> None:
-    """Nobody knows whether it was done: it is done at least once, under the same idempotency key."""
-    first = Search()
+@pytest.mark.parametrize("effect", ["none", "idempotent"])
+async def test_tool_is_called_again_when_only_its_intent_is_recorded(effect: Effect) -> None:
+    """S-DUR-23: its effect allows that, and it gets the same idempotency key."""
+    first = Search(effect)
     live, _ = searching(first)
     await live.run()
-    again, model = Search(), ScriptedModel("Three")
+    again, model = Search(effect), ScriptedModel("Three")
     bench = Bench(agents={"draft": writer(model, tools=[again])}, known=live.journal.facts()[:2])
-    await bench.run()
+    await bench.run(epoch=1)
     assert again.asked == first.asked
     assert again.keys == first.keys == [uuid_of("run/draft#0/0/call-0")]
 
@@ -68,9 +73,9 @@ async def test_whole_task_is_the_same_when_all_its_effects_are_recorded() -> Non
     expected = await live.run()
     model, search = ScriptedModel(), Search()
     bench = Bench(agents={"draft": writer(model, tools=[search])}, known=live.journal.facts()[:-1])
-    assert await bench.run() == expected
+    assert replace(await bench.run(epoch=1), epoch=0) == expected
     assert (model.calls, search.asked) == ((), [])
-    assert bench.journal.facts() == live.journal.facts()
+    assert [replace(fact, epoch=0) for fact in bench.journal.facts()] == live.journal.facts()
     assert [type(event) for event in bench.sink.events] == [type(event) for event in live.sink.events]
 
 

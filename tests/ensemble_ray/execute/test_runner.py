@@ -53,7 +53,7 @@ async def test_facts_have_the_data_of_the_record_format() -> None:
         "input_tokens": 10,
         "output_tokens": 2,
     }
-    assert intent.data == {"tool_name": "search", "arguments": '{"input": "Ray"}'}
+    assert intent.data == {"tool_name": "search", "arguments": '{"input": "Ray"}', "effect": "once"}
     assert result.data == {
         "outcome": "success",
         "text": "3 hits",
@@ -96,11 +96,15 @@ async def test_requests_of_one_turn_are_numbered_in_their_order() -> None:
     assert intents == {"draft#0/0/call-0": '{"input": "a"}', "draft#0/0/call-1": '{"input": "b"}'}
 
 
-async def test_handler_task_leaves_its_output_only() -> None:
-    """S-DET-9: no model, so no tokens at all rather than unknown ones."""
+async def test_handler_task_leaves_its_effect_and_its_output() -> None:
+    """S-DET-9, S-DUR-25: no model, so no tokens at all rather than unknown ones."""
     bench = Bench(handlers={"draft": lambda _: "counted"})
     result = await bench.run()
-    assert bench.named == [("output", "draft#0")]
+    assert bench.named == [
+        ("tool_intent", "draft#0/0/handler"),
+        ("tool_result", "draft#0/0/handler"),
+        ("output", "draft#0"),
+    ]
     assert (result.status, result.total_tokens) == ("completed", 0)
     assert result.output is not None
     assert result.output.raw == "counted"

@@ -1,0 +1,180 @@
+"""Handlers as effects: what is recorded of them, and what becomes of one that was begun before a crash."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from pydantic import BaseModel
+
+from ensemble_ray.definition import Task
+from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
+from ensemble_ray.execute.handler import TaskHandlerContext
+from ensemble_ray.execute.unknown import UnknownEffect
+from ensemble_ray.ids import uuid_of
+from ensemble_ray.messages import Effect, Fact
+from ensemble_ray.ports import Until
+from ensemble_ray.tools import ToolResult
+from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal
+
+NAME = "count#0/0/handler"
+
+
+class Count(BaseModel):
+    """A structured output."""
+
+    number: int
+    day: date
+
+
+class Counting:
+    """A handler that keeps the keys it was called under."""
+
+    def __init__(self, given: object = "42") -> None:
+        self.given = given
+        self.keys: list[str] = []
+
+    def __call__(self, context: TaskHandlerContext) -> object:
+        self.keys.append(context.idempotency_key)
+        if isinstance(self.given, Exception):
+            raise self.given
+        return self.given
+
+
+def bench_of(handler: object, *, known: list[Fact] | None = None, **fields: object) -> tuple[Bench, WatchedJournal]:
+    """A task with that handler; `fields` of the task, and `on_unknown` and `ask` of the run."""
+    journal = WatchedJournal(known or [])
+    frame = replace(FRAME, on_unknown=str(fields.pop("on_unknown", "tell_model")))
+    ask = fields.pop("ask", None)
+    bench = Bench(journal=journal, frame=frame, ask_unknown=ask)  # type: ignore[arg-type]  a callable
+    task = Task(description="Count", expected_output="A number", handler=handler, **fields)  # type: ignore[arg-type]
+    bench.tasks["count"] = task  # its callables look into the same mapping
+    return bench, journal
+
+
+async def begun(effect: Effect = "once") -> list[Fact]:
+    """What a house recorded that died in the handler."""
+    bench, journal = bench_of(Counting(), effect=effect)
+    await bench.run("count")
+    return journal.facts()[:1]
+
+
+@pytest.mark.parametrize(
+    ("effect", "degree"), [("none", Until.TAKEN), ("idempotent", Until.SYNCED), ("once", Until.SYNCED)]
+)
+async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect, degree: Until) -> None:
+    """S-DUR-3, S-DUR-25: and its result is in the record before the output that follows is."""
+    bench, journal = bench_of(Counting(), effect=effect)
+    await bench.run("count")
+    assert journal.degrees_of("tool_intent") == [("tool_intent", degree)]
+    intent, result, output = journal.facts()
+    assert (intent.name, intent.data) == (NAME, {"tool_name": "handler", "arguments": "", "effect": effect})
+    assert (result.name, result.data["outcome"], result.data["text"]) == (NAME, "success", "42")
+    assert output.kind == "output"
+
+
+async def test_handler_is_not_called_when_its_result_is_recorded() -> None:
+    """S-DUR-25: its structured output is of the task's type again."""
+    given = Count(number=3, day=date(2026, 1, 2))
+    bench, journal = bench_of(Counting(ToolResult.success("three", given)), output_type=Count)
+    first = await bench.run("count")
+    again = Counting("never")
+    other, _ = bench_of(again, known=journal.facts()[:2], output_type=Count)
+    second = await other.run("count", epoch=1)
+    assert again.keys == []
+    assert first.output is not None
+    assert second.output is not None
+    assert (second.output.raw, second.output.parsed_output) == ("three", given)
+    assert (first.output.raw, first.output.parsed_output) == ("three", given)
+
+
+async def test_recorded_structured_output_stays_data_when_the_type_changed(caplog: pytest.LogCaptureFixture) -> None:
+    """S-DUR-25: with a warning; the work is not done again for that."""
+    bench, journal = bench_of(Counting(ToolResult.success("x", {"other": 1})), output_type=dict)
+    await bench.run("count")
+    other, _ = bench_of(Counting("never"), known=journal.facts()[:2], output_type=Count)
+    result = await other.run("count", epoch=1)
+    assert result.output is not None
+    assert result.output.parsed_output == {"other": 1}
+    assert "stays data" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "text"),
+    [
+        (ValueError("no"), "error", "Deterministic task handler threw an exception: no"),
+        (None, "failure", "Deterministic task handler returned null for task: Count"),
+        (ToolResult.failure("empty"), "failure", "Deterministic task failed: empty"),
+    ],
+)
+async def test_failure_of_a_handler_is_recorded_and_told_again(given: object, outcome: str, text: str) -> None:
+    """S-DUR-25, S-DET-5: it is not called again either."""
+    bench, journal = bench_of(Counting(given))
+    assert str((await bench.run("count")).error) == text
+    result = journal.facts()[1]
+    assert (result.kind, result.data["outcome"], result.data["text"]) == ("tool_result", outcome, text)
+    again = Counting("never")
+    other, _ = bench_of(again, known=journal.facts()[:2])
+    failed = await other.run("count", epoch=1)
+    assert isinstance(failed.error, AgentExecutionError)
+    assert (str(failed.error), again.keys) == (text, [])
+
+
+@pytest.mark.parametrize("effect", ["none", "idempotent"])
+async def test_handler_is_called_again_under_the_same_key_when_its_effect_allows_it(effect: Effect) -> None:
+    """S-DUR-23, S-DUR-25."""
+    again = Counting()
+    bench, _ = bench_of(again, known=await begun(effect), effect=effect)
+    assert (await bench.run("count", epoch=1)).status == "completed"
+    assert again.keys == [uuid_of(f"run/{NAME}")]
+
+
+async def test_tool_as_handler_finds_the_key_in_its_context() -> None:
+    """S-DUR-23: as it does when a model calls it."""
+    search = Search("idempotent")
+    bench, _ = bench_of(search)
+    await bench.run("count")
+    assert search.keys == [uuid_of(f"run/{NAME}")]
+
+
+@pytest.mark.parametrize("how", ["tell_model", "fail"])
+async def test_unknown_outcome_of_a_handler_fails_the_task(how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """S-DUR-25, S-DUR-26: there is no model to tell; one WARN line."""
+    again = Counting()
+    bench, _ = bench_of(again, known=await begun(), on_unknown=how)
+    result = await bench.run("count", epoch=1)
+    assert isinstance(result.error, UnknownOutcomeError)
+    assert (result.error.effect, result.error.tool_name, again.keys) == (NAME, "handler", [])
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert line == (
+        "Task 'count': its handler was called at 1970-01-01T00:16:40+00:00 by a process that ended during the call, "
+        "and has no recorded result: nobody knows whether it was done"
+    )
+
+
+async def test_handler_is_called_again_when_somebody_says_so() -> None:
+    """S-DUR-24, S-DUR-25: asked with the key under which it was begun."""
+    asked: list[UnknownEffect] = []
+
+    def ask(effect: UnknownEffect) -> str:
+        asked.append(effect)
+        return "repeat"
+
+    again = Counting()
+    bench, _ = bench_of(again, known=await begun(), on_unknown="ask", ask=ask)
+    assert (await bench.run("count", epoch=1)).status == "completed"
+    assert [effect.idempotency_key for effect in asked] == again.keys == [uuid_of(f"run/{NAME}")]
+
+
+async def test_output_says_so_when_a_handler_is_confirmed_to_be_done() -> None:
+    """S-DUR-25, S-DUR-26: the trace has the outcome, the output what is known."""
+    again = Counting()
+    bench, journal = bench_of(again, known=await begun(), on_unknown="ask", ask=lambda _: "done")
+    result = await bench.run("count", epoch=1)
+    assert again.keys == []
+    assert result.output is not None
+    assert "What it returned is lost" in result.output.raw
+    assert result.output.trace is not None
+    assert result.output.trace.metadata == {"outcome": "unknown"}
+    assert (await journal.known("count#0"))[NAME, "tool_result"].data["outcome"] == "unknown"
