@@ -16,6 +16,7 @@ from ensemble_ray.testing import ModelServer, ScriptedModel
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
     from ensemble_ray.runtime import Runtime
+    from tests.postgres_server import PostgresServer
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
@@ -26,7 +27,7 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     """Records of a test's runs go to a directory of its own; what the environment says of runs is not heard."""
     path = str(tmp_path_factory.mktemp("home"))
     monkeypatch.setenv("ENSEMBLE_RAY_HOME", path)
-    for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
+    for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return path
 
@@ -68,6 +69,16 @@ def ray_runtime(ray_cluster: str) -> Iterator[RayRuntime]:
 
     with RayRuntime() as runtime:
         yield runtime
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """One database server for all tests of a session."""
+    from tests.postgres_server import PostgresServer  # only tests that ask for it pay for it
+
+    server = PostgresServer()
+    yield server
+    server.close()
 
 
 @pytest.fixture(scope="session")

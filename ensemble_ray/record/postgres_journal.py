@@ -1,0 +1,151 @@
+"""A run's facts in PostgreSQL: the journal of one writer, and all readers. Room: record.
+
+In: facts, appended. Out: facts as readers get them. Never: a guess about a damaged fact.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.ports import Until
+from ensemble_ray.record.postgres_group import name_of, text_of_name
+from ensemble_ray.record.rendering import data_of, missing_text
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.postgres_database import Connection
+    from ensemble_ray.record.postgres_writer import PostgresWriter
+
+__all__ = ["PostgresJournal", "read_facts"]
+
+#: Where a text among the bodies is named; users' own keys of that look have one `$` more.
+_REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
+#: From so many facts on, reading them is work for a thread.
+_MANY = 500
+
+_ALL = """
+SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts WHERE run_id = %s ORDER BY seq
+"""
+_OF_INSTANCE = """
+SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts
+WHERE run_id = %s AND instance = %s AND kind <> 'stimulus' ORDER BY seq
+"""
+_BODIES = """
+SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
+"""
+
+
+class PostgresJournal:
+    """One run's facts, as one process writes them."""
+
+    def __init__(self, writer: PostgresWriter, run_id: str, *, is_buffered: bool, place: str) -> None:
+        self.run_id = run_id
+        self._writer = writer
+        self._is_buffered = is_buffered
+        self._place = place
+        self._is_closed = False
+        writer.attach(run_id)
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add facts in order; their data must not change afterwards. Every commit is on the disk (`SYNCED`).
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+            RecordError: the database refused what was appended.
+            IllegalStateError: the journal is closed.
+        """
+        if self._is_closed:
+            msg = f"The journal of run '{self.run_id}' is closed"
+            raise IllegalStateError(msg)
+        await self._writer.append(self.run_id, facts, epoch, Until.TAKEN if self._is_buffered else until)
+
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """What is recorded of an instance, by whichever writer.
+
+        Raises:
+            RecordError: the record cannot be read, or is damaged.
+        """
+        await self.flush()
+        facts = await self._writer.using(
+            lambda connection: read_facts(connection, self.run_id, self._place, instance=instance)
+        )
+        return {(fact.name, fact.kind): fact for fact in facts}
+
+    async def check(self) -> None:
+        """Make sure that the run can be written to.
+
+        Raises:
+            RecordError: there is no such run in that database, or it cannot be used.
+        """
+        cursor = await self._writer.using(
+            lambda connection: connection.execute("SELECT FROM ensemble_ray.runs WHERE run_id = %s", [self.run_id])
+        )
+        if await cursor.fetchone() is None:
+            msg = (
+                f"Cannot write the run's record: there is no run '{self.run_id}' in {self._place}. "
+                "Is ENSEMBLE_RAY_STORE the same in all processes?"
+            )
+            raise RecordError(msg, self._place)
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is committed.
+
+        Raises:
+            RecordError: the database refused it.
+        """
+        await self._writer.append(self.run_id, (), 0, Until.WRITTEN)
+
+    async def close(self) -> None:
+        """Flush, and take no more facts; the connection is closed with the last journal.
+
+        Raises:
+            RecordError: the database refused what was appended.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self.flush()
+        finally:
+            await self._writer.detach(self.run_id)
+
+
+async def read_facts(connection: Connection, run_id: str, place: str, *, instance: str | None = None) -> list[Fact]:
+    """Committed facts of a run in order: all of them, or the effects of one instance.
+
+    Raises:
+        RecordError: a fact is damaged.
+    """
+    if instance is None:
+        cursor = await connection.execute(_ALL, [run_id])
+    else:
+        cursor = await connection.execute(_OF_INSTANCE, [run_id, text_of_name(instance)])
+    rows = await cursor.fetchall()
+    named = {bytes.fromhex(digest) for row in rows for digest in _REFERENCE.findall(row[5])}
+    bodies: dict[str, bytes] = {}
+    if named:
+        cursor = await connection.execute(_BODIES, [run_id, list(named)])
+        bodies = {bytes(key).hex(): bytes(body) for key, body in await cursor.fetchall()}
+    if len(rows) < _MANY:
+        return _facts(run_id, rows, bodies, place)
+    return await asyncio.to_thread(_facts, run_id, rows, bodies, place)
+
+
+def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, bytes], place: str) -> list[Fact]:
+    def resolve(digest: str) -> str:
+        body = bodies.get(digest)
+        return missing_text(digest) if body is None else body.decode("utf-8", "surrogatepass")
+
+    found: list[Fact] = []
+    for seq, kind, name, at, epoch, data in rows:
+        try:
+            fields = data_of(data, resolve)
+        except (ValueError, TypeError, RecursionError) as error:
+            msg = f"The record is damaged: fact {seq} of run '{run_id}' in {place} cannot be read ({error})"
+            raise RecordError(msg, place) from error
+        found.append(Fact(run=run_id, kind=kind, name=name_of(name), at=at, data=fields, epoch=epoch, seq=seq))
+    return found

@@ -1,0 +1,329 @@
+"""Who owns a run in PostgreSQL. Room: record.
+
+In: a run's id. Out: a lock that the server lets go when the owner's connection ends, as it does with its process.
+The lock's key holds the run's epoch: whoever takes a run by force raises the epoch and locks another key, so a frozen
+owner is in nobody's way; what it writes when it wakes has an older epoch and is refused.
+Never: a process id that decides; it is for messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RunExistsError
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
+from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.postgres_database import Connection, Database
+
+__all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "remove"]
+
+_KEY = "hashtextextended(%(run)s || ':' || %(epoch)s, 0)"
+_NEW = """
+INSERT INTO ensemble_ray.runs (run_id, created_at, origin, state, owner)
+VALUES (%(run)s, now(), %(origin)s, 'pending', %(owner)s) ON CONFLICT DO NOTHING RETURNING epoch
+"""
+_FOUND = """
+SELECT r.owner, EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
+    greatest(r.epoch, (SELECT max(e.epoch) FROM ensemble_ray.epochs e WHERE e.run_id = r.run_id))
+FROM ensemble_ray.runs r WHERE r.run_id = %(run)s FOR UPDATE
+"""
+#: A statement of its own after `_FOUND`: it must see who owns the run once the row is locked.
+_OWNED = f"""
+WITH {HELD}
+SELECT FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.epoch, 0)
+WHERE r.run_id = %(run)s
+"""
+_TAKE = """
+UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
+WHERE run_id = %(run)s
+"""
+_RENEW = """
+UPDATE ensemble_ray.runs SET created_at = now(), origin = %(origin)s WHERE run_id = %(run)s
+"""
+#: Backends that have held the runs' rows for seconds: those of frozen processes. Each can be ended at any time: its
+#: process connects again and repeats what was under way.
+_END_FROZEN = """
+SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < now() - interval '2 s'
+    AND EXISTS (
+        SELECT FROM pg_locks l
+        WHERE l.pid = a.pid AND l.relation = 'ensemble_ray.runs'::regclass AND l.mode <> 'AccessShareLock' AND l.granted
+    )
+"""
+#: How a run that is there stands, and what to do when one wants to begin it.
+_STANDING = {
+    RunState.COMPLETED: "is finished: choose another run_id",
+    RunState.FAILED: "has failed: choose another run_id",
+    RunState.CANCELLED: "was cancelled: resume it, or choose another run_id",
+    RunState.INTERRUPTED: "was interrupted: resume it, or choose another run_id",
+}
+
+
+class Claim:
+    """The lock that makes this process the owner of a run, on a connection of its own."""
+
+    def __init__(self, database: Database, connection: Connection, run_id: str, epoch: int) -> None:
+        self.run_id = run_id
+        self.epoch = epoch
+        self._database = database
+        self._connection: Connection | None = connection
+        self._using = asyncio.Lock()
+        _held.add(self)
+
+    async def write_state(self, state: RunState) -> None:
+        """Say how the run stands; when somebody else took it, that is for its new owner to say.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+
+        async def once() -> None:
+            async with self._using:
+                connection = await self._connected()
+                await connection.execute(
+                    "UPDATE ensemble_ray.runs SET state = %s WHERE run_id = %s AND epoch = %s",
+                    [state.value, self.run_id, self.epoch],
+                )
+
+        await self._database.patiently(once)
+
+    async def is_cancel_asked(self) -> bool:
+        """Whether somebody asked for the run's end; a database that cannot be reached now has not asked."""
+        if self._using.locked():
+            return False
+        with contextlib.suppress(Exception):  # whoever writes next will tell; only a lost claim is made again here
+            async with self._using, asyncio.timeout(self._database.patience_s):
+                connection = await self._connected()
+                cursor = await connection.execute(
+                    "SELECT cancel_asked FROM ensemble_ray.runs WHERE run_id = %s AND epoch = %s",
+                    [self.run_id, self.epoch],
+                )
+                row = await cursor.fetchone()
+                return row is not None and bool(row[0])
+        return False
+
+    async def release(self) -> None:
+        """Own the run no more."""
+        _held.discard(self)
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(Exception):  # broken already: the server let go by itself
+                await connection.close()
+
+    def forget(self) -> None:
+        """In a forked child: keep nothing open that would hold the parent's lock when the parent is dead."""
+        if self._connection is not None and not self._connection.closed:
+            with contextlib.suppress(OSError):
+                os.close(self._connection.fileno())
+
+    async def _connected(self) -> Connection:
+        """The connection; a broken one is made again, and the lock taken again unless a newer owner came."""
+        if self._connection is None or self._connection.closed:
+            self._connection = await self._database.connect()
+            await self._connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(self.run_id, self.epoch))
+        return self._connection
+
+
+class OwnedPostgresRun:
+    """A run that this process owns; fulfils `OwnedRun`."""
+
+    def __init__(self, claim: Claim, journal: PostgresJournal, earlier: Sequence[Fact] = ()) -> None:
+        self._claim = claim
+        self._journal = journal
+        self._earlier = earlier
+
+    @property
+    def journal(self) -> PostgresJournal:
+        """Where this process writes its facts."""
+        return self._journal
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this owner writes under."""
+        return self._claim.epoch
+
+    @property
+    def earlier(self) -> Sequence[Fact]:
+        """All facts recorded before this owner came."""
+        return self._earlier
+
+    async def write_state(self, state: RunState) -> None:
+        """Say how the run stands; after a final state, or `interrupted`, the run has no owner any more.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        await self._claim.write_state(state)
+        if state.is_final or state is RunState.INTERRUPTED:
+            await self._claim.release()
+
+    async def is_cancel_asked(self) -> bool:
+        """Whether somebody asked for the run's end since this owner came."""
+        return await self._claim.is_cancel_asked()
+
+    async def close(self, state: RunState) -> None:
+        """Close the journal and write the state; whatever fails here, the run has no owner any more.
+
+        Raises:
+            RecordError: the database refused what was appended, or the state.
+        """
+        try:
+            await self._journal.close()
+            await self._claim.write_state(state)
+        finally:
+            await self._claim.release()
+
+
+async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
+    """Begin a run as its owner; what is left of one that recorded nothing is taken over.
+
+    Raises:
+        RunExistsError: there is a run of that id.
+        Error: psycopg's.
+    """
+    connection = await database.connect()
+    try:
+        epoch = await _begin(database, connection, run_id, origin)
+    except BaseException:
+        await connection.close()
+        raise
+    return Claim(database, connection, run_id, epoch)
+
+
+async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> tuple[Claim, list[Fact]]:
+    """Own a recorded run under an epoch above all earlier ones; gives its facts too.
+
+    Raises:
+        RunExistsError: somebody owns it.
+        ValidationError: there is no such run.
+        RecordError: its record is damaged.
+        Error: psycopg's.
+    """
+    import psycopg
+
+    connection = await database.connect()
+    try:
+        try:
+            epoch = await _take(database, connection, run_id, by_force=by_force)
+        except psycopg.errors.LockNotAvailable:
+            if not by_force:
+                raise
+            await connection.execute(_END_FROZEN)
+            epoch = await _take(database, connection, run_id, by_force=by_force)
+        facts = await read_facts(connection, run_id, database.place)
+    except BaseException:
+        await connection.close()
+        raise
+    return Claim(database, connection, run_id, epoch), facts
+
+
+def this_process() -> str:
+    """This process, for people."""
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+async def ask_cancel(database: Database, run_id: str) -> None:
+    """Ask the owner of a run to end it.
+
+    Raises:
+        ValidationError: there is no such run.
+        Error: psycopg's.
+    """
+    async with await database.connect() as connection:
+        cursor = await connection.execute(
+            "UPDATE ensemble_ray.runs SET cancel_asked = true WHERE run_id = %s", [run_id]
+        )
+        if not cursor.rowcount:
+            raise await unknown_run(connection, run_id, database.place)
+
+
+async def remove(database: Database, run_id: str) -> None:
+    """Remove a run that nobody owns.
+
+    Raises:
+        RunExistsError: somebody owns it.
+        ValidationError: there is no such run.
+        Error: psycopg's.
+    """
+    async with await database.connect() as connection, connection.transaction():
+        await _lock(connection, run_id, database.place, is_free=True)
+        for table in ("facts", "bodies", "epochs", "writers", "runs"):
+            await connection.execute(f"DELETE FROM ensemble_ray.{table} WHERE run_id = %s", [run_id])  # noqa: S608  our tables
+
+
+async def _begin(database: Database, connection: Connection, run_id: str, origin: str) -> int:
+    values = {"run": run_id, "origin": origin, "owner": this_process()}
+    epoch = 0
+    async with connection.transaction():
+        cursor = await connection.execute(_NEW, values)
+        if await cursor.fetchone() is None:
+            has_facts, newest = await _lock(connection, run_id, database.place, is_free=True)
+            if has_facts:
+                (found,) = await read_runs(connection, database.place, run_id)
+                msg = f"Run '{run_id}' {_STANDING.get(found.state, _STANDING[RunState.INTERRUPTED])}"
+                raise RunExistsError(msg)
+            epoch = newest + 1  # whoever left it may live, cut off, and write yet
+            await connection.execute(_RENEW, values)
+            await connection.execute(_TAKE, {**values, "epoch": epoch})
+        await connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(run_id, epoch))
+    return epoch
+
+
+async def _take(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> int:
+    async with connection.transaction():
+        if by_force:
+            await connection.execute("SET LOCAL lock_timeout = '3s'")
+        _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
+        epoch = newest + 1
+        await connection.execute(_TAKE, {"run": run_id, "epoch": epoch, "owner": this_process()})
+        await connection.execute(
+            "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
+        )  # all below the run's now
+        await connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(run_id, epoch))
+    return epoch
+
+
+async def _lock(connection: Connection, run_id: str, place: str, *, is_free: bool) -> tuple[bool, int]:
+    """Lock a run's row until the end of the transaction; gives whether there are facts, and the newest epoch.
+
+    Raises:
+        ValidationError: there is no such run.
+        RunExistsError: somebody owns it, and it must be free.
+    """
+    cursor = await connection.execute(_FOUND, {"run": run_id})
+    row = await cursor.fetchone()
+    if row is None:
+        raise await unknown_run(connection, run_id, place)
+    owner, has_facts, newest = row
+    if is_free:
+        cursor = await connection.execute(_OWNED, {"run": run_id})
+        if await cursor.fetchone() is not None:
+            msg = f"Run '{run_id}' is running ({owner}): wait for its end, or choose another run_id"
+            raise RunExistsError(msg)
+    return has_facts, newest
+
+
+def _key(run_id: str, epoch: int) -> dict[str, str]:
+    return {"run": run_id, "epoch": str(epoch)}
+
+
+_held: weakref.WeakSet[Claim] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for claim in list(_held):
+        claim.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

