@@ -1,0 +1,308 @@
+"""Calls of one process wait for endpoints that fail or ask for fewer calls, and hear of it from other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+import threading
+
+import pytest
+
+from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray.limits.endpoints import EndpointDesk, EndpointNews, Visit, process_endpoints
+from ensemble_ray.testing import ManualClock
+from tests.ensemble_ray.limits.settling import settle
+
+HOME = "http://h/v1 m"
+
+
+class Process:
+    """A desk with a clock of its own, and what it told others."""
+
+    def __init__(self, clock: ManualClock | None = None) -> None:
+        self.clock = clock or ManualClock()
+        self.news: list[EndpointNews] = []
+        self.desk = EndpointDesk(clock=self.clock, share=self.news.append)
+
+    def visit(self, endpoint: str = HOME) -> Visit:
+        return self.desk.visit(endpoint)
+
+    def sent(self) -> Visit:
+        """A call on its way."""
+        visit = self.visit()
+        assert visit.try_go()
+        return visit
+
+    def failing(self, times: int) -> None:
+        """So many calls go and fail."""
+        for _ in range(times):
+            visit = self.sent()
+            visit.failed("HTTP 503: busy")
+            visit.end()
+
+    def is_let_in(self, endpoint: str = HOME) -> bool:
+        """Whether a call may go now; it leaves at once."""
+        visit = self.visit(endpoint)
+        may_go = visit.try_go()
+        if may_go:
+            visit.left()
+        visit.end()
+        return may_go
+
+    @property
+    def kinds(self) -> list[str]:
+        """What was told."""
+        return [news.kind for news in self.news]
+
+
+@pytest.fixture
+def here() -> Process:
+    """One process."""
+    return Process()
+
+
+def test_calls_of_others_wait_when_five_failed_in_a_row(here: Process, caplog: pytest.LogCaptureFixture) -> None:
+    """S-DUR-64: of that endpoint, and of no other; it is one WARN line."""
+    with caplog.at_level(logging.INFO, "ensemble_ray.limits.endpoints"):
+        here.failing(4)
+        assert here.is_let_in()
+        here.failing(1)
+    assert not here.is_let_in()
+    assert here.is_let_in("http://h/v1 other")
+    assert caplog.messages == [f"Endpoint {HOME} fails for everybody; calls to it wait. Last failure: HTTP 503: busy"]
+
+
+async def test_one_call_goes_as_a_probe_when_the_breaker_was_open_for_five_seconds(here: Process) -> None:
+    """S-DUR-64: its success lets everybody in."""
+    here.failing(5)
+    visits = [here.visit() for _ in range(3)]
+    waits = [asyncio.create_task(visit.wait(120)) for visit in visits]
+    await settle()
+    assert not any(wait.done() for wait in waits)
+    here.clock.advance(5)
+    await settle()
+    assert [wait.done() for wait in waits] == [True, False, False]
+    assert not here.is_let_in()
+    visits[0].answered()
+    assert await asyncio.gather(*waits) == [5.0, 5.0, 5.0]
+    assert here.is_let_in()
+
+
+async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> None:
+    """S-DUR-64: and one of them is the next probe, also when the first one was cancelled."""
+    here.failing(5)
+    first, second, third = (here.visit() for _ in range(3))
+    waits = [asyncio.create_task(visit.wait(120)) for visit in (first, second, third)]
+    await settle()
+    here.clock.advance(5)
+    await settle()
+    first.failed("HTTP 500: down")
+    here.clock.advance(9.5)
+    await settle()
+    assert [wait.done() for wait in waits] == [True, False, False]
+    here.clock.advance(0.5)
+    await settle()
+    assert [wait.done() for wait in waits] == [True, True, False]
+    second.left()
+    await settle()
+    assert waits[2].done()
+    third.answered()
+    assert here.kinds == [*["failed"] * 5, "probing", "probe_failed", "probing", "probing", "answered"]
+
+
+async def test_a_call_fails_when_its_patience_ends_before_the_breaker_closes(here: Process) -> None:
+    """S-DUR-64: after `max_wait`; the error names endpoint and last failure."""
+    here.failing(5)
+    wait = asyncio.create_task(here.visit().wait(3))
+    await settle()
+    here.clock.advance(2.9)
+    await settle()
+    assert not wait.done()
+    here.clock.advance(0.1)
+    with pytest.raises(CircuitOpenError) as failed:
+        await wait
+    assert failed.value.endpoint == HOME
+    assert str(failed.value) == (
+        f"Endpoint {HOME} fails for everybody and is not asked for now; waited 3 s for it. Last failure: HTTP 503: busy"
+    )
+
+
+async def test_a_call_without_patience_fails_at_once_when_the_breaker_is_open(here: Process) -> None:
+    """S-DUR-64: `max_wait=0`."""
+    here.failing(5)
+    with pytest.raises(CircuitOpenError, match="waited 0 s"):
+        await here.visit().wait(0)
+
+
+def test_the_breaker_stays_closed_when_calls_are_refused_for_now(here: Process) -> None:
+    """S-DUR-64: 429 is no failure of the endpoint."""
+    for _ in range(10):
+        visit = here.sent()
+        visit.refused()
+        visit.end()
+    assert here.is_let_in()
+
+
+def test_a_refused_probe_closes_the_breaker_when_the_endpoint_is_there(here: Process) -> None:
+    """S-DUR-64: a 429 shows that it answers."""
+    here.failing(5)
+    here.clock.advance(5)
+    probe = here.sent()
+    assert not here.is_let_in()
+    probe.refused()
+    assert here.is_let_in()
+
+
+async def test_the_calls_on_their_way_are_halved_when_one_is_refused(here: Process) -> None:
+    """S-DUR-65: further ones wait for a place, first come first served; cancelled ones take none."""
+    sent = [here.sent() for _ in range(4)]
+    sent[0].refused()
+    waiting = [here.visit() for _ in range(3)]
+    assert not waiting[0].try_go()
+    waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
+    await settle()
+    sent[1].answered()
+    await settle()
+    assert not any(wait.done() for wait in waits)
+    waits[0].cancel()
+    await settle()
+    sent[2].left()
+    await settle()
+    assert [wait.done() for wait in waits] == [True, True, False]
+    sent[3].answered()
+    assert await waits[2] == 0.0
+
+
+async def test_a_place_is_given_on_when_its_call_was_cancelled_before_it_heard(here: Process) -> None:
+    """S-DUR-65: no place is kept by a call that left."""
+    first, second = here.sent(), here.sent()
+    first.refused()
+    waiting = [here.visit(), here.visit()]
+    waits = [asyncio.create_task(visit.wait(0)) for visit in waiting]
+    await settle()
+    second.left()
+    waits[0].cancel()
+    await settle()
+    assert waits[0].cancelled()
+    assert await waits[1] == 0.0
+
+
+def test_nothing_is_limited_when_enough_calls_were_answered(here: Process) -> None:
+    """S-DUR-65: the limit is lifted when it exceeds what is asked for."""
+    sent = [here.sent() for _ in range(2)]
+    for visit in sent:
+        visit.refused()
+    assert here.is_let_in()
+    alone = here.sent()
+    assert not here.is_let_in()
+    for visit in sent:
+        visit.end()
+    alone.answered()
+    alone.end()
+    many = [here.sent() for _ in range(50)]
+    assert len(many) == 50
+
+
+def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
+    """S-DUR-64, S-DUR-65: breaker and limit are shared by all processes; news are data."""
+    there = Process()
+    here.desk.share = lambda news: there.desk.hear(pickle.loads(pickle.dumps(news)))  # noqa: S301  our own bytes
+    there.failing(2)
+    here.failing(3)
+    assert not there.is_let_in()
+    there.clock.advance(6.1)
+    probe = there.sent()
+    here.desk.hear(EndpointNews(endpoint=HOME, kind="probing"))
+    probe.answered()
+    for news in there.news[-1:]:
+        here.desk.hear(news)
+    assert here.is_let_in()
+    sent = [there.sent() for _ in range(4)]
+    here.sent().refused()
+    sent[0].left()
+    sent[1].left()
+    assert not there.is_let_in()
+    sent[2].left()
+    assert there.is_let_in()
+
+
+def test_no_probe_goes_here_when_one_goes_elsewhere(here: Process) -> None:
+    """S-DUR-64: one call goes as a probe, whichever process sends it; who only heard of the opening waits longer."""
+    there = Process()
+    here.desk.share = there.desk.hear
+    here.failing(5)
+    there.clock.advance(5)
+    assert not there.is_let_in()
+    here.clock.advance(5)
+    probe = here.sent()
+    there.clock.advance(1.1)
+    assert not there.is_let_in()
+    probe.failed("HTTP 503: busy")
+    there.clock.advance(10)
+    assert not there.is_let_in()
+    there.clock.advance(1.1)
+    assert there.is_let_in()
+
+
+def test_nothing_is_told_when_calls_are_answered(here: Process) -> None:
+    """S-DUR-64: an endpoint that is well costs no messages."""
+    for _ in range(3):
+        visit = here.sent()
+        visit.answered()
+        visit.end()
+    here.failing(1)
+    recovered = here.sent()
+    recovered.answered()
+    assert here.kinds == ["failed", "answered"]
+
+
+def test_failures_are_not_told_when_the_breaker_is_open_already(here: Process) -> None:
+    """S-DUR-64: those of calls that were sent before it opened change nothing."""
+    late = [here.sent() for _ in range(3)]
+    here.failing(5)
+    for visit in late:
+        visit.failed("late")
+    assert here.kinds == ["failed"] * 5
+
+
+def test_calls_of_several_threads_share_one_breaker_when_they_wait(here: Process) -> None:
+    """S-DUR-64: one answer lets callers on other event loops in."""
+    here.failing(5)
+    began, waited = threading.Barrier(3), []
+
+    def caller() -> None:
+        async def call() -> None:
+            wait = asyncio.create_task(here.visit().wait(1000))
+            await settle()
+            began.wait()
+            waited.append(await wait)
+
+        asyncio.run(call())
+
+    callers = [threading.Thread(target=caller) for _ in range(2)]
+    for thread in callers:
+        thread.start()
+    began.wait()
+    here.desk.hear(EndpointNews(endpoint=HOME, kind="answered"))
+    for thread in callers:
+        thread.join()
+    assert waited == [0.0, 0.0]
+
+
+def test_a_waiter_is_passed_over_when_its_loop_is_gone(here: Process) -> None:
+    """S-DUR-65: the place goes to whoever is still there."""
+    first, second = here.sent(), here.sent()
+    first.refused()
+    gone = asyncio.new_event_loop()
+    lost = gone.create_task(here.visit().wait(0))
+    gone.run_until_complete(settle())
+    gone.close()
+    lost._log_destroy_pending = False  # type: ignore[attr-defined]  the point of this test
+    second.left()
+    assert here.is_let_in()
+
+
+def test_there_is_one_desk_when_several_runs_share_a_process() -> None:
+    """S-DUR-64: shared by all runs of the inline process."""
+    assert process_endpoints() is process_endpoints()
