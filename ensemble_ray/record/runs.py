@@ -235,15 +235,16 @@ class RunDirectory:
             "origin": origin,
             "state": state.value,
         }
-        target = self.path / _META
-        half = target.with_suffix(f".{os.getpid()}.tmp")
+        text = json.dumps(meta, indent=2)
+        # One length for all states: then it is changed in its place, in one piece, on a full disk too.
+        length = len(text) - len(state.value) + max(map(len, RunState)) + 1
+        descriptor = os.open(self.path / _META, os.O_WRONLY | os.O_CREAT, 0o600)
         try:
-            half.write_text(json.dumps(meta, indent=2) + "\n", encoding="utf-8")
-            half.replace(target)
-        except OSError:
-            with contextlib.suppress(OSError):
-                half.unlink(missing_ok=True)
-            raise
+            os.pwrite(descriptor, text.encode().ljust(length - 1) + b"\n", 0)
+            if os.fstat(descriptor).st_size != length:
+                os.ftruncate(descriptor, length)
+        finally:
+            os.close(descriptor)
 
     def _read_meta(self) -> tuple[float, str, RunState]:
         """Creation (Unix time, s), origin and state as written; a directory without them was interrupted."""
