@@ -1,0 +1,116 @@
+"""What a model call leaves in the record, and when it is safe there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from pydantic import BaseModel
+
+from ensemble_ray.definition import Task
+from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray.messages import ChatMessage, Fact
+from ensemble_ray.ports import Until
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.testing import ScriptedModel
+from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, searching, writer
+
+
+class City(BaseModel):
+    """An answer's type."""
+
+    city: str
+
+
+class WatchedJournal(MemoryJournal):
+    """Keeps how safe each append had to be."""
+
+    def __init__(self, run_id: str = "run") -> None:
+        super().__init__(run_id)
+        self.appends: list[tuple[tuple[str, ...], Until]] = []
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        self.appends.append((tuple(fact.name for fact in facts), until))
+        await super().append(facts, epoch=epoch, until=until)
+
+    def waits_of(self, name: str) -> list[Until]:
+        """How the facts of that name were appended."""
+        return [until for names, until in self.appends if name in names]
+
+
+async def test_an_answer_waits_for_nothing_when_the_task_ends_with_it() -> None:
+    """S-DUR-2: the task's own output is committed, and the answer with it: one commit."""
+    journal = WatchedJournal()
+    await Bench(agents={"draft": writer(ScriptedModel("Done"))}, journal=journal).run()
+    assert journal.waits_of("draft#0/0/model") == [Until.TAKEN]
+
+
+async def test_an_answer_is_committed_when_a_correction_may_follow() -> None:
+    """S-DUR-2: the next request depends on it, and nothing comes between them."""
+    journal = WatchedJournal()
+    model = ScriptedModel("no JSON", '{"city": "Bern"}')
+    bench = Bench(agents={"draft": writer(model)}, journal=journal)
+    bench.tasks["draft"] = Task(description="Do draft", expected_output="A city", output_type=City)
+    assert (await bench.run()).status == "completed"
+    assert journal.waits_of("draft#0/0/model") == [Until.WRITTEN]
+    assert journal.waits_of("draft#0/1/model") == [Until.WRITTEN]
+
+
+async def test_the_record_is_waited_for_when_no_tool_of_an_answer_was_called() -> None:
+    """S-DUR-2: an unknown tool leaves no fact that would be waited for."""
+    journal = WatchedJournal()
+    model = ScriptedModel(call("nonsense"), "Done")
+    await Bench(agents={"draft": writer(model, tools=[Search()])}, journal=journal).run()
+    model_then_barrier = journal.appends.index((("draft#0/0/model",), Until.TAKEN)) + 1
+    assert journal.appends[model_then_barrier] == ((), Until.WRITTEN)
+
+
+async def test_nothing_more_is_waited_for_when_a_tool_was_called() -> None:
+    """S-DUR-2: its result was committed, and the answer before it."""
+    journal = WatchedJournal()
+    bench, model = searching(Search())
+    bench = Bench(agents={"draft": writer(model, tools=[Search()])}, journal=journal)
+    await bench.run()
+    assert ((), Until.WRITTEN) not in journal.appends
+    assert journal.waits_of("draft#0/0/call-0")[-1] is Until.WRITTEN
+
+
+async def resumed(entries: Sequence[object], **fields: object) -> tuple[Bench, Bench, list[tuple[object, ...]]]:
+    """A task that ended, and one that goes on with what it recorded, its output left out."""
+    first = Bench(agents={"draft": writer(ScriptedModel(*entries), **fields)})  # type: ignore[arg-type]  entries
+    first.runner.frame = replace(FRAME, retry=RetryPolicy(first_delay=0, max_delay=0))
+    await first.run()
+    known = [fact for fact in first.journal.facts() if fact.kind == "model"]
+    again = Bench(agents={"draft": writer(ScriptedModel(), **fields)}, known=known)
+    compared: list[tuple[object, ...]] = []
+
+    def compare(name: str, recorded: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
+        compared.append((name, recorded.data["request_digest"] == digest, [message.role for message in messages]))
+
+    again.runner.ports = replace(again.runner.ports, compare=compare)
+    return first, again, compared
+
+
+async def test_todays_request_is_told_when_a_recorded_answer_is_used() -> None:
+    """S-DUR-55: with the digest that it would have been recorded with."""
+    _, again, compared = await resumed(["Done"])
+    assert (await again.run(epoch=1)).status == "completed"
+    assert compared == [("draft#0/0/model", True, ["system", "user"])]
+
+
+async def test_todays_request_has_another_digest_when_the_prompt_changed() -> None:
+    """S-DUR-55: an agent with another goal asks for something else."""
+    _, again, compared = await resumed(["Done"])
+    again.agents["draft"] = writer(ScriptedModel(), goal="Sing")
+    again.runner._agents = again.agents
+    await again.run(epoch=1)
+    assert [is_same for _, is_same, _ in compared] == [False]
+
+
+async def test_retries_are_counted_when_their_answer_is_recorded() -> None:
+    """S-DUR-38, S-DUR-66: metrics of a resumed task are those of the whole task."""
+    first, again, _ = await resumed([ConnectionResetError("reset"), "Done"])
+    assert [fact.data["retries"] for fact in first.journal.facts() if fact.kind == "model"] == [1]
+    result = await again.run(epoch=1)
+    assert result.output is not None
+    assert result.output.metrics.retry_count == 1
