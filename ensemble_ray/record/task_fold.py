@@ -175,7 +175,7 @@ class TaskFold:
             parsed_output=None if output is None else output.parsed_output,
             metrics=effects.metrics(None) if output is None else output.metrics,
         )
-        return trace.replace(metadata={"state": state}) if self.is_unfinished else trace
+        return trace.replace(metadata={**trace.metadata, "state": state}) if self.is_unfinished else trace
 
     def _recorded_trace(self) -> TaskTrace | None:
         if self.failure is not None and self.output is None:

@@ -12,6 +12,7 @@ from typing import cast
 import openai
 import pytest
 
+from ensemble_ray.context import use_effect_key
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage
 from ensemble_ray.testing import Fault, ModelServer, Reply
@@ -309,3 +310,42 @@ def test_no_sdk_is_loaded_and_nothing_is_left_when_all_goes_well() -> None:
             check=False,
         )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_the_effect_is_named_when_a_request_is_part_of_one(way: Way) -> None:
+    """S-DUR-27: the same header on every repetition, streamed or not; none outside an effect."""
+    with ModelServer(["a", "b", "c", "d"]) as server:
+        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, client_options=way)
+        with use_effect_key("effect-1"):
+            await model.chat(HELLO)
+            await model.chat(HELLO)
+        with use_effect_key("effect-2"):
+            async with aclosing(model.stream(HELLO)) as parts:
+                assert [part async for part in parts]
+        await model.chat(HELLO)
+        sent = [request.headers.get("idempotency-key") for request in server.requests]
+    assert sent == ["effect-1", "effect-1", "effect-2", None]
+
+
+async def test_the_key_is_the_same_when_the_client_repeats_a_request() -> None:
+    """S-DUR-27: a retry is the same effect."""
+    with ModelServer([Fault(status=503, retry_after_s=0), "hi"]) as server:
+        model = OpenAIChatModel("m", base_url=server.base_url, api_key=KEY, max_retries=1)
+        with use_effect_key("effect-1"):
+            assert (await model.chat(HELLO)).text == "hi"
+        assert [request.headers["idempotency-key"] for request in server.requests] == ["effect-1", "effect-1"]
+
+
+async def test_a_users_own_key_is_sent_when_there_is_one(way: Way) -> None:
+    """S-DUR-27: what the user says of headers holds."""
+    with ModelServer("hi") as server:
+        model = OpenAIChatModel(
+            "m",
+            base_url=server.base_url,
+            api_key=KEY,
+            client_options=way,
+            extra_headers={"Idempotency-Key": "mine"},
+        )
+        with use_effect_key("effect-1"):
+            await model.chat(HELLO)
+        assert server.requests[0].headers["idempotency-key"] == "mine"

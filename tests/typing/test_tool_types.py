@@ -7,6 +7,8 @@ from typing import assert_type
 
 from pydantic import BaseModel
 
+from ensemble_ray.definition import Task
+from ensemble_ray.messages import Effect
 from ensemble_ray.tools import (
     AbstractAgentTool,
     AbstractTypedAgentTool,
@@ -86,6 +88,18 @@ class Search(AbstractTypedAgentTool[Query]):
         return ToolResult.success(query.text, query)
 
 
+class Lookup(Echo):
+    """It only reads."""
+
+    effect = "none"
+
+
+@tool(effect="idempotent")
+def ping(text: str) -> str:
+    """Ping."""
+    return text
+
+
 def test_signature_is_kept_when_decorated() -> None:
     """S-TOOL-16: a decorated function is what it was, for the checker and at run time."""
     assert_type(word_count("a b"), int)
@@ -107,3 +121,10 @@ def test_results_are_typed_when_tools_are_called() -> None:
     assert_type(ToolPipeline.of(Echo(), (Search(), lambda result: result.output)).execute("a"), ToolResult)
     assert_type(current_tool_context().agent_role, str)
     assert Shout().execute("a").output == "A"
+
+
+def test_effects_are_typed_when_declared() -> None:
+    """S-DUR-20: one of the three words, said by a class, a decorator or a task."""
+    assert_type(Echo().effect, Effect)
+    assert (Lookup.effect, Echo.effect) == ("none", "once")
+    assert (ping("a"), Task(description="d", expected_output="e", handler=ping, effect="none").effect) == ("a", "none")

@@ -315,3 +315,37 @@ def test_repr_stays_short_when_tasks_form_a_chain() -> None:
     assert repr(chain[0]) == (
         "Task(name='t2999', description='d2999', expected_output='e', agent='Writer', context=['t2998'])"
     )
+
+
+def test_effect_of_a_handler_is_once_unless_it_is_declared() -> None:
+    """S-DUR-25: by the task, else by the tool given as handler."""
+
+    @tool(effect="idempotent")
+    def marked(context: Any) -> str:
+        """A tool as well."""
+        return str(context)
+
+    echo = Echo()
+    echo.effect = "none"
+    assert Task(**GIVEN, handler=lambda _: "").handler_effect == "once"
+    assert Task(**GIVEN, handler=lambda _: "", effect="none").handler_effect == "none"
+    assert Task(**GIVEN, handler=echo).handler_effect == "none"
+    assert Task(**GIVEN, handler=echo, effect="once").handler_effect == "once"
+    assert Task(**GIVEN, handler=marked).handler_effect == "idempotent"
+    assert Task(**GIVEN, handler=echo).replace(handler=lambda _: "").handler_effect == "once"
+
+
+def test_effect_of_a_task_is_refused_when_it_has_no_handler() -> None:
+    """S-DUR-25."""
+    with pytest.raises(ValidationError, match=r"^Task effect is that of a handler, and this task has none"):
+        Task(**GIVEN, effect="none")
+
+
+def test_effect_of_a_task_is_refused_when_it_cannot_be() -> None:
+    """S-DUR-20, S-DUR-25: the task's own, and that of a tool given as handler."""
+    with pytest.raises(ValidationError, match=r"^Task effect must be one of \[none, idempotent, once\], got: 'twice'$"):
+        Task(**GIVEN, handler=lambda _: "", effect="twice")
+    wrong = Echo()
+    wrong.effect = "twice"
+    with pytest.raises(ValidationError, match=r"^Tool 'echo' effect must be one of"):
+        Task(**GIVEN, handler=wrong)

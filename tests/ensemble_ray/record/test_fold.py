@@ -331,3 +331,48 @@ def test_run_without_outputs_has_an_empty_text(form: Form) -> None:
     """S-PAR-50."""
     given = fold_output(form([*begun(), ended(100.0)]))
     assert (given.raw, given.task_outputs, given.total_duration) == ("", (), timedelta())
+
+
+def test_decision_is_shown_when_a_call_has_no_result(form: Form) -> None:
+    """S-DUR-24, S-DUR-26: what was decided, beside what is not known."""
+    facts = [
+        *begun(READ),
+        model("read#0", 0, 102, calls=["search"]),
+        intent("read#0", 0, 0, 102),
+        fact("decision", "read#0/0/call-0", 103, answer="fail"),
+    ]
+    (call,) = fold_trace(form(facts)).task_traces[0].llm_interactions[0].tool_calls
+    assert (call.outcome, call.result.endswith("; it was decided: fail")) == ("unknown", True)
+
+
+def test_unknown_outcome_stays_unknown_when_its_text_was_recorded(form: Form) -> None:
+    """S-DUR-26."""
+    facts = [
+        *begun(READ),
+        model("read#0", 0, 102, calls=["search"]),
+        intent("read#0", 0, 0, 102),
+        result("read#0", 0, 0, 103, outcome="unknown"),
+    ]
+    (call,) = fold_trace(form(facts)).task_traces[0].llm_interactions[0].tool_calls
+    assert (call.outcome, call.result) == ("unknown", "3 hits")
+
+
+def test_handler_in_flight_is_shown_when_a_run_was_torn(form: Form) -> None:
+    """S-DUR-25, S-DUR-26: it has no turns of a model; its outcome is on the task."""
+    facts = [
+        *begun(node("count", "Count", agent_key=None)),
+        fact("tool_intent", "count#0/0/handler", 102, tool_name="handler", arguments="", effect="once"),
+    ]
+    (task,) = fold_trace(form(facts)).task_traces
+    assert (task.llm_interactions, task.metrics.llm_call_count) == ((), 0)
+    assert task.metadata == {"outcome": "unknown", "state": "interrupted"}
+
+
+def test_handler_is_unfinished_when_its_result_is_recorded_and_its_output_is_not(form: Form) -> None:
+    """S-DUR-25: what came of it is known."""
+    facts = [
+        *begun(node("count", "Count", agent_key=None)),
+        fact("tool_intent", "count#0/0/handler", 102, tool_name="handler", arguments="", effect="once"),
+        fact("tool_result", "count#0/0/handler", 103, outcome="success", text="3"),
+    ]
+    assert fold_trace(form(facts)).task_traces[0].metadata == {"state": "interrupted"}

@@ -63,12 +63,13 @@ class Scientific(Calculator):
 
 
 def test_mark_has_defaults_when_decorated_bare() -> None:
-    """S-TOOL-10, S-SET-34: name of the function, summary of the docstring, 300 s."""
+    """S-TOOL-10, S-SET-34, S-DUR-20: name of the function, summary of the docstring, 300 s, `once`."""
     assert tool_mark(word_count) == FunctionTool(
         name="word_count",
         description="Count the words of a text, whatever separates them, however long the text may be.",
         timeout_s=300.0,
         cpu=False,
+        effect="once",
     )
 
 
@@ -79,7 +80,7 @@ def test_mark_has_what_was_given_when_decorated_with_arguments() -> None:
     def hello() -> str:
         return "hello"
 
-    @tool(name="bye", description="Says bye", timeout=timedelta(seconds=2), cpu=True)
+    @tool(name="bye", description="Says bye", timeout=timedelta(seconds=2), cpu=True, effect="none")
     def goodbye() -> str:
         """Ignored."""
         return "bye"
@@ -88,7 +89,9 @@ def test_mark_has_what_was_given_when_decorated_with_arguments() -> None:
     def bare() -> None: ...
 
     assert tool_mark(hello) == FunctionTool(name="hello", description="Says hello")
-    assert tool_mark(goodbye) == FunctionTool(name="bye", description="Says bye", timeout_s=2.0, cpu=True)
+    assert tool_mark(goodbye) == FunctionTool(
+        name="bye", description="Says bye", timeout_s=2.0, cpu=True, effect="none"
+    )
     assert tool_mark(bare) == FunctionTool(name="bare", description="", timeout_s=None)
 
 
@@ -200,3 +203,10 @@ def test_local_types_are_known_when_annotations_are_strings() -> None:
     assert specs[0].parameters["properties"] == {"at": expected}
     copy = cloudpickle.loads(cloudpickle.dumps(mark))
     assert resolve_tools([copy]).specs[0].parameters == specs[0].parameters
+
+
+@pytest.mark.parametrize("effect", ["twice", "", None, 1, ["none"]])
+def test_effect_is_refused_when_there_is_none_of_that_name(effect: object) -> None:
+    """S-DUR-20."""
+    with pytest.raises(ValidationError, match=r"^@tool effect must be one of \[none, idempotent, once\], got: "):
+        tool(name="post", effect=effect)  # type: ignore[call-overload]  on purpose

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.messages import Effect
 from ensemble_ray.tools import (
     AgentTool,
     CalculatorTool,
@@ -21,6 +22,7 @@ from ensemble_ray.tools import (
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.outcome import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
+from ensemble_ray.tools.tool import use_tool_context
 from tests.ensemble_ray.tools.doubles import CountingMetrics, Plain, Safe, SafeAsync
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
@@ -263,3 +265,34 @@ def test_pipeline_works_elsewhere_when_its_steps_travel() -> None:
     copy = pickle.loads(pickle.dumps(ToolPipeline.of(CalculatorTool())))  # noqa: S301  made here
     assert copy.name == "calculator"
     assert copy.execute("2 + 3").output == "5"
+
+
+@pytest.mark.parametrize(
+    ("effects", "strongest"),
+    [((), "none"), (("none", "none"), "none"), (("none", "idempotent"), "idempotent"), (("once", "none"), "once")],
+)
+def test_effect_is_the_strongest_of_the_steps(effects: tuple[Effect, ...], strongest: Effect) -> None:
+    """S-DUR-21."""
+    steps = [Plain(str, f"step_{index}") for index in range(len(effects))]
+    for step, effect in zip(steps, effects, strict=True):
+        step.effect = effect
+    assert ToolPipeline("all", "does all", steps).effect == strongest
+
+
+def test_pipeline_is_refused_when_the_effect_of_a_step_cannot_be() -> None:
+    """S-DUR-20."""
+    step = Plain(str, "post")
+    step.effect = "twice"  # type: ignore[assignment]  on purpose
+    with pytest.raises(ValidationError, match=r"^ToolPipeline step 'post' effect must be one of"):
+        ToolPipeline.of(step)
+
+
+async def test_steps_have_keys_of_their_own_when_one_tool_stands_there_twice() -> None:
+    """S-DUR-23: the second is no repetition of the first, and both keep theirs when the call is repeated."""
+    keys: list[str] = []
+    step = Safe(lambda text: keys.append(current_tool_context().idempotency_key) or ToolResult.success(text))
+    pipeline = ToolPipeline.of_named("twice", "does it twice", step, step)
+    for _ in range(2):
+        with use_tool_context(ToolContext(tool_name="twice", idempotency_key="k")):
+            await pipeline.aexecute("x")
+    assert keys == ["k/0/safe", "k/1/safe"] * 2

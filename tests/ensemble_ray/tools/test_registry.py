@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 
 import pytest
 from pydantic import BaseModel
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.messages import Effect
 from ensemble_ray.tools import AbstractTypedAgentTool, CustomSchemaAgentTool, DynamicToolProvider, ToolResult, tool
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, check_tool_entry, expand_providers, resolve_tools
 from tests.ensemble_ray.tools.doubles import Plain, Safe
@@ -237,3 +239,46 @@ def test_spec_is_logged_when_trace_is_on(caplog: pytest.LogCaptureFixture) -> No
     assert [record.levelno for record in caplog.records] == [5]
     assert '"query": {"type": "string"}' in caplog.records[0].getMessage()
     assert caplog.records[0].levelno < logging.DEBUG
+
+
+def test_effect_is_the_tools_own_when_resolved() -> None:
+    """S-DUR-20: of functions, objects with tool methods, classes, instances, and what a provider offers."""
+
+    @tool(effect="none")
+    def peek() -> str:
+        """Peek."""
+        return ""
+
+    class Box:
+        @tool(effect="idempotent")
+        def put(self) -> str:
+            """Put."""
+            return ""
+
+    said = Plain(str, "said")
+    said.effect = "none"
+    resolved = resolve_tools([search, peek, Box(), Plain(str), said, Provider(_renamed("later", "idempotent"))])
+    assert {each.name: each.effect for each in resolved} == {
+        "search": "once",
+        "peek": "none",
+        "put": "idempotent",
+        "plain": "once",
+        "said": "none",
+        "later": "idempotent",
+    }
+
+
+def _renamed(name: str, effect: Effect) -> Plain:
+    made = Plain(str, name)
+    made.effect = effect
+    return made
+
+
+def test_tool_is_refused_when_its_effect_cannot_be() -> None:
+    """S-DUR-20: where it is listed, and where it is resolved."""
+    wrong = Plain(str, "post")
+    wrong.effect = "twice"  # type: ignore[assignment]  on purpose
+    problem = "Tool 'post' effect must be one of [none, idempotent, once], got: 'twice'"
+    assert check_tool_entry(wrong, 0) == problem
+    with pytest.raises(ValidationError, match=re.escape(problem)):
+        resolve_tools([wrong])
