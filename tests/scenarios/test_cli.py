@@ -36,7 +36,8 @@ def sleepy(text: str) -> str:
     return text
 
 writer = Agent(role="Writer", goal="Write", tools=[sleepy], llm="openai:m")
-team = Ensemble(tasks=[Task(name="article", description="Write on {topic}", expected_output="Prose", agent=writer)])
+article = Task(name="article", description="Write on {topic}", expected_output="Prose", agent=writer)
+team = Ensemble(tasks=[article], retry=None)
 '''
 
 

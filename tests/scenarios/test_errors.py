@@ -58,7 +58,7 @@ class Failing:
 def failure_of(runtime: Runtime, llm: object) -> TaskExecutionError:
     """What a run with that model raises."""
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", agent(llm))]).run(runtime=runtime)
+        Ensemble(tasks=[task("go", agent(llm))], retry=None).run(runtime=runtime)
     return caught.value
 
 

@@ -196,3 +196,12 @@ def test_servers_differ_when_what_they_run_does(monkeypatch: pytest.MonkeyPatch,
     assert registry_file(LocalSpec(path="/models/tiny.gguf", context_tokens=8192, slots=4, threads=2)) == file
     assert registry_file(LocalSpec(path="/models/tiny.gguf", context_tokens=4096, slots=4, threads=2)) != file
     assert registry_file(LocalSpec(path="/other/tiny.gguf", context_tokens=8192, slots=4, threads=2)) != file
+
+
+def test_the_endpoint_is_the_server_of_the_file_when_it_is_asked_for(tmp_path: Path) -> None:
+    """S-DUR-64: models that share a server fail together."""
+    file = tmp_path / "one.gguf"
+    model = LocalChatModel(file, slots=2, threads=3, temperature=0)
+    assert model.endpoint_id == f"local {file.resolve()} 2x8192/3"
+    assert model.endpoint_id == LocalChatModel(file, slots=2, threads=3).endpoint_id
+    assert model.endpoint_id != LocalChatModel(file, slots=3, threads=3).endpoint_id

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+import re
 from datetime import timedelta
 
 import pytest
@@ -102,3 +103,17 @@ async def test_the_error_says_what_to_set_when_there_is_no_key(
         monkeypatch.delenv(name, raising=False)
     with caplog.at_level(logging.DEBUG), pytest.raises(ValidationError, match=r"Set OPENAI_API_KEY or pass api_key"):
         await OpenAIChatModel("m").chat([ChatMessage("user", "hello")])
+
+
+def test_an_endpoint_is_named_by_url_model_and_a_fingerprint_when_it_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """S-SET-36, S-DUR-64: never by the key, nor by a password in the URL; another key is another endpoint."""
+    model = OpenAIChatModel("m", base_url="http://user:secret@h:8/v1/", api_key=KEY)
+    assert re.fullmatch(r"http://h:8/v1 m key [0-9a-f]{8}", model.endpoint_id)
+    assert model.endpoint_id == OpenAIChatModel("m", base_url="http://h:8/v1", api_key=KEY, temperature=1).endpoint_id
+    assert model.endpoint_id != OpenAIChatModel("m", base_url="http://h:8/v1", api_key=KEY + "2").endpoint_id
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    assert OpenAIChatModel("m", base_url="http://h:8/v1").endpoint_id == "http://h:8/v1 m"
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://elsewhere/v1")
+    assert OpenAIChatModel("m").endpoint_id == "http://elsewhere/v1 m"

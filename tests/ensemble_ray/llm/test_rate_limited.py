@@ -11,6 +11,7 @@ from ensemble_ray.context import Services, use_services
 from ensemble_ray.errors import RateLimitTimeoutError, ValidationError
 from ensemble_ray.limits.local_limiter import LocalLimiter
 from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.ports import ChatModel, StreamingChatModel
@@ -240,3 +241,10 @@ async def test_stream_of_the_model_ends_when_the_reader_leaves(clock: ManualCloc
     assert await anext(stream) == "on "
     await stream.aclose()  # type: ignore[attr-defined]
     assert ended == [True]
+
+
+def test_the_endpoint_is_that_of_the_model_behind_it_when_it_has_one() -> None:
+    """S-DUR-64: a limit changes nothing about who fails together."""
+    model = OpenAIChatModel("m", base_url="http://h/v1", api_key="sk-1234")
+    assert RateLimitedChatModel.of(model, RateLimit.per_second(1)).endpoint_id == model.endpoint_id
+    assert not RateLimitedChatModel.of(ScriptedModel("x"), RateLimit.per_second(1)).endpoint_id

@@ -185,7 +185,7 @@ def test_failed_run_carries_its_trace_and_is_not_exported(run: Run, tmp_path: Pa
     """S-TRC-61, S-SET-26, S-ERR-36: on the error, with errors filled; the record shows the same."""
     seen: list[ExecutionTrace] = []
     with pytest.raises(TaskExecutionError) as caught:
-        run(_team(_calls(ADD), _answer("three"), ConnectionError("refused"), trace_exporter=seen.append))
+        run(_team(_calls(ADD), _answer("three"), ConnectionError("refused"), trace_exporter=seen.append, retry=None))
     error = caught.value
     assert seen == []
     assert error.run_id is not None
