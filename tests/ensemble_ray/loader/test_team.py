@@ -207,7 +207,7 @@ def test_user_code_is_found_when_the_file_names_it(load: Load, folder: Path) -> 
             output_type: my_code:Answer
             output_guardrails: [my_code:allow]
             tools: [my_code:shout, my_code:Search, {my_code:Search: {limit: 2}}]
-          done: {description: d, handler: my_code:ready}
+          done: {description: d, handler: my_code:ready, effect: none}
         """
     )
     typed, done = team.tasks
@@ -219,6 +219,7 @@ def test_user_code_is_found_when_the_file_names_it(load: Load, folder: Path) -> 
     assert typed.output_type.__name__ == "Answer"
     assert len(typed.output_guardrails) == 1
     assert callable(done.handler)
+    assert done.effect == "none"  # S-DUR-25
     assert [type(listener).__name__ for listener in team.listeners] == ["Watcher"]
     assert len(team.on_task_complete) == 1
 
