@@ -18,6 +18,8 @@ import pydantic
 
 from ensemble_ray.outputs import full_name
 from ensemble_ray.record.callable_identity import class_identity, identity_of
+from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.result import summaries
 from ensemble_ray.trace import jsonable
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
-__all__ = ["definition_data"]
+__all__ = ["definition_data", "run_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter("handler", "output_type", "input_guardrails", "output_guardrails", "revision_feedback")
@@ -57,6 +59,20 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
     return data
+
+
+def run_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
+    """What a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
+    plan = planned.plan
+    data, told = plan.to_dict(), definition_data(planned, definition)
+    return {
+        "plan": data,
+        "definition": told,
+        "workflow": plan.workflow,
+        "inputs": dict(plan.inputs),
+        "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
+        "digest": digest_of({"plan": data, "definition": told}),
+    }
 
 
 def _agent(agent: Agent) -> dict[str, object]:

@@ -1,0 +1,271 @@
+"""A new run that uses what another one recorded (S-DUR-54). Floor: above resuming.
+
+In: a run's id and the task to begin from. Out: the output of a run with an id of its own, which goes on from copies of
+what is recorded of the other. Never: a change of the run that is forked.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.ensemble import Ensemble, join, joined
+from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.ids import new_run_id as fresh_run_id
+from ensemble_ray.loader import load_source
+from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.messages import ChatResponse, Fact
+from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.ports import Until
+from ensemble_ray.record.definition_data import run_data
+from ensemble_ray.record.fork import ForkPlan, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.journal import instance_of_fact
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.stores import RunStore, RunSummary, store_at
+from ensemble_ray.resuming import begin_again
+from ensemble_ray.run_handle import Run, check
+from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
+from ensemble_ray.threads import threads
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.messages import ChatMessage, ToolSpec
+
+__all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
+
+_log = logging.getLogger(__name__)
+_GOING_ON = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
+_NAMED = 20
+
+
+def fork(
+    run_id: str,
+    from_task: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    new_run_id: str | None = None,
+    allow_changes: bool = False,
+) -> EnsembleOutput:
+    """Begin a new run that uses what is recorded before a task, and wait for its output.
+
+    Done again are that task and everything after it: in a sequential run all later tasks, in a parallel one all that
+    depend on it; and tasks that gave no output. All others are used as they are recorded, with the recorded inputs.
+
+    Args:
+        run_id: Id of the run to fork, the beginning of it, or `latest`; it stays as it is.
+        from_task: Name of the task to begin from, or `task-2` for the second one where it has none.
+        ensemble: The definition, which may differ in what is done again; None: loaded from where the run's record says
+            that it came from.
+        runtime: Where it runs; default: where the other one ran.
+        new_run_id: Id of the new run; default a fresh UUID.
+        allow_changes: Use recorded outputs also of tasks that are defined otherwise now.
+
+    Raises:
+        ValidationError: there is no such run or task, or what would be used is defined otherwise now.
+        RunExistsError: the run is running, or there is one of the new id.
+        RecordError: its record is damaged.
+        EnsembleError: the new run failed.
+    """
+    asked = begin_fork(run_id, from_task, ensemble, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes)
+    return join(run_blocking(asked))
+
+
+async def afork(
+    run_id: str,
+    from_task: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    new_run_id: str | None = None,
+    allow_changes: bool = False,
+) -> EnsembleOutput:
+    """`fork` for async code, with the same contract; cancelling it ends the new run first."""
+    asked = begin_fork(run_id, from_task, ensemble, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes)
+    return await joined(await bridge(asked))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkOffer:
+    """What a fork would do; nothing is written yet."""
+
+    #: id of the run that is forked
+    run_id: str
+    from_task: str
+    #: what is used and what is done again
+    plan: ForkPlan
+    #: descriptions by task key
+    descriptions: Mapping[str, str]
+    #: how what would be used is defined otherwise now
+    differences: Sequence[str]
+    #: what it is made of
+    ensemble: Ensemble
+    planned: Planned
+    recovered: Recovered
+    facts: Sequence[Fact]
+    store: RunStore
+
+
+async def begin_fork(
+    run_id: str,
+    from_task: str,
+    ensemble: Ensemble | None = None,
+    *,
+    runtime: Runtime | str | None = None,
+    new_run_id: str | None = None,
+    allow_changes: bool = False,
+    is_watched: bool = False,
+) -> Run:
+    """Begin a fork and give its handle; see `fork`. On the library's loop."""
+    offer = await offer_fork(run_id, from_task, ensemble, runtime=runtime)
+    return await accept_fork(
+        offer, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, is_watched=is_watched
+    )
+
+
+async def offer_fork(
+    run_id: str, from_task: str, ensemble: Ensemble | None = None, *, runtime: Runtime | str | None = None
+) -> ForkOffer:
+    """What a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop."""
+    store = store_at(connect(runtime or "inline").store_address)
+    found = await store.find(run_id)
+    facts = await store.facts(found.run_id)
+    recovered = Recovered(facts)
+    _check(found, recovered)
+    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    options = RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {}))
+    planned = await _planned(definition.with_options(options), recovered, facts)
+    recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
+    plan = plan_fork(planned.plan, recorded, from_task)
+    return ForkOffer(
+        run_id=found.run_id,
+        from_task=from_task,
+        plan=plan,
+        descriptions={node.key: node.description for node in planned.plan.nodes},
+        differences=reused_differences(recovered.header, run_data(planned, definition), plan.reused),
+        ensemble=definition,
+        planned=planned,
+        recovered=recovered,
+        facts=facts,
+        store=store,
+    )
+
+
+async def accept_fork(
+    offer: ForkOffer,
+    *,
+    runtime: Runtime | str | None = None,
+    new_run_id: str | None = None,
+    allow_changes: bool = False,
+    is_watched: bool = False,
+) -> Run:
+    """Begin the run that was offered and give its handle. On the library's loop.
+
+    Raises:
+        ValidationError: what would be used is defined otherwise now.
+        RunExistsError: there is a run of the new id.
+        RecordError: the store cannot be written.
+    """
+    if offer.differences and not allow_changes:
+        more = f" and {len(offer.differences) - _NAMED} more" if len(offer.differences) > _NAMED else ""
+        raise ValidationError(
+            f"Fork of run '{offer.run_id}': what it would use of the record is defined otherwise now: "
+            f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
+            "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
+        )
+    chosen = new_run_id or fresh_run_id()
+    _log.info(
+        "Run %s: a fork of %s from task '%s'; used: %d tasks, done again: %s",
+        chosen, offer.run_id, offer.from_task, len(offer.plan.reused), ", ".join(offer.plan.again),
+    )  # fmt: skip
+    await _write(offer, chosen)
+    return await begin_again(
+        chosen, offer.ensemble, runtime=runtime, allow_changes=True, is_watched=is_watched
+    )  # what may differ was judged above
+
+
+async def _write(offer: ForkOffer, run_id: str) -> None:
+    """The beginning of the new run's record, as of a run that was interrupted there."""
+    source, now = offer.ensemble.source, time.time()
+    header = {
+        **offer.recovered.header,
+        **run_data(offer.planned, offer.ensemble),
+        "ensemble_id": run_id,
+        "forked_from": {"run": offer.run_id, "task": offer.from_task},
+        "started_at": now,
+    }
+    if source.place:
+        header |= {"origin": source.place, "overrides": dict(source.overrides)}
+    made = {instance_of_fact(fact).rpartition("#")[0] for fact in offer.facts if fact.name.endswith("/synthesis")}
+    same = [key for key in made if not reused_differences(offer.recovered.header, header, [key])]
+    started = Fact(run=run_id, kind="stimulus", name="run", at=now, data=stimulus_fields(RunStarted(at=now)))
+    copies = copied_facts(offer.facts, run_id, offer.plan.reused, made_again=same)
+    owned = await offer.store.begin(run_id, origin=str(header.get("origin") or ""))
+    try:
+        first = Fact(run=run_id, kind="plan", name="run", at=now, data=header)
+        await owned.journal.append((first, started, *copies), until=Until.WRITTEN)
+    finally:
+        await owned.close(RunState.INTERRUPTED)
+
+
+def _check(found: RunSummary, recovered: Recovered) -> None:
+    if found.state in _GOING_ON:
+        raise RunExistsError(
+            f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"
+        )
+    if not recovered.header:
+        raise RecordError(
+            f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to fork", found.place
+        )
+
+
+def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
+    source = recovered.source
+    if not source.place:
+        raise ValidationError(
+            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
+            f"call ensemble_ray.fork('{found.run_id}', TASK, ensemble) in that program"
+        )
+    return load_source(source)
+
+
+async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
+    """Today's plan with the recorded inputs. Agents that a model made are made of its recorded answers, or not yet."""
+    resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
+    answers = {fact.name: fact for fact in facts if fact.kind == "model"}
+    try:
+        agents = (
+            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name)))
+            if needs_synthesis(resolved.tasks)
+            else {}
+        )
+    except EnsembleError as error:
+        _log.debug("Agents are made when the fork begins: %s", message_of(error))
+        agents = {}
+    return plan_run(definition, resolved, agents)
+
+
+class _Answers:
+    """A model that gives one recorded answer, and asks nobody."""
+
+    def __init__(self, fact: Fact | None) -> None:
+        self._fact = fact
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """The recorded answer.
+
+        Raises:
+            ValidationError: there is none.
+        """
+        del messages, tools
+        if self._fact is None:
+            raise ValidationError("No answer is recorded")
+        return ChatResponse(text=cast("str | None", self._fact.data.get("text")))

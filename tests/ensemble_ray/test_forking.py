@@ -1,0 +1,123 @@
+"""A new run that uses what another one recorded."""
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray import Agent, Ensemble, InlineRuntime, RunState, Task
+from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError
+from ensemble_ray.forking import afork, begin_fork, fork, offer_fork
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.outputs import EnsembleOutput
+from ensemble_ray.record.stores import store_at
+from ensemble_ray.testing import ScriptedModel
+
+
+def _team(
+    model: ScriptedModel, *, edit: str = "Edit it", read: str = "Read it", workflow: str = "parallel"
+) -> Ensemble:
+    """Two readers, an editor of the first one's notes, who depends on nobody else."""
+    agent = Agent(role="Writer", goal="Write", llm=model)
+    first = Task(name="first", description=read, expected_output="Notes", agent=agent)
+    second = Task(name="second", description="Read the other", expected_output="Notes", agent=agent)
+    last = Task(name="last", description=edit, expected_output="Prose", agent=agent, context=[first])
+    return Ensemble(tasks=[first, second, last], workflow=workflow)
+
+
+def _model(*texts: str) -> ScriptedModel:
+    return ScriptedModel(*texts)
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> InlineRuntime:
+    """Where all runs of a test are."""
+    return InlineRuntime(home=tmp_path)
+
+
+async def _forked_from(home: InlineRuntime, run_id: str) -> object:
+    (first, *_) = await store_at(home.store_address).facts(run_id)
+    return first.data["forked_from"]
+
+
+async def test_only_what_follows_is_done_again_when_a_run_is_forked(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-37: a parallel run; recorded answers are not asked for again, and the other run stays as it is."""
+    before = await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    again = _model("C")
+    changed = _team(again, edit="Edit it otherwise")
+    output = await afork("one", "last", changed, runtime=home, new_run_id="two")
+    assert [each.raw for each in output.task_outputs] == [*[each.raw for each in before.task_outputs[:2]], "C"]
+    assert len(again.calls) == 1
+    assert output.run_id == "two"
+    assert await _forked_from(home, "two") == {"run": "one", "task": "last"}
+    kept = await _team(_model()).arun(runtime=home, run_id="one")
+    assert kept.raw == before.raw
+
+
+async def test_later_tasks_are_done_again_when_the_run_is_sequential(home: InlineRuntime) -> None:
+    """S-DUR-54: also those that do not depend on it."""
+    await _team(_model("a", "b", "c"), workflow="sequential").arun(runtime=home, run_id="one")
+    again = _model("B", "C")
+    output = await afork("one", "second", _team(again, workflow="sequential"), runtime=home)
+    assert [each.raw for each in output.task_outputs] == ["a", "B", "C"]
+    assert output.run_id != "one"
+
+
+async def test_failed_run_goes_on_as_a_fork(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-35: what failed is done again, what was done is not."""
+    broken = ScriptedModel("a", "b", ConnectionError("gone"))
+    team = _team(broken, workflow="sequential").replace(retry=None)
+    with pytest.raises(EnsembleError, match="Task failed"):
+        await team.arun(runtime=home, run_id="one")
+    output = await afork("one", "last", _team(_model("c"), workflow="sequential"), runtime=home)
+    assert [each.raw for each in output.task_outputs] == ["a", "b", "c"]
+
+
+async def test_changed_task_is_refused_when_its_record_would_be_used(home: InlineRuntime) -> None:
+    """S-DUR-54: unless it is allowed."""
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    changed = _team(_model("C"), read="Read another")
+    with pytest.raises(ValidationError, match=r"tasks.first.description: 'Read it' -> 'Read another'.*--allow-changes"):
+        await afork("one", "last", changed, runtime=home)
+    output = await afork("one", "last", changed, runtime=home, allow_changes=True)
+    assert [each.raw for each in output.task_outputs][-1] == "C"
+
+
+async def test_offer_says_what_is_done_again_and_asks_nobody(home: InlineRuntime) -> None:
+    """S-DUR-54: told first."""
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    model = _model()
+    offer = await offer_fork("one", "first", _team(model), runtime=home)
+    assert (offer.plan.reused, offer.plan.again) == (("second",), ("first", "last"))
+    assert offer.descriptions["last"] == "Edit it"
+    assert len(model.calls) == 0
+    assert [each.run_id for each in await store_at(home.store_address).runs()] == ["one"]
+
+
+async def test_fork_can_be_resumed_and_forked(home: InlineRuntime) -> None:
+    """S-DUR-54: it is a run like others."""
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    await afork("one", "last", _team(_model("C")), runtime=home, new_run_id="two")
+    output = await afork("two", "last", _team(_model("D")), runtime=home, new_run_id="three")
+    assert output.raw == "D"
+    summary = await store_at(home.store_address).summary("three")
+    assert summary is not None
+    assert summary.state is RunState.COMPLETED
+
+
+async def test_id_that_is_taken_is_refused(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-15."""
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    with pytest.raises(RunExistsError, match="one"):
+        await begin_fork("one", "last", _team(_model("C")), runtime=home, new_run_id="one")
+
+
+def test_program_is_named_when_the_definition_cannot_be_had(home: InlineRuntime) -> None:
+    """S-DUR-54: the message says what to do."""
+    _team(_model("a", "b", "c")).run(runtime=home, run_id="one")
+    with pytest.raises(ValidationError, match=r"begun by a program.*ensemble_ray.fork\('one', TASK, ensemble\)"):
+        fork("one", "last", runtime=home)
+    with pytest.raises(ValidationError, match="Unknown task 'lats'"):
+        fork("one", "lats", _team(_model()), runtime=home)
+    output = fork("latest", "last", _team(_model("C")), runtime=home)
+    assert isinstance(output, EnsembleOutput)
+    assert run_blocking(_forked_from(home, str(output.run_id))) == {"run": "one", "task": "last"}
