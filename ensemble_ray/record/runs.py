@@ -148,11 +148,10 @@ class RunDirectory:
         """The run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
-        if state not in _STANDING or state is RunState.INTERRUPTED:
-            if self.ownership.is_taken():
-                state, owner = state if state in _OWNED else RunState.RUNNING, self.ownership.owner()
-            else:
-                state = self._recorded_state()
+        if not state.is_final and self.ownership.is_taken():
+            state, owner = state if state in _OWNED else RunState.RUNNING, self.ownership.owner()
+        else:
+            state = self._unowned_state(state)
         return RunSummary(
             run_id=self.run_id,
             created_at=utc_of(created_at),
@@ -210,8 +209,10 @@ class RunDirectory:
             msg = f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id"
             raise RunExistsError(msg)
 
-    def _recorded_state(self) -> RunState:
-        """How a run stands that nobody owns: its facts are the truth, since its owner may have died before it wrote the state."""
+    def _unowned_state(self, written: RunState) -> RunState:
+        """How a run stands that nobody owns: as its facts say, where its owner died before it wrote the state."""
+        if written.is_final:
+            return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
             last = last_of_run(self.path, self.run_id, ("end", "resume"))
             if last is not None and last.kind == "end":
@@ -221,8 +222,8 @@ class RunDirectory:
     def _clear(self) -> None:
         """Remove what a run left that recorded nothing."""
         if self.facts():
-            state = self._recorded_state()
-            msg = f"Run '{self.run_id}' {_STANDING.get(state, _STANDING[RunState.INTERRUPTED])}"
+            state = self._unowned_state(self._read_meta()[2])
+            msg = f"Run '{self.run_id}' {_STANDING[state]}"
             raise RunExistsError(msg)
         for name in (RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
             (self.path / name).unlink(missing_ok=True)

@@ -1,6 +1,7 @@
-"""The contract of the `Journal` port, over the journals in memory and on disk."""
+"""The contract of the `Journal` port, over the journals in memory and of every store."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 
@@ -8,119 +9,191 @@ import pytest
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, StaleEpochError
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.ports import Journal
+from ensemble_ray.outputs import RunState, TaskOutput
+from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_file import FileJournal
-from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.stores import OwnedRun, RunStore, store_at
 from ensemble_ray.values import utc_of
+
+from .record_stores import STORES, address_of
 
 RUN = "run-1"
 OUTPUT = TaskOutput(raw="text", task_description="Write", agent_role="Writer", completed_at=utc_of(1), duration=2)
 
-#: Closes a journal and opens the same record again.
-Reopen = Callable[[Journal], Awaitable[Journal]]
+
+class Record:
+    """One run's record, and journals on it."""
+
+    def __init__(self, store: RunStore | None) -> None:
+        self._store = store
+        self._memory = MemoryJournal(RUN)
+        self._owned: OwnedRun | None = None
+        self._opened: list[Journal] = []
+
+    async def open(self) -> Journal:
+        """One more journal; in memory there is only one at a time."""
+        if self._store is None:
+            if self._memory in self._opened:
+                self._memory = MemoryJournal(RUN, self._memory.facts())
+            journal: Journal = self._memory
+        elif self._owned is None:
+            self._owned = await self._store.begin(RUN)
+            journal = self._owned.journal
+        else:
+            journal = await self._store.join(RUN, writer=f"w{len(self._opened)}")
+        self._opened.append(journal)
+        return journal
+
+    async def second(self) -> Journal:
+        """A second journal beside the first; in memory it is the same."""
+        return self._memory if self._store is None else await self.open()
+
+    async def read(self) -> list[Fact]:
+        """All facts, as a reader gets them."""
+        return self._memory.facts() if self._store is None else await self._store.facts(RUN)
+
+    async def close(self) -> None:
+        """Close everything."""
+        for journal in self._opened:
+            await journal.close()
+        if self._owned is not None:
+            await self._owned.close(RunState.COMPLETED)
+
+
+@pytest.fixture(params=["memory", *STORES])
+async def record(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Record]:
+    """An empty record."""
+    store = None if request.param == "memory" else store_at(address_of(request.param, request, tmp_path))
+    opened = Record(store)
+    yield opened
+    await opened.close()
+
+
+@pytest.fixture
+async def journal(record: Record) -> Journal:
+    """The first journal on it."""
+    return await record.open()
 
 
 def _fact(name: str = "facts#0/0/model", kind: str = "model", at: float = 1.0, **data: object) -> Fact:
     return Fact(run=RUN, kind=kind, name=name, at=at, data=data)
 
 
-@pytest.fixture(params=["memory", "file"])
-async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[tuple[Journal, Reopen, str]]:
-    """A journal, the way to open its record again, and which adapter it is."""
-    opened: list[Journal] = []
-
-    async def reopen(journal: Journal) -> Journal:
-        await journal.close()
-        if isinstance(journal, MemoryJournal):
-            opened.append(MemoryJournal(RUN, journal.facts()))
-        else:
-            opened.append(FileJournal(RunDirectory(tmp_path, RUN).path, RUN))
-        return opened[-1]
-
-    opened.append(
-        MemoryJournal(RUN) if request.param == "memory" else FileJournal(RunDirectory(tmp_path, RUN).path, RUN)
-    )
-    yield opened[0], reopen, request.param
-    for journal in opened:
-        await journal.close()
-
-
-def _read(journal: Journal, home: Path) -> list[Fact]:
-    return journal.facts() if isinstance(journal, MemoryJournal) else RunDirectory(home, RUN).facts()
-
-
-async def test_nothing_is_recorded_at_first(store: tuple[Journal, Reopen, str]) -> None:
+async def test_nothing_is_known_at_first(journal: Journal) -> None:
     """A runner that asks first performs its effect."""
-    journal, _, _ = store
-    assert journal.recorded("facts#0/0/model", "model") is None
+    assert await journal.known("facts#0") == {}
 
 
-@pytest.mark.parametrize("is_flushed", [False, True])
-async def test_appended_effect_is_recorded(store: tuple[Journal, Reopen, str], *, is_flushed: bool) -> None:
-    """At once, and after it was written: same name, same kind, same data."""
-    journal, _, _ = store
-    await journal.append([_fact(text="answer", input_tokens=5)])
-    if is_flushed:
-        await journal.flush()
-    found = journal.recorded("facts#0/0/model", "model")
-    assert found is not None
-    assert (found.run, found.kind, found.name, found.at) == (RUN, "model", "facts#0/0/model", 1.0)
-    assert found.data == {"text": "answer", "input_tokens": 5}
-    assert journal.recorded("facts#0/0/model", "tool_result") is None
-    assert journal.recorded("facts#0/1/model", "model") is None
+@pytest.mark.parametrize("until", Until)
+async def test_appended_effect_is_known(journal: Journal, until: Until) -> None:
+    """S-DUR-22: however safe it is already, with its name, kind and data."""
+    await journal.append([_fact(text="answer", input_tokens=5)], until=until)
+    found = await journal.known("facts#0")
+    assert list(found) == [("facts#0/0/model", "model")]
+    fact = found["facts#0/0/model", "model"]
+    assert (fact.run, fact.kind, fact.name, fact.at, fact.seq) == (RUN, "model", "facts#0/0/model", 1.0, 1)
+    assert fact.data == {"text": "answer", "input_tokens": 5}
 
 
-@pytest.mark.parametrize("is_flushed", [False, True])
-async def test_recorded_data_is_json_data(store: tuple[Journal, Reopen, str], *, is_flushed: bool) -> None:
-    """Whether it comes from memory or from the disk, values are in the form in which a reader gets them."""
-    journal, _, _ = store
+async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journal: Journal) -> None:
+    """S-DUR-23, S-DUR-24: intents, results, decisions, the end of the task; nothing of others."""
+    kinds = ("model", "tool_intent", "tool_result", "decision")
+    await journal.append([_fact(f"a/b#0/1/{kind}", kind, text="old") for kind in kinds])
+    await journal.append([_fact(f"a/b#0/1/{kind}", kind, text="new") for kind in kinds])
+    await journal.append([_fact("a/b#0", "stimulus"), _fact("a/b#0", "output"), _fact("a/b#1/0/model"), _fact("a/b", "output")])
+    found = await journal.known("a/b#0")
+    assert set(found) == {("a/b#0", "output"), *((f"a/b#0/1/{kind}", kind) for kind in kinds)}
+    assert {fact.data.get("text", "new") for fact in found.values()} == {"new"}
+
+
+async def test_effects_of_other_writers_are_known(record: Record, journal: Journal) -> None:
+    """S-DUR-31: another process goes on with a task from its last recorded step."""
+    other = await record.second()
+    await other.append([_fact(text="other")], until=Until.WRITTEN)
+    assert (await journal.known("facts#0"))["facts#0/0/model", "model"].data == {"text": "other"}
+
+
+async def test_data_is_json_data(journal: Journal, record: Record) -> None:
+    """S-DUR-6: values are in the form in which any reader gets them."""
     await journal.append([_fact("facts#0", "output", output=OUTPUT, took=timedelta(seconds=2), ones={1})])
-    if is_flushed:
-        await journal.flush()
-    found = journal.recorded("facts#0", "output")
-    assert found is not None
+    found = (await journal.known("facts#0"))["facts#0", "output"]
     assert found.data == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
+    assert await record.read() == [found]
 
 
-async def test_effects_are_recorded_when_the_record_is_opened_again(store: tuple[Journal, Reopen, str]) -> None:
-    """What an earlier process did need not be done again."""
-    journal, reopen, _ = store
+@pytest.mark.parametrize("text", ["x" * 1025, "ÄÖ 😀" * 500, "\ud83d" * 2000, "\x00\r\n\u2028" * 500, "y" * 1_000_000])
+async def test_long_text_comes_back_unchanged(journal: Journal, record: Record, text: str) -> None:
+    """S-DUR-4: with line feeds, with halves of surrogate pairs, in several facts."""
+    await journal.append([_fact(text=text, again=[text])], until=Until.SYNCED)
+    await journal.append([_fact("facts#0/1/model", text=text)], until=Until.WRITTEN)
+    assert [fact.data for fact in await record.read()] == [{"text": text, "again": [text]}, {"text": text}]
+
+
+async def test_effects_are_known_when_the_record_is_opened_again(journal: Journal, record: Record) -> None:
+    """S-DUR-30: what an earlier process did need not be done again."""
     await journal.append([_fact(text="answer" * 1000), _fact("facts#0", "output", raw="x")])
-    again = await reopen(journal)
-    found = again.recorded("facts#0/0/model", "model")
-    assert found is not None
-    assert found.data == {"text": "answer" * 1000}
-    assert again.recorded("facts#0", "output") is not None
+    await journal.close()
+    found = await (await record.open()).known("facts#0")
+    assert found["facts#0/0/model", "model"].data == {"text": "answer" * 1000}
+    assert ("facts#0", "output") in found
 
 
-async def test_facts_are_read_in_the_order_of_appending(store: tuple[Journal, Reopen, str], tmp_path: Path) -> None:
-    """Numbered from 1, also where their times are equal."""
-    journal, _, _ = store
+async def test_facts_are_read_in_the_order_of_appending(journal: Journal, record: Record) -> None:
+    """S-DUR-1: numbered from 1, also where their times are equal or go back."""
     for number in range(300):
-        await journal.append([_fact(f"t{number}#0", "stimulus", key=number)])
+        await journal.append([_fact(f"t{number}#0", "stimulus", at=300 - number // 2, key=number)])
     await journal.flush()
-    facts = _read(journal, tmp_path)
+    facts = await record.read()
     assert [fact.data["key"] for fact in facts] == list(range(300))
     assert [fact.seq for fact in facts] == list(range(1, 301))
 
 
-async def test_facts_of_both_writers_are_read_when_the_record_was_opened_again(
-    store: tuple[Journal, Reopen, str], tmp_path: Path
-) -> None:
-    """In one order."""
-    journal, reopen, _ = store
-    await journal.append([_fact(at=1.0, text="first")])
-    again = await reopen(journal)
-    await again.append([_fact("facts#0/1/model", at=2.0, text="second")])
-    await again.flush()
-    assert [fact.data["text"] for fact in _read(again, tmp_path)] == ["first", "second"]
+async def test_facts_of_all_writers_stand_in_the_order_of_their_commits(journal: Journal, record: Record) -> None:
+    """S-DUR-1: one order for every reader."""
+    other = await record.second()
+    for number in range(6):
+        writer = journal if number % 2 else other
+        await writer.append([_fact(f"facts#0/{number}/model", number=number)], until=Until.WRITTEN)
+    assert [fact.data["number"] for fact in await record.read()] == list(range(6))
 
 
-async def test_older_epoch_of_an_instance_is_refused(store: tuple[Journal, Reopen, str], tmp_path: Path) -> None:
-    """A frozen process that comes back learns that it was replaced; other instances go on."""
-    journal, _, _ = store
+@pytest.mark.parametrize("until", [Until.WRITTEN, Until.SYNCED])
+async def test_everything_before_is_committed_when_the_last_is(journal: Journal, record: Record, until: Until) -> None:
+    """S-DUR-2: one wait covers what this writer only handed over before."""
+    for number in range(100):
+        await journal.append([_fact(f"facts#0/{number}/model")])
+    await journal.append([_fact("facts#0", "output")], until=until)
+    assert len(await record.read()) == 101
+
+
+async def test_nothing_appended_is_a_wait_for_what_was(journal: Journal, record: Record) -> None:
+    """S-DUR-2: also where there is nothing new."""
+    await journal.append([], until=Until.SYNCED)
+    await journal.append([_fact()])
+    await journal.append([], until=Until.WRITTEN)
+    assert len(await record.read()) == 1
+
+
+async def test_many_tasks_lose_nothing(journal: Journal, record: Record) -> None:
+    """S-DUR-1: from many tasks at the same time, in the order of each."""
+
+    async def work(task: int) -> None:
+        for turn in range(20):
+            await journal.append([_fact(f"t{task}#0/{turn}/model", turn=turn)], until=Until((turn + task) % 2))
+
+    await asyncio.gather(*(work(task) for task in range(50)))
+    await journal.flush()
+    turns: dict[str, list[object]] = {}
+    for fact in await record.read():
+        turns.setdefault(fact.name.split("#", maxsplit=1)[0], []).append(fact.data["turn"])
+    assert turns == {f"t{task}": list(range(20)) for task in range(50)}
+
+
+# Epochs.
+
+
+async def test_older_epoch_of_an_instance_is_refused(journal: Journal, record: Record) -> None:
+    """S-DUR-16: a frozen process that comes back learns that it was replaced; other instances go on."""
     await journal.append([_fact("a#0/0/model")], epoch=2)
     with pytest.raises(StaleEpochError) as caught:
         await journal.append([_fact("a#0/1/call-0", "tool_intent")], epoch=1)
@@ -128,41 +201,87 @@ async def test_older_epoch_of_an_instance_is_refused(store: tuple[Journal, Reope
     await journal.append([_fact("b#0/0/model")], epoch=1)
     await journal.append([_fact("a#0/2/model")], epoch=2)
     await journal.flush()
-    assert [(fact.name, fact.epoch) for fact in _read(journal, tmp_path)] == [
+    assert [(fact.name, fact.epoch) for fact in await record.read()] == [
         ("a#0/0/model", 2),
         ("b#0/0/model", 1),
         ("a#0/2/model", 2),
     ]
 
 
-async def test_older_epoch_is_refused_everywhere_when_the_run_was_taken_over(
-    store: tuple[Journal, Reopen, str],
-) -> None:
-    """Resuming raises the run's epoch: every writer of before must stop."""
-    journal, _, _ = store
-    await journal.append([_fact("run", "plan")], epoch=1)
+@pytest.mark.parametrize("until", [Until.WRITTEN, Until.SYNCED])
+async def test_writer_is_refused_when_another_has_a_newer_epoch(journal: Journal, record: Record, until: Until) -> None:
+    """S-DUR-16: at its commit, without having seen the other before; what it does elsewhere goes on."""
+    other = await record.second()
+    await journal.append([_fact("a#0/0/model")], until=until)
+    await other.append([_fact("a#0/0/model", text="again")], epoch=1, until=until)
+    with pytest.raises(StaleEpochError) as caught:
+        await journal.append([_fact("a#0/1/call-0", "tool_intent")], until=until)
+    assert (caught.value.name, caught.value.epoch, caught.value.newest) == ("a#0", 0, 1)
+    await journal.append([_fact("b#0/0/model")], until=until)
+    await journal.append([_fact("a#0/1/model")], epoch=1, until=until)
+    names = [(fact.name, fact.epoch) for fact in await record.read()]
+    assert names == [("a#0/0/model", 0), ("a#0/0/model", 1), ("b#0/0/model", 0), ("a#0/1/model", 1)]
+
+
+async def test_next_append_tells_when_what_was_only_taken_was_refused(journal: Journal, record: Record) -> None:
+    """S-DUR-16: nothing refused is passed over in silence."""
+    other = await record.second()
+    await other.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
+
+    async def work() -> None:
+        await journal.append([_fact("a#0/1/model")])
+        await journal.flush()
+        await journal.append([_fact("a#0/2/model")])
+
+    with pytest.raises(StaleEpochError, match="'a#0' is written by epoch 3 now, epoch 0 must stop"):
+        await work()
+    assert [fact.name for fact in await record.read()] == ["a#0/0/model"]
+
+
+async def test_everybody_else_in_a_commit_goes_on_when_one_is_refused(journal: Journal, record: Record) -> None:
+    """S-DUR-16: tasks that write at the same time stand and fall for themselves."""
+    other = await record.second()
+    await other.append([_fact("t3#0/0/model"), _fact("t5#0/0/model")], epoch=1, until=Until.WRITTEN)
+
+    async def work(task: int) -> bool:
+        try:
+            await journal.append([_fact(f"t{task}#0/0/model", text=f"{task}" * 2000)], until=Until.WRITTEN)
+        except StaleEpochError:
+            return False
+        return True
+
+    done = await asyncio.gather(*(work(task) for task in range(8)))
+    assert [task for task, is_done in enumerate(done) if not is_done] == [3, 5]
+    assert {fact.name for fact in await record.read() if fact.epoch == 0} == {f"t{n}#0/0/model" for n in (0, 1, 2, 4, 6, 7)}
+
+
+async def test_older_epoch_is_refused_everywhere_when_the_run_has_a_newer_one(journal: Journal, record: Record) -> None:
+    """S-DUR-16: resuming raises the run's epoch: every writer of before must stop."""
+    other = await record.second()
+    await other.append([_fact("run", "resume")], epoch=1, until=Until.WRITTEN)
     with pytest.raises(StaleEpochError):
-        await journal.append([_fact("a#0/0/model")], epoch=0)
-
-
-async def test_group_is_refused_as_a_whole(store: tuple[Journal, Reopen, str], tmp_path: Path) -> None:
-    """None of its facts is kept."""
-    journal, _, _ = store
-    await journal.append([_fact("a#0/0/model")], epoch=3)
+        await journal.append([_fact("a#0/0/model")], until=Until.WRITTEN)
     with pytest.raises(StaleEpochError):
-        await journal.append([_fact("b#0/0/model"), _fact("a#0/1/model")], epoch=2)
-    assert journal.recorded("b#0/0/model", "model") is None
-    await journal.flush()
-    assert len(_read(journal, tmp_path)) == 1
+        await journal.append([_fact("b#0/0/model")], until=Until.WRITTEN)
 
 
-async def test_epochs_are_known_when_the_record_is_opened_again(store: tuple[Journal, Reopen, str]) -> None:
-    """The newest one is in the record."""
-    journal, reopen, _ = store
+async def test_group_is_refused_as_a_whole(journal: Journal, record: Record) -> None:
+    """S-DUR-16: none of its facts is kept, and none of its instances goes on under that epoch."""
+    other = await record.second()
+    await other.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
+    with pytest.raises(StaleEpochError):
+        await journal.append([_fact("b#0/0/model"), _fact("a#0/1/model")], epoch=2, until=Until.WRITTEN)
+    assert await journal.known("b#0") == {}
+    assert len(await record.read()) == 1
+
+
+async def test_epochs_are_known_when_the_record_is_opened_again(journal: Journal, record: Record) -> None:
+    """S-DUR-16: the newest one is in the record."""
     await journal.append([_fact("a#0", "output")], epoch=4)
-    again = await reopen(journal)
+    await journal.close()
+    again = await record.open()
     with pytest.raises(StaleEpochError):
-        await again.append([_fact("a#0/0/model")], epoch=3)
+        await again.append([_fact("a#0/0/model")], epoch=3, until=Until.WRITTEN)
 
 
 async def test_refusal_is_an_ensemble_error() -> None:
@@ -170,34 +289,33 @@ async def test_refusal_is_an_ensemble_error() -> None:
     assert issubclass(StaleEpochError, EnsembleError)
 
 
-async def test_task_key_may_hold_anything(store: tuple[Journal, Reopen, str]) -> None:
+async def test_task_key_may_hold_anything(journal: Journal) -> None:
     """Its instance is found from the end of an effect's name."""
-    journal, _, _ = store
     await journal.append([_fact("a/b#c#0/0/model")], epoch=2)
     with pytest.raises(StaleEpochError, match="'a/b#c#0'"):
         await journal.append([_fact("a/b#c#0", "output")], epoch=1)
 
 
-async def test_closing_writes_everything(store: tuple[Journal, Reopen, str], tmp_path: Path) -> None:
+# Closing.
+
+
+async def test_closing_writes_everything(journal: Journal, record: Record) -> None:
     """And closing twice is fine."""
-    journal, _, _ = store
     await journal.append([_fact(text="last")])
     await journal.close()
     await journal.close()
-    assert [fact.data for fact in _read(journal, tmp_path)] == [{"text": "last"}]
+    assert [fact.data for fact in await record.read()] == [{"text": "last"}]
 
 
-async def test_append_is_refused_when_closed(store: tuple[Journal, Reopen, str]) -> None:
+async def test_append_is_refused_when_closed(journal: Journal) -> None:
     """Nothing is lost in silence."""
-    journal, _, _ = store
     await journal.close()
     with pytest.raises(IllegalStateError, match="closed"):
         await journal.append([_fact()])
 
 
-async def test_flush_returns_when_there_is_nothing(store: tuple[Journal, Reopen, str]) -> None:
+async def test_flush_returns_when_there_is_nothing(journal: Journal) -> None:
     """Nobody waits for nothing."""
-    journal, _, _ = store
     await journal.flush()
     await journal.append([])
     await journal.flush()
