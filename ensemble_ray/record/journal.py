@@ -12,7 +12,7 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
 
-__all__ = ["RUN", "EpochGate", "MemoryJournal", "instance_of_fact"]
+__all__ = ["RUN", "EpochGate", "MemoryJournal", "fence_of", "instance_of_fact"]
 
 #: Kinds whose names are `instance/turn/call`.
 _EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision"})
@@ -23,6 +23,15 @@ RUN = "run"
 def instance_of_fact(fact: Fact) -> str:
     """The instance that a fact belongs to; `run` for facts of the run itself."""
     return fact.name.rsplit("/", 2)[0] if fact.kind in _EFFECTS else fact.name
+
+
+def fence_of(fact: Fact) -> str:
+    """Whose epoch decides whether a fact is refused.
+
+    For what scheduling was told it is the run's, whichever task it was told of: a task that was handed out again has a
+    newer epoch than its run.
+    """
+    return RUN if fact.kind == "stimulus" else instance_of_fact(fact)
 
 
 class EpochGate:
@@ -44,7 +53,7 @@ class EpochGate:
             StaleEpochError: a newer epoch of the run or of an instance has been seen.
         """
         if epoch or self._newest:  # else the hot path: nothing was ever dispatched twice
-            self.admit_instances({instance_of_fact(fact) for fact in facts}, epoch)
+            self.admit_instances({fence_of(fact) for fact in facts}, epoch)
 
     def admit_instances(self, instances: Collection[str], epoch: int) -> None:
         """Let facts of these instances pass, all or none.
@@ -72,7 +81,7 @@ class MemoryJournal:
         self._gate = EpochGate(run_id)
         self._is_closed = False
         for fact in known:
-            self._gate.learn(instance_of_fact(fact), fact.epoch)
+            self._gate.learn(fence_of(fact), fact.epoch)
             self._facts.append((fact, fact.epoch))
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  memory is as safe as it gets

@@ -20,7 +20,7 @@ from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.journal import EpochGate, instance_of_fact
+from ensemble_ray.record.journal import EpochGate, fence_of
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.writer import group_writer
 from ensemble_ray.threads import threads
@@ -261,7 +261,7 @@ class SqliteJournal:
             return digest
 
         unit.rows = [
-            (fact.kind, fact.name, instance_of_fact(fact), fact.at, unit.epoch, text_of(fact.data, keep))
+            (fact.kind, fact.name, fence_of(fact), fact.at, unit.epoch, text_of(fact.data, keep))
             for fact in unit.facts
         ]
         unit.facts = ()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from ensemble_ray.messages import Fact
-from ensemble_ray.record.journal import instance_of_fact
+from ensemble_ray.record.journal import fence_of
 from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class _Rows:
             self.number.append(number)
             self.kind.append(fact.kind)
             self.name.append(text_of_name(fact.name))
-            self.instance.append(text_of_name(instance_of_fact(fact)))
+            self.instance.append(text_of_name(fence_of(fact)))
             self.at.append(float(fact.at))
             self.epoch.append(entry.epoch)
             self.data.append(data)

@@ -10,14 +10,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.journal import EpochGate, fence_of
 from ensemble_ray.record.postgres_group import Entry, Group, Outcome, commit_group, render
 
 if TYPE_CHECKING:
@@ -31,6 +32,9 @@ T = TypeVar("T")
 _GROUP_S = 0.2
 #: Facts in memory above which whoever appends waits for a commit.
 _FULL = 20_000
+#: A group of so few values and characters is rendered where it is: on a busy machine a thread comes late.
+_SMALL_VALUES = 200
+_SMALL_CHARACTERS = 20_000
 
 
 class PostgresWriter:
@@ -178,6 +182,8 @@ class PostgresWriter:
         self._settle(taken, outcome)
 
     async def _rendered(self, entries: Sequence[Entry]) -> Group:
+        if _is_small(entries):
+            return render(entries, self._kept)
         if self._threads is None:  # one of our own: users' tools may fill the loop's
             self._threads = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ensemble-ray-postgres")
         return await asyncio.get_running_loop().run_in_executor(self._threads, render, entries, self._kept)
@@ -187,7 +193,10 @@ class PostgresWriter:
         for refusal in outcome.refused:
             entry = refusal.entry
             errors[id(entry)] = StaleEpochError(entry.run, refusal.instance, entry.epoch, refusal.newest)
-            self._gate(entry.run).learn(refusal.instance, refusal.newest)
+            gate = self._gate(entry.run)
+            gate.learn(refusal.instance, refusal.newest)
+            for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
+                gate.learn(fence_of(fact), entry.epoch + 1)
         for run in outcome.missing:
             place = self._database.place
             self._failures[run] = RecordError(
@@ -229,6 +238,25 @@ class PostgresWriter:
             threads.shutdown(wait=False)
         async with self._using:
             await self._disconnect()
+
+
+def _is_small(entries: Sequence[Entry]) -> bool:
+    """Whether rendering takes less than a moment; looks no further than it must."""
+    left = _SMALL_VALUES
+    characters = 0
+    found: list[object] = [fact.data for entry in entries[:left] for fact in entry.facts[:left]]
+    while found and left and characters <= _SMALL_CHARACTERS:
+        left -= 1
+        match found.pop():
+            case str() | bytes() as text:
+                characters += len(text)
+            case Mapping() as mapping:
+                found.extend(islice(cast("Mapping[object, object]", mapping).values(), left))
+            case list() | tuple() as values:
+                found.extend(cast("Sequence[object]", values)[:left])
+            case _:
+                pass
+    return not found and characters <= _SMALL_CHARACTERS
 
 
 def _tell(entry: Entry, error: Exception | None) -> None:
