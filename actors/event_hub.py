@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import pickle
 import tempfile
+import time
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,10 @@ __all__ = ["EventHub", "Page", "Request"]
 KEPT_IN_MEMORY = 4096
 #: Runs whose events are kept after they ended.
 KEPT_RUNS = 32
+#: A driver that has not asked for events for so long is gone, s: it asks every ten seconds.
+DESERTED_S = 40.0
+#: How often somebody who waits for a driver's answer looks whether it is still there, s.
+_LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,8 @@ class _HubRun:
     waiting: dict[int, asyncio.Future[bytes]] = field(default_factory=dict[int, "asyncio.Future[bytes]"])
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     is_deserted: bool = False
+    #: when the driver was last heard, s of the steady clock
+    heard_at: float = field(default_factory=time.monotonic)
 
 
 class EventHub:
@@ -135,6 +142,8 @@ class EventHub:
             limit: Most events of one page.
         """
         run = self._run(run_id)
+        if attends:
+            run.heard_at = time.monotonic()
         if cursor >= run.spool.length and not (attends and run.requests) and wait_s > 0:
             run.changed.clear()
             try:
@@ -162,7 +171,11 @@ class EventHub:
         run.requests.append(Request(name, payload, number))
         run.changed.set()
         try:
-            return await answer
+            # A driver that was killed says nothing; nobody is to wait for it for ever (S-DUR-33).
+            while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
+                if time.monotonic() - run.heard_at > DESERTED_S:
+                    await self.desert(run_id)
+            return answer.result()
         finally:
             run.waiting.pop(number, None)
 

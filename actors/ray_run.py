@@ -21,8 +21,10 @@ from actors.connection import on_living_cluster
 from actors.event_hub import Page, Request
 from actors.failures import last_line, ours
 from actors.wire import RunPackage, unpack_output, unpack_result
+from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of, portable
 from ensemble_ray.execute.conductor import Conducted, Failed
+from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.inline import outcome_of
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.threads import USER_ERRORS, threads
@@ -215,6 +217,9 @@ class RayRun:
         if name == "tool_metrics":
             method = getattr(self._request.tool_metrics, str(payload["method"]))
             return await threads.run(method, *cast("Sequence[object]", payload["arguments"]))
+        if name == "unknown_effect":
+            how = self._request.on_unknown
+            return await ask_unknown(UnknownEffect.from_dict(payload), None if isinstance(how, OnUnknown) else how)
         if name.startswith("scripted_model."):
             from ensemble_ray.testing.scripted import answer_scripted
 

@@ -22,7 +22,7 @@ from actors.failures import last_line, ours
 from actors.preflight import dump
 from actors.ray_run import RayRun
 from actors.wire import AgentCargo, RunPackage
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.threads import threads
@@ -163,7 +163,7 @@ class RayRuntime:
             store=None if request.frame.durability == Durability.OFF else self.store_address,
             is_resumed=request.is_resumed,
             takes_over=request.takes_over,
-            is_attended=bool(request.frame.interest) or request.frame.has_tool_metrics or _has_doubles(planned),
+            is_attended=_needs_driver(request),
             keeps_warm=self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins()),
         )
 
@@ -195,6 +195,13 @@ def _cargo(key: str, agent: Agent, is_synthesized: bool) -> AgentCargo:  # noqa:
         replicas=agent.replicas,
         is_synthesized=is_synthesized,
     )
+
+
+def _needs_driver(request: RunRequest) -> bool:
+    """Whether this process must listen: for events, or for requests that only it can answer."""
+    frame = request.frame
+    asks = frame.on_unknown == OnUnknown.ASK
+    return bool(frame.interest) or frame.has_tool_metrics or asks or _has_doubles(request.planned)
 
 
 def _has_doubles(planned: Planned) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 from ensemble_ray.context import Services
-from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunConductor
@@ -128,6 +128,7 @@ class InlineRun:
             callables=LocalCallables(request.planned.tasks),
             services=services,
             tool_metrics=request.tool_metrics,
+            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         runner = TaskRunner(request.frame, ports, request.planned.agents)
         self._houses = LocalHouses(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)

@@ -5,6 +5,8 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +18,7 @@ from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.stores import RunSummary, store_at
+from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption, Run
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.threads import threads
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["aresume", "begin_again", "resume"]
 
+_log = logging.getLogger(__name__)
+#: How long a local cluster may outlive the driver that started it, s; measured: 10.
+_ENDING_S = 15.0
 _GOING_ON = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
 
 
@@ -84,7 +89,7 @@ async def begin_again(
     """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
     store = store_at(connect(runtime or "inline").store_address)
-    found = await store.find(run_id)
+    found = await _settled(store, await store.find(run_id), take_over=take_over)
     facts = await store.facts(found.run_id)
     recovered = Recovered(facts)
     _check(found, recovered, take_over=take_over)
@@ -108,6 +113,20 @@ async def begin_again(
             allows_changes=allow_changes,
         ),
     )
+
+
+async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
+    """The run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
+    recorded = await store.facts(found.run_id) if found.state in _GOING_ON and not take_over else []
+    if not any(fact.kind == "plan" and fact.data.get("runtime") == "ray" for fact in recorded):
+        return found
+    _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
+    for _ in range(int(_ENDING_S)):
+        if found.state not in _GOING_ON:
+            break
+        await asyncio.sleep(1.0)
+        found = await store.summary(found.run_id) or found
+    return found
 
 
 def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
