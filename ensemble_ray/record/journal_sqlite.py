@@ -261,8 +261,7 @@ class SqliteJournal:
             return digest
 
         unit.rows = [
-            (fact.kind, fact.name, fence_of(fact), fact.at, unit.epoch, text_of(fact.data, keep))
-            for fact in unit.facts
+            (fact.kind, fact.name, fence_of(fact), fact.at, unit.epoch, text_of(fact.data, keep)) for fact in unit.facts
         ]
         unit.facts = ()
 

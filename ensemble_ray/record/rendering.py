@@ -1,7 +1,7 @@
-"""Facts as lines of text and back. Room: record. Pure.
+"""Facts' data as text and back. Room: record. Pure.
 
-In: facts whose data holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: one JSON line
-each, with every long text replaced by the hash of its content; and facts of such lines.
+In: data that holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: JSON text, with every
+long text in it replaced by the hash of its content; and the data of such a text.
 Never: a pickle, a class name that is imported on reading, a failure because a value has no JSON form.
 """
 
@@ -23,16 +23,14 @@ __all__ = [
     "FORMAT",
     "body_digest",
     "data_of",
-    "fact_of",
     "in_json_form",
-    "line_of",
     "missing_text",
     "plain_data",
     "text_of",
 ]
 
 #: Version of the record format; a reader refuses a newer one.
-FORMAT = 1
+FORMAT = 2
 #: Longest text that stays in its fact, characters.
 BODY_LIMIT = 1024
 #: Key of a text that lies among the bodies.
@@ -93,38 +91,6 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
 def missing_text(digest: str) -> str:
     """What a reader shows in place of a body that is not there."""
     return f"[text {digest} is missing from the record]"
-
-
-def line_of(fact: Fact, epoch: int, keep: Keep) -> bytes:
-    """The fact as one line, line feed included; long texts go to `keep`."""
-    data = _as_text(fact.data)
-    if len(data) > BODY_LIMIT or b"body" in data:  # else neither a long text nor a key to escape can be in it
-        data = _as_text(_lifted(_parsed(data), keep))
-    head = to_json({"kind": fact.kind, "name": fact.name, "at": fact.at, "epoch": epoch})
-    return b'%b,"data":%b}\n' % (head[:-1], data)
-
-
-def fact_of(run: str, line: bytes, resolve: Resolve) -> Fact:
-    """The fact of a line.
-
-    Raises:
-        ValueError: it is no line of a record.
-    """
-    read: object = json.loads(line)
-    match read:
-        case {
-            "kind": str(kind),
-            "name": str(name),
-            "at": int() | float() as at,
-            "epoch": int(epoch),
-            "data": dict(data),
-        }:
-            given = cast("dict[str, object]", data)
-            fields = {key: _lowered(value, resolve) for key, value in given.items()}
-            return Fact(run=run, kind=kind, name=name, at=at, data=fields, epoch=epoch)
-        case _:
-            msg = "a fact has kind, name, at, epoch and data"
-            raise ValueError(msg)
 
 
 def _as_text(data: object) -> bytes:

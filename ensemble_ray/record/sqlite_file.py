@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sqlite3
+import tempfile
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -189,7 +191,7 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
     if isinstance(error, RecordError):
         return error
     if is_damage(error):
-        return _damaged(path, error)
+        return _unreadable(path, error)
     where = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else str(path)
     reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
     found = RecordError(
@@ -268,14 +270,35 @@ def _reading(directory: Path) -> Generator[sqlite3.Connection | None]:
         yield None
         return
     try:
-        with contextlib.closing(_readable(path)) as connection:
+        with _readable(path) as connection:
             _check_version(connection, path)
             yield connection
     except sqlite3.Error as error:
-        raise _damaged(path, error) from error
+        raise _unreadable(path, error) from error
 
 
-def _readable(path: Path) -> sqlite3.Connection:
+@contextlib.contextmanager
+def _readable(path: Path) -> Generator[sqlite3.Connection]:
+    try:
+        connection = _open_to_read(path)
+    except sqlite3.OperationalError:
+        # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+        with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
+            try:
+                for each in (path, path.with_name(f"{RECORD}-wal")):
+                    if each.exists():
+                        shutil.copyfile(each, Path(directory, each.name))
+                connection = _open_to_read(Path(directory, path.name))
+            except OSError as error:
+                raise _unreadable(path, error) from error
+            with contextlib.closing(connection):
+                yield connection
+        return
+    with contextlib.closing(connection):
+        yield connection
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, timeout=_BUSY_S, isolation_level=None)
     try:
         connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
@@ -290,6 +313,8 @@ def _check_version(connection: sqlite3.Connection, path: Path) -> None:
     if version > FORMAT:
         msg = f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray"
         raise RecordError(msg, str(path))
+    if version != FORMAT:
+        raise _unreadable(path, "it holds no record")
 
 
 def _facts(
@@ -307,7 +332,7 @@ def _facts(
         msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
         raise RecordError(msg, str(path)) from error
     except sqlite3.Error as error:
-        raise _damaged(path, error) from error
+        raise _unreadable(path, error) from error
     return found
 
 
@@ -333,9 +358,12 @@ def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
             yield digest, body
 
 
-def _damaged(path: Path, error: BaseException) -> RecordError:
-    found = RecordError(f"The record is damaged: {path} cannot be read ({error})", str(path))
-    found.__cause__ = error
+def _unreadable(path: Path, reason: BaseException | str) -> RecordError:
+    if isinstance(reason, str) or is_damage(reason):
+        found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
+    else:
+        found = RecordError(f"Cannot read the record {path}: {reason}", str(path))
+    found.__cause__ = reason if isinstance(reason, BaseException) else None
     return found
 
 

@@ -18,7 +18,8 @@ from ensemble_ray.values import utc_of
 from .record_stores import STORES, address_of
 
 RUN = "run-1"
-OUTPUT = TaskOutput(raw="text", task_description="Write", agent_role="Writer", completed_at=utc_of(1), duration=2)
+TOOK = timedelta(seconds=2)
+OUTPUT = TaskOutput(raw="text", task_description="Write", agent_role="Writer", completed_at=utc_of(1), duration=TOOK)
 
 
 class Record:
@@ -100,7 +101,9 @@ async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journ
     kinds = ("model", "tool_intent", "tool_result", "decision")
     await journal.append([_fact(f"a/b#0/1/{kind}", kind, text="old") for kind in kinds])
     await journal.append([_fact(f"a/b#0/1/{kind}", kind, text="new") for kind in kinds])
-    await journal.append([_fact("a/b#0", "stimulus"), _fact("a/b#0", "output"), _fact("a/b#1/0/model"), _fact("a/b", "output")])
+    await journal.append(
+        [_fact("a/b#0", "stimulus"), _fact("a/b#0", "output"), _fact("a/b#1/0/model"), _fact("a/b", "output")]
+    )
     found = await journal.known("a/b#0")
     assert set(found) == {("a/b#0", "output"), *((f"a/b#0/1/{kind}", kind) for kind in kinds)}
     assert {fact.data.get("text", "new") for fact in found.values()} == {"new"}
@@ -115,7 +118,7 @@ async def test_effects_of_other_writers_are_known(record: Record, journal: Journ
 
 async def test_data_is_json_data(journal: Journal, record: Record) -> None:
     """S-DUR-6: values are in the form in which any reader gets them."""
-    await journal.append([_fact("facts#0", "output", output=OUTPUT, took=timedelta(seconds=2), ones={1})])
+    await journal.append([_fact("facts#0", "output", output=OUTPUT, took=TOOK, ones={1})])
     found = (await journal.known("facts#0"))["facts#0", "output"]
     assert found.data == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
     assert await record.read() == [found]
@@ -252,7 +255,9 @@ async def test_everybody_else_in_a_commit_goes_on_when_one_is_refused(journal: J
 
     done = await asyncio.gather(*(work(task) for task in range(8)))
     assert [task for task, is_done in enumerate(done) if not is_done] == [3, 5]
-    assert {fact.name for fact in await record.read() if fact.epoch == 0} == {f"t{n}#0/0/model" for n in (0, 1, 2, 4, 6, 7)}
+    assert {fact.name for fact in await record.read() if fact.epoch == 0} == {
+        f"t{n}#0/0/model" for n in (0, 1, 2, 4, 6, 7)
+    }
 
 
 async def test_older_epoch_is_refused_everywhere_when_the_run_has_a_newer_one(journal: Journal, record: Record) -> None:
