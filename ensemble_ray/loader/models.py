@@ -29,7 +29,9 @@ _FREE_MAPPING = Kind(
 _ENDPOINT = {
     "base_url": Field(kind=TEXT, doc="Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL."),
     "api_key_env": Field(kind=TEXT, doc="Environment variable that holds the key; default OPENAI_API_KEY."),
-    "max_retries": Field(kind=WHOLE, doc="How often a failed call is repeated before it fails."),
+    "max_retries": Field(
+        kind=WHOLE, doc="How often the model itself repeats a failed call; the team's retry comes on top."
+    ),
 }
 _LOCAL = {
     "context_tokens": Field(kind=WHOLE, doc="Local models: context of all slots together."),
