@@ -14,6 +14,7 @@ import pytest
 from ensemble_ray import errors
 from ensemble_ray.errors import (
     AgentExecutionError,
+    CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
     ExitEarlyError,
@@ -31,6 +32,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     ToolConfigurationError,
     ToolExecutionError,
+    UnknownOutcomeError,
     ValidationError,
     message_of,
     portable,
@@ -69,6 +71,8 @@ EVERY = [
     RunExistsError("Run 'r' is running"),
     RecordError("Cannot write", "/record"),
     StaleEpochError("r", "facts#0", 1, 2),
+    UnknownOutcomeError("Nobody knows whether it was sent", "facts#0/1/call-0", "send"),
+    CircuitOpenError("The endpoint is not asked for now", "model at 127.0.0.1"),
     IllegalStateError("closed"),
     ToolConfigurationError("approval without handler"),
     ExitEarlyError("enough", timed_out=True),

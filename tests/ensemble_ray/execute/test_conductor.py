@@ -14,6 +14,7 @@ from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunCon
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.schedule.plans import plan_of
@@ -33,11 +34,11 @@ class SlowJournal(MemoryJournal):
         self.free = asyncio.Event()
         self.free.set()
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
         self.batches.append(_told(facts))
         await asyncio.sleep(0)
         await self.free.wait()
-        await super().append(facts, epoch=epoch)
+        await super().append(facts, epoch=epoch, until=until)
 
 
 @dataclass

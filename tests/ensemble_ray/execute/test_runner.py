@@ -20,6 +20,7 @@ from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.runner import cut
 from ensemble_ray.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
 from ensemble_ray.tools import tool
@@ -186,10 +187,10 @@ async def test_missing_context_fails_the_task_after_its_start() -> None:
 class FullDisk(MemoryJournal):
     """A journal that has no room for failures."""
 
-    async def append(self, facts: Sequence[Fact], *, epoch: int = 0) -> None:
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
         if any(fact.kind == "task_failed" for fact in facts):
             raise RecordError("The disk is full")
-        await super().append(facts, epoch=epoch)
+        await super().append(facts, epoch=epoch, until=until)
 
 
 async def test_first_failure_is_told_when_it_cannot_be_recorded(caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +204,7 @@ async def test_first_failure_is_told_when_it_cannot_be_recorded(caplog: pytest.L
 
 @pytest.mark.parametrize("is_timeout", [False, True])
 async def test_early_exit_is_neither_failure_nor_output(is_timeout: bool) -> None:  # noqa: FBT001  a case of the table
-    """S-ENG-59: no fact of its end, no event."""
+    """S-ENG-59, S-DUR-30: no event; that it left is a fact, so that it is not asked to leave again."""
 
     @tool
     async def leave() -> str:
@@ -213,7 +214,12 @@ async def test_early_exit_is_neither_failure_nor_output(is_timeout: bool) -> Non
     bench = Bench(agents={"draft": writer(ScriptedModel(call("leave")), tools=[leave])})
     result = await bench.run()
     assert (result.status, result.is_timeout, result.output) == ("exited", is_timeout, None)
-    assert bench.named == [("model", "draft#0/0/model"), ("tool_intent", "draft#0/0/call-0")]
+    assert bench.named == [
+        ("model", "draft#0/0/model"),
+        ("tool_intent", "draft#0/0/call-0"),
+        ("task_exited", "draft#0"),
+    ]
+    assert bench.journal.facts()[-1].data == {"is_timeout": is_timeout}
     assert not bench.sink.of(TaskFailedEvent)
 
 
