@@ -21,7 +21,14 @@ class RayCpuPool:
     def __init__(self, remote: Any) -> None:
         self._remote = remote
 
-    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+    async def run(
+        self,
+        function: bytes,
+        arguments: Mapping[str, object],
+        *,
+        timeout_s: float | None,
+        may_repeat: bool = True,  # noqa: ARG002  a lost worker's call is never repeated here
+    ) -> object:
         """Call a packed function with keyword arguments somewhere in the cluster; what it raises is raised here.
 
         Raises:

@@ -174,7 +174,8 @@ class RayRuntime:
 def _without_callables(task: Task) -> Task:
     if task.handler is None and not task.input_guardrails and not task.output_guardrails:
         return task
-    return task.model_copy(update={"handler": None, "input_guardrails": (), "output_guardrails": ()})
+    effect = None if task.handler is None else task.handler_effect
+    return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
 
 
 def _callables(tasks: Mapping[str, Task]) -> bytes:

@@ -56,13 +56,14 @@ from ensemble_ray.events import (
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, GuardrailType
 from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.execute.structured import ParseResult, describe_schema, extract_json, parse_output
+from ensemble_ray.execute.unknown import UnknownEffect
 from ensemble_ray.inline import InlineRuntime
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.listeners import EnsembleListener
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.messages import ChatMessage, ChatResponse, Effect, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.metrics import CostConfiguration, CostEstimate, ExecutionMetrics, MemoryOperationCounts, TaskMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
@@ -142,6 +143,7 @@ __all__ = [
     "DateTimeTool",
     "Durability",
     "DynamicToolProvider",
+    "Effect",
     "Ensemble",
     "EnsembleCompletedEvent",
     "EnsembleError",
@@ -229,6 +231,7 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "TypedAgentTool",
+    "UnknownEffect",
     "UnknownOutcomeError",
     "ValidationError",
     "WebScraperTool",

@@ -166,11 +166,13 @@ class Limiter(Protocol):
 class CpuPool(Protocol):
     """Runs stateless functions outside this process, so that cores add up (S-SET-35)."""
 
-    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+    async def run(
+        self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
+    ) -> object:
         """Call a cloudpickled function with keyword arguments in another process and give its result.
 
         The time runs from when a processor is free for the call; a cancelled call frees its processor. What the
-        function raises is raised here, as itself.
+        function raises is raised here, as itself. A call whose process died is made again only if it may be.
 
         Raises:
             CannotTravelError: function or arguments cannot be loaded there (`tools/cpu.py`).

@@ -192,7 +192,8 @@ async def _call_in_pool(
             "tool_name": bound.name,
             "idempotency_key": context.idempotency_key,
         }
-        return cast("ToolOutcome", await pool.run(packed, call, timeout_s=bound.timeout_s))
+        given = await pool.run(packed, call, timeout_s=bound.timeout_s, may_repeat=bound.effect != "once")
+        return cast("ToolOutcome", given)
     except CannotTravelError as error:
         _packed[function] = None
         _log.warning("Tool '%s' runs in a thread, since it cannot travel to another process: %s", bound.name, error)

@@ -100,12 +100,16 @@ def _perform(
             return outcome_of_error(error)
 
 
+#: What the model is told of a call whose process died.
+_DIED = "the process that ran it ended unexpectedly (out of memory, or a crash in native code)"
+
+
 class LokyCpuPool:
     """The `CpuPool` of one machine without Ray: as many processes as processors, started when first needed.
 
     A call that is given up (timeout, cancellation) cannot be stopped alone: its group of processes takes no new call,
-    finishes what else it runs, and is killed then. A process that dies takes the calls of its group with it; each of
-    them is tried once more alone, so that only the one that kills its process fails.
+    finishes what else it runs, and is killed then. A process that dies takes the calls of its group with it; those that
+    may be repeated are tried once more alone, so that only the one that kills its process fails.
     """
 
     def __init__(self, *, workers: int | None = None, idle_s: float = 60.0) -> None:
@@ -118,7 +122,9 @@ class LokyCpuPool:
         )
         self._lock = threading.Lock()
 
-    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+    async def run(
+        self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
+    ) -> object:
         """Call a packed function with keyword arguments in another process and give its result.
 
         The time runs from when a processor is free for the call. What the function raises is raised here.
@@ -132,14 +138,15 @@ class LokyCpuPool:
         async with self._slot():
             try:
                 reply = await self._call(self._current(), function, packed, timeout_s)
-            except _ProcessDiedError:
+            except _ProcessDiedError as error:
+                if not may_repeat:
+                    raise ToolExecutionError(_DIED) from error
                 alone = _Group(1, self._idle_s)
                 self._groups.add(alone)
                 try:
                     reply = await self._call(alone, function, packed, timeout_s)
-                except _ProcessDiedError as error:
-                    msg = "the process that ran it ended unexpectedly (out of memory, or a crash in native code)"
-                    raise ToolExecutionError(msg) from error
+                except _ProcessDiedError as died:
+                    raise ToolExecutionError(_DIED) from died
                 finally:
                     alone.retire()
         return unpack_reply(reply)

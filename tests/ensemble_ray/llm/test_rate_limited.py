@@ -26,7 +26,9 @@ PER_SECOND = RateLimit.per_second(1)
 class NoCpu:
     """Nothing here is CPU-heavy."""
 
-    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+    async def run(
+        self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
+    ) -> object:
         raise NotImplementedError
 
 

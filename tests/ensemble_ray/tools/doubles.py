@@ -66,7 +66,9 @@ class PoolHere:
         self.answer = answer
         self.timeouts: list[float | None] = []
 
-    async def run(self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None) -> object:
+    async def run(
+        self, function: bytes, arguments: Mapping[str, object], *, timeout_s: float | None, may_repeat: bool = True
+    ) -> object:
         self.timeouts.append(timeout_s)
         if isinstance(self.answer, BaseException):
             raise self.answer
