@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -84,7 +84,7 @@ async def _state(store: RunStore, run_id: str = RUN) -> RunState:
 
 
 @contextmanager
-def _program(address: StoreAddress, rest: str) -> Iterator[subprocess.Popen[str]]:
+def _program(address: StoreAddress, rest: str) -> Generator[subprocess.Popen[str]]:
     code = _PROGRAM + "".join(f"    {line}\n" for line in rest.strip().splitlines()) + "asyncio.run(main())\n"
     command = [sys.executable, "-c", code, json.dumps(asdict(address))]
     with subprocess.Popen(command, cwd=_HOME_OF_CODE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  our own code

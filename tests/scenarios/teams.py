@@ -29,7 +29,7 @@ from ensemble_ray import (
     ToolCall,
     ToolCallEvent,
 )
-from ensemble_ray.record.journal_file import read_facts
+from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall
 
 #: Longest time to wait for what must come, s; a test that needs it has failed.

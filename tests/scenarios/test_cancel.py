@@ -24,7 +24,7 @@ from ensemble_ray import (
     TaskStartEvent,
     tool,
 )
-from ensemble_ray.record.journal_file import RunDirectory
+from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.processes import program
 from tests.scenarios.hanging_run import RUN_ID

@@ -24,7 +24,7 @@ from ensemble_ray import (
     TaskFailedEvent,
     tool,
 )
-from ensemble_ray.record.journal_file import RunDirectory
+from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
 

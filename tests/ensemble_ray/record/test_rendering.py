@@ -1,4 +1,4 @@
-"""Facts as lines and back."""
+"""Facts' data as text and back."""
 
 import json
 from dataclasses import dataclass
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState, TaskOutput
-from ensemble_ray.record.bodies import MemoryBodies
-from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, fact_of, in_json_form, line_of, plain_data
+from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, data_of, in_json_form, plain_data, text_of
 from ensemble_ray.values import utc_of
 
 JSON_VALUES = st.recursive(
@@ -37,39 +36,29 @@ def _fact(data: dict[str, object]) -> Fact:
     return Fact(run="r", kind="output", name="facts#0", at=12.5, data=data)
 
 
-def _trip(fact: Fact, epoch: int = 0) -> Fact:
-    bodies = MemoryBodies()
-    return fact_of("r", line_of(fact, epoch, bodies.put), bodies.get)
+def _trip(data: dict[str, object]) -> dict[str, object]:
+    bodies: dict[str, str] = {}
+
+    def keep(text: str) -> str:
+        bodies[body_digest(text)] = text
+        return body_digest(text)
+
+    return data_of(text_of(data, keep), bodies.__getitem__)
 
 
 @given(data=st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=4))
 def test_json_data_comes_back_unchanged(data: dict[str, object]) -> None:
     """Long texts, and users' keys that look like references to them, included."""
-    assert _trip(_fact(data)) == _fact(data)
+    assert _trip(data) == data
 
 
 @pytest.mark.parametrize("length", [BODY_LIMIT, BODY_LIMIT + 1])
 def test_text_lies_among_the_bodies_when_it_is_long(length: int) -> None:
     """More than 1,024 characters, not bytes; at any depth."""
     text = "ä" * length
-    bodies = MemoryBodies()
-    line = json.loads(line_of(_fact({"a": [{"b": text}]}), 0, bodies.put))
+    written = json.loads(text_of({"a": [{"b": text}]}, body_digest))
     expected: object = text if length <= BODY_LIMIT else {"$body": sha256(text.encode()).hexdigest()}
-    assert line["data"] == {"a": [{"b": expected}]}
-
-
-def test_line_has_the_fields_of_the_format() -> None:
-    """One line; the run's name stands in the file's header."""
-    line = line_of(_fact({"text": "two\nlines"}), 3, body_digest)
-    assert line.count(b"\n") == 1
-    assert line.endswith(b"\n")
-    assert json.loads(line) == {
-        "kind": "output",
-        "name": "facts#0",
-        "at": 12.5,
-        "epoch": 3,
-        "data": {"text": "two\nlines"},
-    }
+    assert written == {"a": [{"b": expected}]}
 
 
 @dataclass
@@ -101,7 +90,7 @@ def test_writing_goes_on_when_a_value_has_no_json_form() -> None:
     loop: list[object] = []
     loop.append(loop)
     data = {"o": object, "loop": loop, "bytes": b"\xff", "half": "\ud83d" * 2000, "nan": float("nan")}
-    read = _trip(_fact(data)).data
+    read = _trip(data)
     assert read["o"] == "<class 'object'>"
     assert read["loop"] == ["[[...]]"]
     assert read["bytes"] == "b'\\xff'"
@@ -116,8 +105,8 @@ def test_recorded_form_is_what_a_reader_gets() -> None:
     )
 
 
-@pytest.mark.parametrize("line", [b"[]", b"{}", b'{"kind":"output","name":"a","at":"now","epoch":0,"data":{}}', b"x"])
-def test_line_is_refused_when_it_is_no_fact(line: bytes) -> None:
-    """A reader says so instead of guessing."""
+@pytest.mark.parametrize("text", ["[]", "1", '{"a":', "x", ""])
+def test_text_is_refused_when_it_is_no_data(text: str) -> None:
+    """S-DUR-9: a reader says so instead of guessing."""
     with pytest.raises(ValueError, match=r"."):
-        fact_of("r", line, str)
+        data_of(text, str)

@@ -16,7 +16,8 @@ from ensemble_ray.values import utc_of
 
 
 def _run(home: Path, run_id: str, state: RunState = RunState.COMPLETED, at: float = 100.0) -> RunDirectory:
-    directory = RunDirectory.own(home, run_id, origin="team.yaml", clock=lambda: at)
+    directory = RunDirectory(home, run_id)
+    directory.begin("team.yaml", clock=lambda: at)
     directory.write_state(state)
     return directory
 
@@ -26,7 +27,7 @@ def test_state_is_kept_and_the_owner_gone_when_a_run_ended(tmp_path: Path, state
     """S-SET-14: what lists show afterwards, from any process."""
     _run(tmp_path, "a", state)
     assert RunDirectory(tmp_path, "a").state() is state
-    assert RunDirectory.own(tmp_path, "a").state() in {state, RunState.INTERRUPTED}
+    assert not RunDirectory(tmp_path, "a").ownership.is_taken()
 
 
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING, RunState.WAITING])
@@ -44,7 +45,8 @@ def test_run_is_interrupted_when_its_process_was_killed(tmp_path: Path) -> None:
         "import os, pathlib, signal, sys\n"
         "from ensemble_ray.outputs import RunState\n"
         "from ensemble_ray.record.runs import RunDirectory\n"
-        "owner = RunDirectory.own(pathlib.Path(sys.argv[1]), 'a')\n"
+        "owner = RunDirectory(pathlib.Path(sys.argv[1]), 'a')\n"
+        "owner.begin('')\n"
         "owner.write_state(RunState.RUNNING)\n"
         "print(RunDirectory(pathlib.Path(sys.argv[1]), 'a').state().value, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -57,11 +59,12 @@ def test_run_is_interrupted_when_its_process_was_killed(tmp_path: Path) -> None:
 
 
 def test_state_is_written_whole(tmp_path: Path) -> None:
-    """Nothing but the new file is left, and it is JSON."""
+    """In its place, in one piece of one length, so that a full disk can hold it; it is JSON."""
     directory = _run(tmp_path, "a")
     assert sorted(path.name for path in directory.path.iterdir()) == ["meta.json", "owner.lock"]
-    assert json.loads((directory.path / "meta.json").read_text()) == {
-        "format": 1,
+    text = (directory.path / "meta.json").read_text()
+    assert json.loads(text) == {
+        "format": 2,
         "run": "a",
         "created_at": "1970-01-01T00:01:40+00:00",
         "origin": "team.yaml",
@@ -69,20 +72,29 @@ def test_state_is_written_whole(tmp_path: Path) -> None:
     }
 
 
+def test_meta_has_one_length(tmp_path: Path) -> None:
+    """S-DUR-8: a state is written on a full disk too."""
+    sizes = {
+        (_run(tmp_path, state.value.ljust(11, "x"), state).path / "meta.json").stat().st_size for state in RunState
+    }
+    assert len(sizes) == 1
+
+
 def test_creation_and_origin_stay_when_a_run_is_taken_over(tmp_path: Path) -> None:
     """A resumed run is the run it was."""
     _run(tmp_path, "a", RunState.CANCELLED)
-    again = RunDirectory.own(tmp_path, "a", origin="other", clock=lambda: 900.0)
+    again = RunDirectory(tmp_path, "a")
+    again.own()
     again.write_state(RunState.COMPLETED)
     assert (again.summary().created_at, again.summary().origin) == (utc_of(100), "team.yaml")
 
 
 def test_error_says_where_when_the_state_cannot_be_written(tmp_path: Path) -> None:
     """Never silent."""
-    directory = RunDirectory.own(tmp_path, "a")
+    directory = _run(tmp_path, "a", RunState.RUNNING)
     (directory.path / "meta.json").unlink()
     (directory.path / "meta.json").mkdir()
-    with pytest.raises(RecordError, match=r"runs/a/meta\."):
+    with pytest.raises(RecordError, match=r"runs/a/meta\.json: Is a directory"):
         directory.write_state(RunState.RUNNING)
     directory.release()
 
@@ -98,7 +110,7 @@ def test_runs_are_listed_newest_first(tmp_path: Path) -> None:
         "team.yaml",
         RunState.COMPLETED,
     )
-    assert newest.path == tmp_path / "runs" / "new"
+    assert newest.place == str(tmp_path / "runs" / "new")
 
 
 def test_list_is_empty_when_there_is_no_home(tmp_path: Path) -> None:
@@ -150,6 +162,12 @@ def test_unknown_run_is_told_when_there_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValidationError) as caught:
         read_facts("a", tmp_path)
     assert str(caught.value) == f"Unknown run 'a': there are no runs in {tmp_path / 'runs'}"
+
+
+def test_half_removed_run_is_none(tmp_path: Path) -> None:
+    """S-DUR-53: a run that is being deleted is in no list."""
+    _run(tmp_path, "a").path.rename(tmp_path / "runs" / ".a.1.deleted")
+    assert list_runs(tmp_path) == []
 
 
 def test_run_without_facts_is_told(tmp_path: Path) -> None:
