@@ -165,9 +165,10 @@ async def accept_fork(
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
+    listeners: Sequence[object] = (),
     is_watched: bool = False,
 ) -> Run:
-    """Begin the run that was offered and give its handle. On the library's loop.
+    """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
 
     Raises:
         ValidationError: what would be used is defined otherwise now.
@@ -187,9 +188,11 @@ async def accept_fork(
         chosen, offer.run_id, offer.from_task, len(offer.plan.reused), ", ".join(offer.plan.again),
     )  # fmt: skip
     await _write(offer, chosen)
-    return await begin_again(
-        chosen, offer.ensemble, runtime=runtime, allow_changes=True, is_watched=is_watched
-    )  # what may differ was judged above
+    definition = offer.ensemble
+    for listener in listeners:
+        definition = definition.with_additional_listener(listener)
+    # Changes are allowed there: what may differ was judged above.
+    return await begin_again(chosen, definition, runtime=runtime, allow_changes=True, is_watched=is_watched)
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:

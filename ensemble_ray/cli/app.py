@@ -13,11 +13,16 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from ensemble_ray.cli.cancel import cancel
+from ensemble_ray.cli.delete import delete, prune
 from ensemble_ray.cli.demo import demo
 from ensemble_ray.cli.doctor import doctor
+from ensemble_ray.cli.fork import fork
 from ensemble_ray.cli.models import models
 from ensemble_ray.cli.plan import plan
+from ensemble_ray.cli.resume import resume
 from ensemble_ray.cli.run import run
+from ensemble_ray.cli.runs import runs
 from ensemble_ray.cli.schema import schema
 from ensemble_ray.cli.terminal import INTERRUPTED, USAGE, say
 from ensemble_ray.cli.trace import trace
@@ -60,7 +65,7 @@ def version() -> None:
     print(f"ensemble-ray {version_of('ensemble-ray')}")
 
 
-for command in (run, plan, trace, demo, doctor, schema, version):
+for command in (run, plan, runs, trace, resume, fork, cancel, delete, prune, demo, doctor, schema, version):
     app.command()(command)
 app.add_typer(models, name="models")
 

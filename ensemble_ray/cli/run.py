@@ -13,15 +13,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ensemble_ray.cli.records import say_where
 from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, own_command, say, show
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
     from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.listeners import EnsembleListener
     from ensemble_ray.outputs import EnsembleOutput
+    from ensemble_ray.run_handle import Run
     from ensemble_ray.trace import ExecutionTrace
 
-__all__ = ["RuntimeName", "Target", "WorkflowName", "carry_out", "run", "say_where"]
+__all__ = [
+    "AsJson",
+    "Quiet",
+    "RunId",
+    "RuntimeChoice",
+    "RuntimeName",
+    "Target",
+    "TraceFile",
+    "WorkflowName",
+    "carry_out",
+    "run",
+    "show_run",
+]
 
 #: How long an interrupted run may take to let go, s.
 _RELEASE_S = 15.0
@@ -58,6 +73,13 @@ Workflow = Annotated[WorkflowName | None, typer.Option("--workflow", help="In pl
 RuntimeChoice = Annotated[
     RuntimeName | None, typer.Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")
 ]
+RunId = Annotated[
+    str | None,
+    typer.Option("--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")]
+TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")]
 
 
 def run(
@@ -68,17 +90,10 @@ def run(
     runtime: RuntimeChoice = None,
     workflow: Workflow = None,
     llm: Llm = None,
-    run_id: Annotated[
-        str | None,
-        typer.Option(
-            "--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")] = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")
-    ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")] = False,
+    run_id: RunId = None,
+    as_json: AsJson = False,
+    trace: TraceFile = None,
+    quiet: Quiet = False,
 ) -> int:
     """Run a team and print its output.
 
@@ -120,18 +135,53 @@ def carry_out(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
+    from ensemble_ray.run_handle import Run  # the help does not need it
+
+    return show_run(
+        lambda listener: Run(
+            ensemble.with_additional_listener(listener),
+            inputs,
+            runtime=None if runtime is None else runtime.value,
+            run_id=run_id,
+            is_watched=False,
+            origin=ensemble.source,
+        ),
+        title=title,
+        as_json=as_json,
+        trace=trace,
+        is_quiet=is_quiet,
+        render=render,
+    )
+
+
+def show_run(
+    begin: Callable[[EnsembleListener], Run],
+    *,
+    title: str,
+    as_json: bool = False,
+    trace: Path | None = None,
+    is_quiet: bool = False,
+    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+) -> int:
+    """Begin a run that the display listens to, and show it as `carry_out` does; gives the exit code.
+
+    Raises:
+        EnsembleError: the run failed, or cannot begin; its record was named.
+    """
     from ensemble_ray.cli.display import Display  # the help does not need them
-    from ensemble_ray.errors import EnsembleError
+    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
 
     display = Display(title, is_quiet=is_quiet)
+    watched = _Watched()
     try:
-        output, is_cancelled = _watched(ensemble, inputs, display, runtime=runtime, run_id=run_id)
+        output, is_cancelled = watched.result(begin, display)
     except EnsembleError as error:
-        if error.run_id is not None:
+        began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
+        if began and watched.run_id is not None:
             _write_trace(error.trace, trace)
             if not is_quiet:
                 say(f"{display.summary()}")
-                say_where(error.run_id)
+                say_where(watched.run_id)
         raise
     _write_trace(output.trace, trace)
     if as_json:
@@ -150,36 +200,31 @@ def carry_out(
     return FAILED if output.exit_reason.value in {"error", "timeout"} else FINE
 
 
-def _watched(
-    ensemble: Ensemble,
-    inputs: Mapping[str, object],
-    display: Display,
-    *,
-    runtime: RuntimeName | None,
-    run_id: str | None,
-) -> tuple[EnsembleOutput, bool]:
-    """The run's output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
-    from ensemble_ray.run_handle import Run  # the help does not need it
+class _Watched:
+    """A run with a display, in front of somebody who may interrupt it."""
 
-    watched = ensemble.with_additional_listener(display.listener)
-    with display, _terminable():
-        display.note("starting the runtime")
-        begun = Run(
-            watched,
-            inputs,
-            runtime=None if runtime is None else runtime.value,
-            run_id=run_id,
-            is_watched=False,
-            origin=ensemble.source,
-        )
-        try:
-            return begun.result(), False
-        except KeyboardInterrupt:
-            display.note_line("Ending the run; Ctrl-C again leaves at once.")
-            begun.cancel()
-            if not begun.join(_RELEASE_S):
-                raise
-            return begun.result(), True
+    def __init__(self) -> None:
+        #: None until it has begun
+        self.run_id: str | None = None
+
+    def result(self, begin: Callable[[EnsembleListener], Run], display: Display) -> tuple[EnsembleOutput, bool]:
+        """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
+        with display, _terminable():
+            display.note("starting the runtime")
+            begun = begin(display.listener)
+            self.run_id = begun.id
+            try:
+                return begun.result(), False
+            except KeyboardInterrupt:
+                display.note_line("Ending the run; Ctrl-C again leaves at once.")
+                begun.cancel()
+                try:
+                    if begun.join(_RELEASE_S):
+                        return begun.result(), True
+                    raise
+                except KeyboardInterrupt:
+                    display.note_line(f"Resume it: {own_command()} resume {begun.id}")
+                    raise
 
 
 @contextlib.contextmanager
@@ -198,20 +243,12 @@ def _terminable() -> Generator[None]:
 
 def as_data(output: EnsembleOutput) -> dict[str, Any]:
     """The output as JSON data; its trace has a command of its own."""
+    from ensemble_ray.cli.records import own_store
+    from ensemble_ray.loop import run_blocking
+
     data = output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
-    return {**data, "record": _record_of(str(output.run_id))}
-
-
-def say_where(run_id: str) -> None:
-    """Where the record lies and which command shows it."""
-    say(f"Record: {_record_of(run_id)}\nShow it: {own_command()} trace {run_id}")
-
-
-def _record_of(run_id: str) -> str:
-    from ensemble_ray.config import home_directory  # the help does not need them
-    from ensemble_ray.record.runs import runs_directory
-
-    return str(runs_directory(home_directory()) / run_id)
+    found = run_blocking(own_store().summary(str(output.run_id)))
+    return {**data, "record": None if found is None else found.place}
 
 
 def _write_trace(found: ExecutionTrace | None, file: Path | None) -> None:

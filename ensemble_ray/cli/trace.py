@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ensemble_ray.cli.records import as_data, no_runs, own_store, where
 from ensemble_ray.cli.terminal import FINE, say, show
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.runs import RunSummary
+    from ensemble_ray.record.stores import RunSummary
     from ensemble_ray.trace import ExecutionTrace
 
 __all__ = ["trace"]
@@ -33,25 +34,23 @@ def trace(
     """
     import json
 
-    from ensemble_ray.config import home_directory
-    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.errors import RecordError
+    from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
-    from ensemble_ray.record.runs import list_runs, read_facts, runs_directory
 
-    home = home_directory()
+    store = own_store()
     if run is None:
-        runs = list_runs(home)
+        runs = run_blocking(store.runs())
         if as_json:
-            show(json.dumps([_as_data(each) for each in runs], indent=2))
+            show(json.dumps([as_data(each) for each in runs], indent=2))
         else:
-            _list(runs, str(runs_directory(home)))
+            _list(runs)
         return FINE
-    if run == "latest":
-        runs = list_runs(home)
-        if not runs:
-            raise ValidationError(f"There are no runs in {runs_directory(home)}. Make one: ensemble-ray demo")
-        run = runs[0].run_id
-    found = fold_trace(read_facts(run, home))
+    named = run_blocking(store.find(run))
+    facts = run_blocking(store.facts(named.run_id))
+    if not facts:
+        raise RecordError(f"Run '{named.run_id}' has recorded nothing in {named.place}", named.place)
+    found = fold_trace(facts)
     if as_json:
         show(found.to_json())
     else:
@@ -59,26 +58,16 @@ def trace(
     return FINE
 
 
-def _as_data(run: RunSummary) -> dict[str, str]:
-    return {
-        "run_id": run.run_id,
-        "state": run.state.value,
-        "created_at": run.created_at.isoformat(),
-        "origin": run.origin,
-        "path": str(run.path),
-    }
-
-
-def _list(runs: list[RunSummary], where: str) -> None:
+def _list(runs: list[RunSummary]) -> None:
     if not runs:
-        say(f"There are no runs in {where}. Make one: ensemble-ray demo")
+        say(no_runs())
         return
     width = max(len(run.run_id) for run in runs[:_LISTED])
     for run in runs[:_LISTED]:
         created = run.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         show(f"{run.run_id:<{width}}  {created}  {run.state.value:<11}  {run.origin}".rstrip())
     if len(runs) > _LISTED:
-        say(f"and {len(runs) - _LISTED} older ones in {where}")
+        say(f"and {len(runs) - _LISTED} older ones in {where()}")
 
 
 def _print_tree(found: ExecutionTrace) -> None:

@@ -1,0 +1,91 @@
+"""`ensemble-ray resume`: go on with a recorded run. Room: cli."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.records import RunName, own_store
+from ensemble_ray.cli.run import AsJson, Quiet, RuntimeChoice, RuntimeName, TraceFile, show_run
+
+if TYPE_CHECKING:
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.record.recovery import Recovered
+
+__all__ = ["AllowChanges", "recorded_team", "resume", "runtime_of"]
+
+AllowChanges = Annotated[
+    bool,
+    typer.Option(
+        "--allow-changes", help="Also with another definition than the recorded one; what is recorded is used as it is."
+    ),
+]
+
+
+def resume(
+    run: RunName,
+    *,
+    take_over: Annotated[
+        bool,
+        typer.Option("--take-over", help="Also from a process that still owns the run, such as one that hangs."),
+    ] = False,
+    allow_changes: AllowChanges = False,
+    runtime: RuntimeChoice = None,
+    as_json: AsJson = False,
+    trace: TraceFile = None,
+    quiet: Quiet = False,
+) -> int:
+    """Go on with a run that was interrupted or cancelled, and print its output.
+
+    What is recorded is used and not done again. The team is loaded from where the run began: a YAML file or
+    module:attribute. Of a completed run the recorded output is printed.
+
+    Exit codes: as run.
+    """
+    from ensemble_ray.loop import run_blocking
+    from ensemble_ray.record.recovery import Recovered
+    from ensemble_ray.resuming import begin_again
+
+    store = own_store()
+    found = run_blocking(store.find(run))
+    recovered = Recovered(run_blocking(store.facts(found.run_id)))
+    team = recorded_team(recovered)
+    chosen = runtime_of(runtime, recovered)
+    return show_run(
+        lambda listener: run_blocking(
+            begin_again(
+                found.run_id,
+                None if team is None else team.with_additional_listener(listener),
+                runtime=chosen,
+                take_over=take_over,
+                allow_changes=allow_changes,
+            )
+        ),
+        title=f"{found.run_id} ({Path(found.origin).name}) on {chosen}"
+        if found.origin
+        else f"{found.run_id} on {chosen}",
+        as_json=as_json,
+        trace=trace,
+        is_quiet=quiet,
+    )
+
+
+def recorded_team(recovered: Recovered) -> Ensemble | None:
+    """The team as it stands today where the run began; None where only a program has it.
+
+    Raises:
+        ValidationError: there is no such place any more, or what stands there is wrong.
+    """
+    from ensemble_ray.loader import load_source
+
+    return load_source(recovered.source) if recovered.source.place else None
+
+
+def runtime_of(choice: RuntimeName | None, recovered: Recovered) -> str:
+    """Where the run goes on: as chosen, else where it ran, else as the environment says."""
+    from ensemble_ray.config import Settings
+
+    recorded = recovered.header.get("runtime")
+    return choice.value if choice else str(recorded or Settings.from_environment().runtime)

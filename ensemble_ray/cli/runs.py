@@ -1,0 +1,121 @@
+"""`ensemble-ray runs`: the recorded runs, newest first. Room: cli."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.records import age_of, as_data, no_runs, own_store, where
+from ensemble_ray.cli.terminal import FINE, own_command, say, show
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore, RunSummary
+
+__all__ = ["States", "runs", "states_of"]
+
+_LISTED = 20
+#: Runs whose records are read at the same time.
+_READERS = 8
+
+States = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="Only runs in that state: running, completed, failed, cancelled, interrupted; repeatable.",
+    ),
+]
+
+
+def runs(
+    *,
+    states: States = None,
+    is_all: Annotated[bool, typer.Option("--all", help="Leave no run out.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON.")] = False,
+) -> int:
+    """List recorded runs: state, age, tasks done, where they came from.
+
+    Newest first; those that were interrupted can be resumed.
+    """
+    from ensemble_ray.loop import run_blocking
+
+    chosen = states_of(states or ())
+    store = own_store()
+    found = [run for run in run_blocking(store.runs()) if not chosen or run.state.value in chosen]
+    shown = found if is_all else found[:_LISTED]
+    done = run_blocking(_tasks_done(store, shown))
+    if as_json:
+        data = [
+            {**as_data(run), "tasks_done": each[0], "tasks": each[1]} for run, each in zip(shown, done, strict=True)
+        ]
+        show(json.dumps(data, indent=2))
+        return FINE
+    if not found:
+        say(f"No run in {where()} is {' or '.join(sorted(chosen))}" if chosen else no_runs())
+        return FINE
+    _list(shown, done)
+    if len(found) > len(shown):
+        say(f"and {len(found) - len(shown)} older ones in {where()}; all of them: --all")
+    if any(run.state.value == "interrupted" for run in shown):
+        say(f"Interrupted runs go on with: {own_command()} resume RUN")
+    return FINE
+
+
+def states_of(given: Sequence[str]) -> set[str]:
+    """The states that were named.
+
+    Raises:
+        ValidationError: one of them is none.
+    """
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.outputs import RunState
+
+    known = [state.value for state in RunState]
+    for state in given:
+        if state.lower() not in known:
+            raise ValidationError(f"--state: unknown state '{state}'. Known: [{', '.join(known)}]")
+    return {state.lower() for state in given}
+
+
+def _list(shown: Sequence[RunSummary], done: Sequence[tuple[int | None, int | None]]) -> None:
+    from ensemble_ray.values import utc_now
+
+    now = utc_now()
+    rows = [
+        (run.run_id, run.state.value, age_of(run.created_at, now), _counted(*each), run.origin)
+        for run, each in zip(shown, done, strict=True)
+    ]
+    names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
+    for name, state, age, count, origin in rows:
+        show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {origin}".rstrip())
+
+
+def _counted(done: int | None, total: int | None) -> str:
+    return "?" if done is None or total is None else f"{done}/{total}"
+
+
+async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tuple[int | None, int | None]]:
+    """(tasks with an output, tasks) of each run; unknown where the record cannot be read."""
+    import asyncio
+
+    from ensemble_ray.errors import RecordError
+    from ensemble_ray.record.task_fold import as_mapping, as_sequence
+
+    readers = asyncio.Semaphore(_READERS)
+
+    async def count(run: RunSummary) -> tuple[int | None, int | None]:
+        async with readers:
+            try:
+                facts = await store.facts(run.run_id)
+            except RecordError:  # `trace` tells; a list shows what there is
+                return None, None
+        total = next(
+            (len(as_sequence(as_mapping(fact.data.get("plan")).get("nodes"))) for fact in facts if fact.kind == "plan"),
+            0,
+        )
+        return len({fact.name for fact in facts if fact.kind == "output"}), total
+
+    return list(await asyncio.gather(*(count(run) for run in shown)))

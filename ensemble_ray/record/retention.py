@@ -1,0 +1,98 @@
+"""Which records are old enough to go, and their removal. Room: record.
+
+In: a store and an age. Out: what was removed.
+Never: the record of a run that is running; anything at all unless somebody asked for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.stores import RunStore, RunSummary
+from ensemble_ray.values import utc_now
+
+__all__ = ["RETENTION_VARIABLE", "age_from", "apply_retention", "prune"]
+
+_log = logging.getLogger(__name__)
+#: Environment variable that has old records removed at the end of each run.
+RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
+#: Hours of each unit.
+_HOURS = {"h": 1, "d": 24, "w": 168}
+_AGE = re.compile(r"(\d+)\s*([hdw])")
+_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+
+
+def age_from(text: str) -> timedelta:
+    """An age as people write it: `30d`, `12h`, `2w`.
+
+    Raises:
+        ValidationError: it is none.
+    """
+    found = _AGE.fullmatch(text.strip().lower())
+    if found is None:
+        msg = f"'{text}' is no age: write 30d for days, 12h for hours, 2w for weeks"
+        raise ValidationError(msg)
+    try:
+        return timedelta(hours=int(found[1]) * _HOURS[found[2]])
+    except OverflowError:
+        msg = f"'{text}' is too long an age"
+        raise ValidationError(msg) from None
+
+
+async def prune(
+    store: RunStore,
+    older_than: timedelta,
+    *,
+    keep: int = 0,
+    states: Collection[RunState] = (),
+    is_dry: bool = False,
+    now: datetime | None = None,
+) -> list[RunSummary]:
+    """Remove the records of old runs (S-DUR-53).
+
+    Args:
+        store: Where they are.
+        older_than: How long ago a run must have begun.
+        keep: So many of the newest are kept, however old they are.
+        states: Only of runs in these states; none named: of those that completed, failed or were cancelled. Runs that
+            somebody owns are never removed.
+        is_dry: Only say what would be removed.
+        now: What ages are measured by; None: the clock.
+
+    Returns:
+        What was removed, newest first.
+    """
+    wanted = set(states) or _ENDED
+    removable = [run for run in await store.runs() if run.state in wanted]
+    until = (now or utc_now()) - older_than
+    old = [run for run in removable[keep:] if run.created_at < until]
+    removed: list[RunSummary] = []
+    for run in old:
+        try:
+            if not is_dry:
+                await store.delete(run.run_id)
+        except (RunExistsError, ValidationError):
+            continue  # somebody resumed it, or removed it, a moment ago
+        removed.append(run)
+    return removed
+
+
+async def apply_retention(store: RunStore, environ: Mapping[str, str] | None = None) -> Sequence[RunSummary]:
+    """Remove what `ENSEMBLE_RAY_RETENTION` calls old; nothing where it says nothing. Failures are WARN lines."""
+    given = (os.environ if environ is None else environ).get(RETENTION_VARIABLE, "").strip()
+    if not given:
+        return ()
+    try:
+        removed = await prune(store, age_from(given))
+    except EnsembleError as error:
+        _log.warning("%s: old records were not removed: %s", RETENTION_VARIABLE, message_of(error))
+        return ()
+    if removed:
+        _log.info("%s: %d old records were removed", RETENTION_VARIABLE, len(removed))
+    return removed
