@@ -1,0 +1,214 @@
+"""Whether a run that was killed kept the promise, from three independent witnesses.
+
+In: the record's facts, what the protocol server was asked, what tools left on the disk, when who was killed. Out: what
+was broken, in words, and counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from ensemble_ray.ids import uuid_of
+from ensemble_ray.messages import Fact
+from ensemble_ray.testing import ServedRequest
+
+__all__ = ["Audit", "Kill", "audit", "difference", "key_of"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One kill as it happened."""
+
+    victim: str
+    #: Unix time, s, just before the signal
+    at: float
+    #: whether model calls that were on their way may be made again
+    repeats_calls: bool
+    #: what the anchor was, to repeat it
+    when: str
+    #: keys that the record held when nothing could be written any more, each with how often it had been asked for by
+    #: then; empty where the run went on
+    settled: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: when its successor took over; agents that outlive a scheduler go on until then, and start over with it
+    until: float = 0.0
+
+    def lasting_until(self, facts: Sequence[Fact]) -> Kill:
+        """This kill, with the time at which a new owner went on with the run."""
+        return replace(
+            self, until=min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
+        )
+
+    def explains(self, begun_at: float, again_at: float) -> bool:
+        """Whether what was begun then could have been under way in it, and was begun again after it."""
+        return self.repeats_calls and begun_at < max(self.at, self.until) and self.at < again_at
+
+
+@dataclass(slots=True, kw_only=True)
+class Audit:
+    """What was found."""
+
+    violations: list[str] = field(default_factory=list[str])
+    #: requests sent although their answer was recorded
+    repeats_of_recorded: int = 0
+    #: requests sent again whose first one was on its way in a kill
+    repeats_in_flight: int = 0
+    #: effects of unknown outcome that the record tells of
+    unknown_outcomes: int = 0
+
+
+def audit(
+    run_id: str,
+    facts: Sequence[Fact],
+    requests: Sequence[ServedRequest],
+    lines: Sequence[Mapping[str, str]],
+    kills: Sequence[Kill],
+) -> Audit:
+    """Judge a run that has ended."""
+    found = Audit()
+    kills = [kill.lasting_until(facts) for kill in kills]
+    found.violations += _of_the_record(facts)
+    _judge_requests(found, run_id, facts, requests, kills)
+    _judge_effects(found, run_id, facts, lines, kills)
+    return found
+
+
+def key_of(run_id: str, effect: str) -> str:
+    """The idempotency key of an effect."""
+    return uuid_of(f"{run_id}/{effect}")
+
+
+def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
+    if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
+        yield f"the facts' numbers have gaps: {[fact.seq for fact in facts]}"
+    for kind in ("model", "tool_result", "output"):
+        names = Counter(fact.name for fact in facts if fact.kind == kind)
+        for name, count in names.items():
+            if count > 1:
+                yield f"{kind} of '{name}' is recorded {count} times"
+    epochs: dict[str, int] = {}
+    for fact in facts:
+        if fact.kind in {"model", "tool_intent", "tool_result", "output", "decision"}:
+            instance = fact.name.split("/")[0]
+            if fact.epoch < epochs.get(instance, 0):
+                yield f"fact {fact.seq} ({fact.kind} {fact.name}) was taken under epoch {fact.epoch} after {epochs[instance]}"
+            epochs[instance] = max(epochs.get(instance, 0), fact.epoch)
+
+
+def _judge_requests(
+    found: Audit, run_id: str, facts: Sequence[Fact], requests: Sequence[ServedRequest], kills: Sequence[Kill]
+) -> None:
+    recorded = {key_of(run_id, fact.name): fact for fact in facts if fact.kind == "model"}
+    asked: dict[str, list[ServedRequest]] = defaultdict(list)
+    for request in requests:
+        asked[request.key].append(request)
+    if "" in asked:
+        found.violations.append(f"{len(asked.pop(''))} requests carry no Idempotency-Key")
+    for key, sent in asked.items():
+        fact = recorded.get(key)
+        if fact is None:
+            found.violations.append(f"request '{key}' was sent {len(sent)} times, and no answer of it is recorded")
+        else:
+            _judge_recorded(found, fact, sent, kills)
+        _judge_repeats(found, key if fact is None else fact.name, sent, kills)
+
+
+def _judge_recorded(found: Audit, fact: Fact, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:
+    """What is recorded is not asked again: not after its answer was taken, and not after a kill that left it recorded."""
+    late = [request.arrived_at - fact.at for request in sent if request.arrived_at > fact.at]
+    if late:
+        found.repeats_of_recorded += len(late)
+        found.violations.append(f"request '{fact.name}' was sent again {late[0]:.4f} s after its answer was taken")
+    for kill in kills:
+        if len(sent) > kill.settled.get(sent[0].key, len(sent)):
+            found.violations.append(f"request '{fact.name}' was recorded when {kill.victim} died, and was sent again")
+
+
+def _judge_repeats(found: Audit, name: str, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:
+    """What is asked again was on its way in a kill, and is the same."""
+    if len({request.digest for request in sent}) > 1:
+        found.violations.append(f"request '{name}' was not the same each time")
+    for earlier, later in pairwise(sent):
+        if any(kill.explains(earlier.arrived_at, later.arrived_at) for kill in kills):
+            found.repeats_in_flight += 1
+        else:
+            found.violations.append(f"request '{name}' was sent twice, and no kill between explains it")
+
+
+def _judge_effects(
+    found: Audit,
+    run_id: str,
+    facts: Sequence[Fact],
+    lines: Sequence[Mapping[str, str]],
+    kills: Sequence[Kill],
+) -> None:
+    tools = [fact for fact in facts if not fact.name.endswith("/handler")]
+    intents = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_intent"}
+    results = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_result"}
+    found.violations += _of_lines(lines)
+    done = {line["key"]: line["tool"] for line in lines}
+    for key, tool in done.items():
+        if tool != "look_up" and key not in intents:
+            found.violations.append(f"{tool} was done under '{key}' without its intent being recorded")
+    for key, fact in results.items():
+        if fact.data["outcome"] == "unknown":
+            found.unknown_outcomes += 1
+            if not any(kill.explains(intents[key].at, fact.at) for kill in kills):
+                found.violations.append(f"the outcome of '{fact.name}' is said to be unknown, and no kill explains it")
+        elif key not in done:
+            found.violations.append(f"the result of '{fact.name}' is recorded, and it was never done")
+    for key in intents.keys() - results.keys():
+        found.violations.append(f"the intent of '{intents[key].name}' has no result")
+
+
+def _of_lines(lines: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """A `once` effect stands there once; every repetition of another kind has the key of the first."""
+    for what in ("key", "text"):
+        for value, count in Counter(line[what] for line in lines if line["tool"] == "append_line").items():
+            if count > 1:
+                yield f"the effect of {what} '{value}' was done {count} times, and must be done once"
+    for call, keys in _keys_by_text(lines).items():
+        if len(keys) > 1 or "" in keys:
+            yield f"{call} was called under the keys {sorted(keys)}"
+
+
+def _keys_by_text(lines: Sequence[Mapping[str, str]]) -> Mapping[str, set[str]]:
+    keys: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        keys[f"{line['tool']}({line['text']})"].add(line["key"])
+    return keys
+
+
+def difference(expected: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
+    """Where an output differs from that of the undisturbed run; times and ids are left out."""
+    wanted, got = _comparable(expected), _comparable(found)
+    return [
+        f"{name} is not that of the undisturbed run: {_short(got[name])} instead of {_short(value)}"
+        for name, value in wanted.items()
+        if got[name] != value
+    ]
+
+
+def _comparable(output: Mapping[str, object]) -> dict[str, object]:
+    tasks = output["task_outputs"]
+    metrics = output["metrics"]
+    assert isinstance(tasks, list)
+    assert isinstance(metrics, dict)
+    return {
+        "raw": output["raw"],
+        "exit_reason": output["exit_reason"],
+        "task_outputs": sorted((each["task_description"], each["raw"]) for each in tasks),
+        **{name: metrics[name] for name in _COUNTED},
+    }
+
+
+#: Metrics that a kill must not change.
+_COUNTED = ("total_input_tokens", "total_output_tokens", "total_llm_call_count")
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,351 @@
+"""Runs a scenario, kills what it lives in at seeded moments, goes on until it has ended, and judges it.
+
+In: a scenario, who is killed, a seed, how often. Out: a `Report`; a broken promise is a line in it, never an exception.
+The moments hang on requests that reach the protocol server, not on the clock, so that a seed means the same on a busy
+machine. The server lives in this process and survives all kills.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import cast
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.testing import ModelServer
+from tests.chaos.audit import Audit, Kill, audit, difference, key_of
+from tests.chaos.cluster import ROOT, Cluster, environment_in
+from tests.chaos.scenarios import Scenario, World
+from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
+from tests.processes import Program, own_directory, program
+
+__all__ = ["Moment", "Report", "run_with_kills", "undisturbed"]
+
+#: Longest wait for anything that must come, s.
+PATIENCE_S = 120.0
+#: How often a run is resumed without having been killed before it counts as lost.
+_TRIES = 3
+_FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
+#: Where the output begins among what a program printed.
+_OUTPUT = '{\n  "raw"'
+_COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When somebody is killed: after that many more requests came or were answered, and a while."""
+
+    victim: Victim
+    kind: str
+    more: int
+    delay_s: float
+
+    def __str__(self) -> str:
+        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {self.more} more {self.kind}"
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What became of one run."""
+
+    scenario: str
+    victims: str
+    seed: int
+    kills: int = 0
+    #: programs that worked on it: the first, and each resumption
+    runs: int = 0
+    requests: int = 0
+    repeats_of_recorded: int = 0
+    repeats_in_flight: int = 0
+    unknown_outcomes: int = 0
+    seconds: float = 0.0
+    #: what happened, in order
+    story: list[str] = field(default_factory=list[str])
+    violations: list[str] = field(default_factory=list[str])
+
+    def __str__(self) -> str:
+        what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
+        what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
+        what += f"{self.unknown_outcomes} unknown outcomes, {self.seconds:.1f} s"
+        return "\n".join([what, *(f"  ! {each}" for each in self.violations)])
+
+
+def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: random.Random) -> list[Moment]:
+    """When whom, by lot; the run is long enough for all of them."""
+    found: list[Moment] = []
+    left = {victim.name: kills if victim.most is None else victim.most for victim in victims}
+    for _ in range(kills):
+        able = [victim for victim in victims if left[victim.name] > 0]
+        if not able:
+            break
+        victim = rng.choice(able)
+        left[victim.name] -= 1
+        delay_s = rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.1), rng.uniform(0, 0.3)))
+        more = rng.randint(1, max(1, scenario.calls // (kills + 1)))
+        found.append(Moment(victim=victim, kind=rng.choice(("arrived", "served")), more=more, delay_s=delay_s))
+    return found
+
+
+@cache
+def undisturbed(name: str) -> Mapping[str, object]:
+    """The output of a scenario when nobody is killed; it does not depend on where it runs."""
+    from tests.chaos.scenarios import SCENARIOS
+
+    scenario = SCENARIOS[name]
+    with _Disturbed.of(scenario, cluster=None, is_inline=True) as run:
+        run.start_first()
+        output = run.finish()
+        assert output is not None, f"{name} does not even run when nobody is killed:\n" + "\n".join(
+            run.report.violations
+        )
+        assert run.server.stats()["requests"] == scenario.calls, run.server.stats()
+        found = run.judged()
+        assert not found.violations, found.violations
+        return output
+
+
+def run_with_kills(
+    scenario: Scenario, victims: Sequence[Victim], seed: int, kills: int, *, cluster: Cluster | None = None
+) -> Report:
+    """Run it, kill, go on, judge.
+
+    Args:
+        scenario: What is run.
+        victims: Who is killed, by lot; all of the same ground.
+        seed: Decides when whom.
+        kills: How often at most; a run that ends before is not killed any more.
+        cluster: The one that is there, for victims that live in one.
+    """
+    expected = undisturbed(scenario.name)
+    rng = random.Random(f"{scenario.name}/{seed}")  # noqa: S311  repeatable, keeps no secret
+    begun = time.monotonic()
+    with _Disturbed.of(scenario, cluster=cluster, is_inline=victims[0].ground == "inline") as run:
+        report = run.report
+        report.seed, report.victims = seed, "+".join(victim.name for victim in victims)
+        try:
+            run.start_first()
+            for moment in moments(scenario, victims, kills, rng):
+                if not run.strike(moment, rng):
+                    break
+            output = run.finish()
+            if output is not None:
+                report.violations += difference(expected, output)
+                report.violations += scenario.check(output, run.world)
+        except (AssertionError, TimeoutError) as error:
+            report.violations.append(f"the harness gave up: {error}")
+        found = run.judged()
+        report.violations += found.violations
+        report.repeats_of_recorded, report.repeats_in_flight = found.repeats_of_recorded, found.repeats_in_flight
+        report.unknown_outcomes = found.unknown_outcomes
+        report.requests, report.kills = run.server.stats()["requests"], len(run.kills)
+        if report.violations:
+            report.violations += run.last_words()
+    report.seconds = time.monotonic() - begun
+    return report
+
+
+class _Disturbed:
+    """One run and all programs that work on it."""
+
+    def __init__(
+        self, scenario: Scenario, directory: Path, server: ModelServer, environment: Mapping[str, str]
+    ) -> None:
+        self.scenario = scenario
+        self.directory = directory
+        self.server = server
+        self.environment = environment
+        self.world = World(lines=directory / "lines")
+        self.run_id = f"chaos-{directory.name}"
+        self.report = Report(scenario=scenario.name, victims="", seed=0)
+        self.kills: list[Kill] = []
+        self.cluster: Cluster | None = None
+        self.driver: Program | None = None
+        self._programs = contextlib.ExitStack()
+
+    @classmethod
+    @contextlib.contextmanager
+    def of(cls, scenario: Scenario, *, cluster: Cluster | None, is_inline: bool) -> Generator[_Disturbed, None, None]:
+        """A run with a directory and a server of its own."""
+        with own_directory() as directory, contextlib.ExitStack() as opened:
+            world = World(lines=directory / "lines")
+            server = opened.enter_context(ModelServer(lambda request: scenario.answer(request, world)))
+            joining = {} if cluster is None else cluster.environment
+            environment = environment_in(
+                directory,
+                **joining,
+                OPENAI_BASE_URL=server.base_url,
+                ENSEMBLE_RAY_RUNTIME="inline" if is_inline else "ray",
+            )
+            run = cls(scenario, directory, server, environment)
+            run.cluster = cluster
+            opened.enter_context(run._programs)
+            yield run
+
+    # Programs.
+
+    def start_first(self) -> None:
+        """Begin the run."""
+        inputs = [part for name, value in self.scenario.inputs.items() for part in ("--input", f"{name}={value}")]
+        self._start("run", self.scenario.target, *inputs, "--run-id", self.run_id)
+
+    def _resume(self) -> None:
+        self._start("resume", self.run_id)
+
+    def _start(self, *arguments: str) -> None:
+        self.report.runs += 1
+        log = self.directory / f"log-{self.report.runs}"
+        command = [*_COMMAND, *arguments, "--json", "--quiet"]
+        self.driver = self._programs.enter_context(program(command, log=log, env=self.environment, cwd=ROOT))
+        self.report.story.append(" ".join(arguments))
+
+    def _has_ended(self) -> bool:
+        return self.driver is not None and self.driver.process.poll() is not None
+
+    # The record.
+
+    def _store(self) -> RunStore:
+        return store_at(StoreAddress(home=self.environment["ENSEMBLE_RAY_HOME"]))
+
+    def facts(self) -> list[Fact]:
+        """All that is recorded."""
+        return asyncio.run(self._store().facts(self.run_id))
+
+    def state(self) -> RunState | None:
+        """How the run stands; None while it has not begun."""
+        summary = asyncio.run(self._store().summary(self.run_id))
+        return None if summary is None else summary.state
+
+    # Killing.
+
+    def strike(self, moment: Moment, rng: random.Random) -> bool:
+        """Wait for the moment, kill, and see to it that the run goes on; False when the run ended before."""
+        stats = self.server.stats()
+        count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
+        wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served
+        if not self._until_reached(lambda: wait(count, timeout_s=0.1)):
+            return False
+        time.sleep(moment.delay_s)
+        if self._is_over():
+            return False
+        at = self._kill(moment.victim, rng)
+        if at is None:
+            return False
+        victim, settled = moment.victim, dict[str, int]()
+        if victim.interrupts_run:
+            counts = self.server.requests_by_key()
+            settled = {
+                key: counts[key]
+                for fact in self.facts()
+                if fact.kind == "model" and (key := key_of(self.run_id, fact.name))
+            }
+        self.kills.append(
+            Kill(victim=victim.name, at=at, repeats_calls=victim.repeats_calls, when=str(moment), settled=settled)
+        )
+        self.report.story.append(f"kill {moment}")
+        if victim.interrupts_run:
+            self._resume()
+        elif victim.takes_driver:
+            self.driver = None
+        return True
+
+    def _is_over(self) -> bool:
+        if self.driver is not None:
+            return self._has_ended()
+        return self.state() in _FINAL
+
+    def _until_reached(self, wait: Callable[[], object]) -> bool:
+        """Whether it came to that while the run went on."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            with contextlib.suppress(TimeoutError):
+                wait()
+                return True
+            if self._is_over():
+                return False
+        raise TimeoutError(f"no further request within {PATIENCE_S} s; state: {self.state()}")
+
+    def _kill(self, victim: Victim, rng: random.Random) -> float | None:
+        """Kill it; when that was, or None where there is nothing to kill any more."""
+        if victim.interrupts_run or victim.takes_driver:
+            assert self.driver is not None or not victim.interrupts_run
+            return None if self.driver is None else self._kill_driver(victim, self.driver)
+        assert self.cluster is not None, f"{victim.name} lives in a cluster"
+        if victim.ground == "two_nodes":
+            pid: int | None = self.cluster.second_raylet
+        else:
+            session = self.cluster.program.process.pid
+            deadline = time.monotonic() + PATIENCE_S
+            while (pid := one_of(actors_of(session, victim.actor), rng)) is None and not self._is_over():
+                assert time.monotonic() < deadline, f"there is no {victim.actor} in the cluster"
+                time.sleep(0.01)
+        return None if pid is None else kill_all([pid])
+
+    def _kill_driver(self, victim: Victim, driver: Program) -> float:
+        session = driver.process.pid
+        at = kill_all([session]) if victim.name in {"driver", "own-driver"} else end_session(session)
+        driver.process.wait(timeout=PATIENCE_S)
+        # Ray's processes end themselves when their driver is gone; it takes them a moment. Two helpers stay for ever.
+        wait_gone(lambda: not workers_of(session), f"{victim.name} (session {session})")
+        end_session(session)
+        return at
+
+    # Ending.
+
+    def finish(self) -> Mapping[str, object] | None:
+        """Wait until the run has ended, resuming it where it must be; gives its output, None when it failed."""
+        for _ in range(_TRIES):
+            if self.driver is None:
+                self._until_final()
+                self._resume()  # of a run that completed it gives the recorded output
+            driver = self.driver
+            assert driver is not None
+            try:
+                code = driver.process.wait(timeout=PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                self.report.violations.append(f"the run did not end within {PATIENCE_S} s; state: {self.state()}")
+                return None
+            if code == 0:
+                state = self.state()
+                if state is not RunState.COMPLETED:
+                    self.report.violations.append(f"the run gave its output, and its state is {state}")
+                return _json_in(driver.text)
+            self.report.violations.append(f"'{self.report.story[-1]}' and then exit code {code}; state: {self.state()}")
+            self.driver = None
+            if self.state() is RunState.FAILED:
+                return None
+        return None
+
+    def _until_final(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (state := self.state()) is RunState.RUNNING:
+            assert time.monotonic() < deadline, f"the run did not end within {PATIENCE_S} s without its driver"
+            time.sleep(0.05)
+        self.report.story.append(f"state {state}")
+
+    def judged(self) -> Audit:
+        """What the record, the server and the disk say."""
+        return audit(self.run_id, self.facts(), self.server.requests, self.world.done(), self.kills)
+
+    def last_words(self) -> list[str]:
+        """What happened, and what the last programs printed, for whoever looks for the reason."""
+        words = [f"story: {' | '.join(self.report.story)}"]
+        for number in range(max(1, self.report.runs - 1), self.report.runs + 1):
+            text = (self.directory / f"log-{number}").read_text(encoding="utf-8", errors="replace")
+            words.append(f"log {number}: {text.partition(_OUTPUT)[0][-3000:]}")
+        return words
+
+
+def _json_in(text: str) -> Mapping[str, object]:
+    """The output among what a program printed."""
+    return cast("Mapping[str, object]", json.JSONDecoder().raw_decode(text[text.index(_OUTPUT) :])[0])

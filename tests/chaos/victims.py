@@ -1,0 +1,132 @@
+"""What is killed, by name: SIGKILL to processes of the harness's own programs, found in /proc by their session.
+
+Never: a process of somebody else's, or one found by its name alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+__all__ = [
+    "VICTIMS",
+    "Victim",
+    "actors_of",
+    "end_session",
+    "kill_all",
+    "one_of",
+    "processes_of",
+    "wait_gone",
+    "workers_of",
+]
+
+#: Where the run lives: in one process; on a cluster that its driver started; on one that was there; on its second node.
+Ground = Literal["inline", "own_cluster", "cluster", "two_nodes"]
+_HELPERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+#: How long killed processes may take to be gone, s.
+_GONE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Victim:
+    """A kind of process."""
+
+    name: str
+    ground: Ground
+    #: title of its actor processes; empty: no actor
+    actor: str = ""
+    #: whether the driver is gone after it
+    takes_driver: bool = False
+    #: whether the run is over for now: nothing goes on until it is resumed
+    interrupts_run: bool = False
+    #: whether a model call that was on its way may be made again
+    repeats_calls: bool = True
+    #: how often one run may suffer it; None: as often as one likes
+    most: int | None = None
+
+
+VICTIMS = {
+    each.name: each
+    for each in (
+        Victim(name="process", ground="inline", takes_driver=True, interrupts_run=True),
+        # The third death under a task fails it, as is promised; so two a run.
+        Victim(name="agent", ground="cluster", actor="ray::AgentActor", most=2),
+        Victim(name="scheduler", ground="cluster", actor="ray::SchedulerActor"),
+        Victim(name="hub", ground="cluster", actor="ray::EventHub", repeats_calls=False),
+        Victim(name="driver", ground="cluster", takes_driver=True, repeats_calls=False),
+        Victim(name="own-driver", ground="own_cluster", takes_driver=True, interrupts_run=True),
+        Victim(name="cluster", ground="own_cluster", takes_driver=True, interrupts_run=True),
+        Victim(name="node", ground="two_nodes", most=2),
+    )
+}
+
+
+def processes_of(session: int) -> Iterator[tuple[int, str]]:
+    """Ids and titles of a session's processes, zombies left out."""
+    for place in Path("/proc").iterdir():
+        if not place.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            pid = int(place.name)
+            if os.getsid(pid) == session and not _is_zombie(place):
+                yield pid, (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def _is_zombie(place: Path) -> bool:
+    # The name in brackets may hold anything, so the state is what follows the last bracket.
+    return (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] == "Z"
+
+
+def actors_of(session: int, title: str) -> list[int]:
+    """Processes of that actor class in a session, in the order of their ids."""
+    return sorted(pid for pid, shown in processes_of(session) if shown.startswith(title))
+
+
+def workers_of(session: int) -> list[int]:
+    """Processes of a session that can still do something: all but Ray's helpers of a node that is gone."""
+    return [pid for pid, shown in processes_of(session) if not shown.startswith(_HELPERS)]
+
+
+def kill_all(pids: Sequence[int]) -> float:
+    """SIGKILL to all of them; gives the time of it."""
+    at = time.time()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return at
+
+
+def wait_gone(is_gone: Callable[[], bool], what: str) -> None:
+    """Wait until killed processes are gone.
+
+    Raises:
+        AssertionError: they are not.
+    """
+    deadline = time.monotonic() + _GONE_S
+    while not is_gone():
+        assert time.monotonic() < deadline, f"{what} was killed and is still there"
+        time.sleep(0.02)
+
+
+def end_session(session: int) -> float:
+    """Kill a program and all that it started; gives the time at which the first of them was killed.
+
+    Killing the oldest first would let the others see it and clean up; so all are stopped before any is killed.
+    """
+    pids = [pid for pid, _ in processes_of(session)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    return kill_all(pids)
+
+
+def one_of(pids: Sequence[int], rng: random.Random) -> int | None:
+    """One of them by lot; None when there is none."""
+    return rng.choice(list(pids)) if pids else None
