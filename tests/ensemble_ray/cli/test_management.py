@@ -1,0 +1,276 @@
+"""`ensemble-ray runs`, `resume`, `cancel`, `delete`, `prune`, `fork`: what is done with recorded runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.config import home_directory
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.stores import OwnedRun
+from tests.ensemble_ray.cli.conftest import Call
+
+TEAM = """
+from pathlib import Path
+from ensemble_ray import Agent, Ensemble, Task
+from ensemble_ray.testing import ScriptedModel
+
+def note(name):
+    def write(context):
+        with Path("done.txt").open("a") as file:
+            file.write(name)
+        if name == "b" and Path("broken").exists():
+            raise OSError("no disk")
+        return name
+    return write
+
+one = Task(name="one", description="First", expected_output="a", handler=note("a"))
+two = Task(name="two", description="Second", expected_output="b", handler=note("b"))
+three = Task(name="three", description="Third", expected_output="c", handler=note("c"))
+team = Ensemble(tasks=[one, two, three])
+"""
+
+
+@pytest.fixture
+def steps(folder: Path) -> str:
+    """A team of three tasks that note what they do; gives its target."""
+    (folder / "steps_of_test.py").write_text(TEAM, encoding="utf-8")
+    return "steps_of_test:team"
+
+
+def _store() -> SqliteStore:
+    return SqliteStore(home_directory())
+
+
+def _cut(run_id: str, *, after: str) -> None:
+    """Make a run of a completed one that was interrupted after a task: its first facts under another id."""
+
+    async def copy() -> None:
+        facts = await _store().facts(run_id)
+        last = next(n for n, f in enumerate(facts) if f.kind == "output" and f.name == f"{after}#0")
+        owned = await _store().begin("torn", origin=str(facts[0].data["origin"]))
+        copies = [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts[1 : last + 1]]
+        header = {**facts[0].data, "ensemble_id": "torn"}
+        await owned.journal.append([Fact(run="torn", kind="plan", name="run", at=facts[0].at, data=header)])
+        await owned.journal.append(copies)
+        await owned.close(RunState.INTERRUPTED)
+
+    run_blocking(copy())
+
+
+def _done(folder: Path) -> str:
+    return (folder / "done.txt").read_text(encoding="utf-8")
+
+
+async def _running(run_id: str) -> OwnedRun:
+    owned = await _store().begin(run_id)
+    await owned.journal.append((Fact(run=run_id, kind="plan", name="run", at=1.0, data={"plan": {"nodes": []}}),))
+    await owned.write_state(RunState.RUNNING)
+    return owned
+
+
+def test_runs_are_listed_with_state_age_and_tasks_done(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-50: newest first; those that can be resumed are pointed out."""
+    assert "There are no runs" in call("runs").said
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="two")
+    called = call("runs")
+    lines = [line.split() for line in called.printed.splitlines()]
+    assert [(line[0], line[1], line[4], line[6]) for line in lines] == [
+        ("torn", "interrupted", "2/3", steps),
+        ("whole", "completed", "3/3", steps),
+    ]
+    assert {line[3] for line in lines} <= {"s", "min"}
+    assert called.said.strip().endswith("resume RUN")
+    assert folder.exists()
+
+
+def test_runs_are_filtered_and_given_as_data(call: Call, steps: str) -> None:
+    """S-DUR-50: `--state` is repeatable, `--json` prints data."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="one")
+    data = json.loads(call("runs", "--json", "--state", "interrupted").printed)
+    assert [(run["run_id"], run["tasks_done"], run["tasks"]) for run in data] == [("torn", 1, 3)]
+    both = json.loads(call("runs", "--json", "--state", "interrupted", "--state", "completed").printed)
+    assert len(both) == 2
+    none = call("runs", "--state", "failed")
+    assert "is failed" in none.said
+    wrong = call("runs", "--state", "sleeping")
+    assert (wrong.code, "Known: [pending, running," in wrong.said) == (2, True)
+
+
+def test_older_runs_are_left_out_unless_all_are_asked_for(call: Call, folder: Path) -> None:
+    """S-DUR-50: `--all`."""
+
+    async def many() -> None:
+        for number in range(22):
+            await (await _store().begin(f"r{number:02}")).close(RunState.COMPLETED)
+
+    run_blocking(many())
+    called = call("runs")
+    assert len(called.printed.splitlines()) == 20
+    assert "and 2 older ones" in called.said
+    assert len(call("runs", "--all").printed.splitlines()) == 22
+    assert folder.exists()
+
+
+def test_interrupted_run_goes_on_when_it_is_resumed(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-51, S-DUR-34, S-DUR-35: with the team from its origin; what is recorded is not done again."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="two")
+    (folder / "done.txt").unlink()
+    called = call("resume", "latest", "--trace", "trace.json")
+    assert (called.code, called.printed) == (0, "c\n")
+    assert _done(folder) == "c"
+    assert called.said.splitlines()[-1].endswith(" trace torn")
+    assert len(json.loads((folder / "trace.json").read_text(encoding="utf-8"))["task_traces"]) == 3
+    again = call("resume", "torn", "--quiet")
+    assert (again.code, again.printed, again.said) == (0, "c\n", "")
+    assert _done(folder) == "c"
+
+
+def test_changed_team_is_refused_unless_it_is_allowed(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-51, S-DUR-36: each difference by its path, and what to do."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="two")
+    changed = TEAM.replace('"Third"', '"Last"')
+    (folder / "steps_later.py").write_text(changed, encoding="utf-8")
+    (folder / "steps_of_test.py").write_text("from steps_later import *", encoding="utf-8")
+    import sys
+
+    del sys.modules["steps_of_test"]
+    refused = call("resume", "torn")
+    assert refused.code == 2
+    assert "plan.nodes.2.description: 'Third' -> 'Last'" in refused.said
+    assert "--allow-changes" in refused.said
+    assert call("resume", "torn", "--allow-changes").printed == "c\n"
+
+
+def test_run_of_a_program_is_not_resumed_from_the_command_line(call: Call, steps: str) -> None:
+    """S-DUR-51, S-DUR-35: only the program has its definition."""
+    call("run", steps, "--run-id", "whole")
+
+    async def copy() -> None:
+        first, *rest = await _store().facts("whole")
+        owned = await _store().begin("torn")
+        data = {**first.data, "origin": ""}
+        told = [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in rest[:1]]
+        await owned.journal.append([Fact(run="torn", kind="plan", name="run", at=first.at, data=data), *told])
+        await owned.close(RunState.INTERRUPTED)
+
+    run_blocking(copy())
+    called = call("resume", "torn")
+    assert called.code == 2
+    assert "ensemble_ray.resume('torn', ensemble)" in called.said
+
+
+def test_resume_is_named_when_a_run_was_ended_early(call: Call, steps: str) -> None:
+    """S-DUR-51: `run` tells how it goes on; `trace` shows it as far as it went."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="one")
+    refused = call("run", steps, "--run-id", "torn")
+    assert refused.code == 2
+    assert "ensemble-ray resume torn" in refused.said
+    assert call("trace", "torn").printed.startswith("Run torn: sequential, interrupted")
+
+
+def test_running_run_ends_when_it_is_cancelled(call: Call, folder: Path) -> None:
+    """S-DUR-52: wherever its owner is; here a thread that looks as an owner does."""
+    owned = run_blocking(_running("far"))
+    asked = threading.Event()
+
+    async def own() -> None:
+        while not await owned.is_cancel_asked():  # noqa: ASYNC110  the store is asked, as every owner does
+            await asyncio.sleep(0.01)
+        asked.set()
+        await owned.close(RunState.CANCELLED)
+
+    owner = threading.Thread(target=lambda: run_blocking(own()))
+    owner.start()
+    called = call("cancel", "far")
+    owner.join()
+    assert (called.code, called.printed) == (0, "Run far: cancelled\n")
+    assert asked.is_set()
+    assert folder.exists()
+
+
+def test_interrupted_run_is_marked_when_it_is_cancelled(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-52: and can be resumed all the same."""
+    call("run", steps, "--run-id", "whole")
+    _cut("whole", after="one")
+    assert call("cancel", "torn").printed == "Run torn: cancelled\n"
+    assert json.loads(call("runs", "--json").printed)[0]["state"] == "cancelled"
+    ended = call("cancel", "torn")
+    assert (ended.code, "has ended: it is cancelled" in ended.said) == (2, True)
+    (folder / "done.txt").unlink()
+    assert call("resume", "torn").printed == "c\n"
+    assert _done(folder) == "bc"
+
+
+def test_records_are_removed_when_they_are_named(call: Call, steps: str) -> None:
+    """S-DUR-53: several at once; never that of a running run, and then none."""
+    call("run", steps, "--run-id", "one")
+    call("run", steps, "--run-id", "two")
+    owned = run_blocking(_running("busy"))
+    refused = call("delete", "one", "busy")
+    assert refused.code == 2
+    assert "'busy' is running" in refused.said
+    assert "ensemble-ray cancel busy" in refused.said
+    assert call("delete", "one", "two").printed == "Removed one\nRemoved two\n"
+    run_blocking(owned.close(RunState.COMPLETED))
+    assert [run["run_id"] for run in json.loads(call("runs", "--json").printed)] == ["busy"]
+
+
+def test_old_records_are_removed_when_asked_for(call: Call, steps: str) -> None:
+    """S-DUR-53: an age is needed; `--dry-run` says what would go."""
+    call("run", steps, "--run-id", "one")
+    assert call("prune").code == 2
+    assert "is no age" in call("prune", "--older-than", "soon").said
+    assert "Nothing is that old" in call("prune", "--older-than", "30d").said
+    assert call("prune", "--older-than", "0d", "--state", "failed").printed == ""
+    assert call("prune", "--older-than", "0d", "--keep", "1").printed == ""
+    assert call("prune", "--older-than", "0d", "--dry-run").printed.startswith("Would remove one  completed")
+    assert call("prune", "--older-than", "0d").printed.startswith("Removed one  completed")
+    assert json.loads(call("runs", "--json").printed) == []
+
+
+def test_fork_says_what_is_done_again_and_does_it(call: Call, steps: str, folder: Path) -> None:
+    """S-DUR-54: after a failure, with what was done before it; the other run stays as it is."""
+    (folder / "broken").touch()
+    failed = call("run", steps, "--run-id", "first")
+    assert failed.code == 1
+    assert failed.said.count(" fork first --from TASK") == 1
+    (folder / "broken").unlink()
+    (folder / "done.txt").unlink()
+    dry = call("fork", "first", "--from", "two", "--dry-run")
+    assert dry.code == 0
+    assert dry.printed.splitlines() == [
+        "Fork of run first from task 'two'",
+        "Used as recorded:",
+        "  one  First",
+        "Done again:",
+        "  two    Second",
+        "  three  Third",
+    ]
+    assert not (folder / "done.txt").exists()
+    called = call("fork", "first", "--from", "two", "--run-id", "second")
+    assert (called.code, called.printed) == (0, "c\n")
+    assert _done(folder) == "bc"
+    assert "Done again:" in called.said
+    assert call("trace", "first").printed.startswith("Run first: sequential, failed")
+    assert call("trace", "second").printed.startswith("Run second: sequential, completed")
+
+
+def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> None:
+    """S-DUR-54."""
+    call("run", steps, "--run-id", "first")
+    called = call("fork", "first", "--from", "tow")
+    assert called.code == 2
+    assert "Nearest: [two" in called.said
