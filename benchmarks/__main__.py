@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.children import ChildFailedError
 from benchmarks.harness import Conditions, Measured, WrongCountError, measure, scenarios_named
-from benchmarks.report import environment_facts, lines_of, print_report, write_json
-from benchmarks.scenarios import ROWS, SCENARIOS
+from benchmarks.report import environment_facts, lines_of, overheads_of, print_report, write_json
+from benchmarks.scenarios import OVERHEADS, ROWS, SCENARIOS
 
 __all__ = ["main"]
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rounds=chosen.rounds or (3 if chosen.quick else 5),
         size=chosen.size,
         with_ray=not chosen.no_ray,
-        record=not chosen.no_record,
+        durability=chosen.durability,
         progress=_quiet if chosen.quiet else _told,
     )
     load_before = os.getloadavg()[0]
@@ -52,15 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{scenario.name}: not measured. {error}", file=sys.stderr)
     facts = environment_facts() | {
         "rounds": conditions.rounds,
-        "record": conditions.record,
+        "durability of recorded runs": conditions.durability,
         "load before": round(load_before, 2),
         "load after": round(os.getloadavg()[0], 2),
     }
     lines = lines_of(ROWS, results)
-    print_report(lines, facts)
+    overheads = overheads_of(OVERHEADS, results)
+    print_report(lines, overheads, facts)
     if load_before > _QUIET_LOAD_PER_CPU * (os.cpu_count() or 1):
         print(_BUSY)
-    write_json(chosen.json, lines, results, facts)
+    write_json(chosen.json, lines, overheads, results, facts)
     print(f"written to {chosen.json}")
     return int(failed)
 
@@ -84,7 +85,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="3 rounds")
     parser.add_argument("--size", type=int, help="things per round, instead of each scenario's own number")
     parser.add_argument("--no-ray", action="store_true", help="leave out what needs Ray")
-    parser.add_argument("--no-record", action="store_true", help="run without records on disk")
+    parser.add_argument(
+        "--durability",
+        choices=("effects", "run", "off"),
+        default="effects",
+        help="of the runs that show what recording costs (default: %(default)s); off: leave them out",
+    )
     parser.add_argument(
         "--profile", action="store_true", help="show where the time of the inline fan-out goes, instead"
     )

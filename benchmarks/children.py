@@ -29,6 +29,8 @@ _REMOVED = (
     "RAY_ADDRESS",
     "ENSEMBLE_RAY_RUNTIME",
     "ENSEMBLE_RAY_CAPTURE_MODE",
+    "ENSEMBLE_RAY_STORE",
+    "ENSEMBLE_RAY_RETENTION",
     "OPENAI_BASE_URL",
     "OPENAI_API_KEY",
     # An installed package has bytecode; without it every start would compile everything, on the team's side only.

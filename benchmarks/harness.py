@@ -40,7 +40,8 @@ class Conditions:
     #: things per round; None: as many as the scenario says
     size: int | None = None
     with_ray: bool = True
-    record: bool = True
+    #: of the variants whose runs are recorded; `off`: they are left out
+    durability: str = "effects"
     #: told about each step
     progress: Callable[[str], None] = print
 
@@ -70,9 +71,10 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         WrongCountError: a variant made another number of requests than the work needs.
     """
     scenario = scenario.resized(conditions.size)
-    chosen = {
-        name: made for name, made in scenario.variants.items() if conditions.with_ray or name not in scenario.on_ray
-    }
+    left_out: frozenset[str] = frozenset() if conditions.with_ray else scenario.on_ray
+    if conditions.durability == "off":
+        left_out |= scenario.recorded
+    chosen = {name: made for name, made in scenario.variants.items() if name not in left_out}
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
         loops = loops_of_100_ms() if "{loops}" in "".join(scenario.server) else 0
@@ -81,7 +83,7 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         server = stack.enter_context(
             started([*command, "--latency-ms", str(scenario.latency_ms), *arguments], clean_environment(home))
         )
-        place = _Place(scenario=scenario, url=server.line(), home=home, record=conditions.record)
+        place = _Place(scenario=scenario, url=server.line(), home=home, durability=conditions.durability)
         rounds = _warm(place, chosen, stack) if scenario.measure == "warm" else _fresh(place, chosen, stack)
         return _in_turn(place, rounds, conditions)
 
@@ -93,7 +95,7 @@ class _Place:
     scenario: Scenario
     url: str
     home: Path
-    record: bool
+    durability: str
 
 
 #: Does a round of a variant and writes what it took into the result.
@@ -143,7 +145,7 @@ def _worker(place: _Place, name: str, job: str, stack: contextlib.ExitStack) -> 
         "url": place.url,
         "runtime": "ray" if name in place.scenario.on_ray else "inline",
         "size": place.scenario.size,
-        "record": place.record,
+        "durability": place.durability if name in place.scenario.recorded else "off",
         "extra": dict(place.scenario.extra),
     }
     arguments = ["-m", "benchmarks.worker", job, json.dumps(setting)]

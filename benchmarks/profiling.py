@@ -38,7 +38,9 @@ def print_profile(*, size: int = 1000, top: int = 15) -> None:
             ) as server,
             InlineRuntime(home=Path(home)) as runtime,
         ):
-            setting = Setting(url=server.line(), runtime="inline", size=size, record=True, extra={"slots": 200})
+            setting = Setting(
+                url=server.line(), runtime="inline", size=size, durability="effects", extra={"slots": 200}
+            )
             team_of(setting).run(runtime=runtime)
             ensemble = team_of(setting)
             run_blocking(switch(on=True))

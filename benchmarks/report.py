@@ -17,9 +17,9 @@ from rich.table import Table
 
 from benchmarks.children import ROOT
 from benchmarks.harness import Measured
-from benchmarks.scenarios import Row, Target
+from benchmarks.scenarios import Overhead, Row, Target
 
-__all__ = ["Line", "environment_facts", "lines_of", "print_report", "write_json"]
+__all__ = ["Cost", "Line", "environment_facts", "lines_of", "overheads_of", "print_report", "write_json"]
 
 _SCALE = {"s": 1.0, "ms": 1e3, "MB": 1 / 2**20}
 _PACKAGES = ("ray", "openai", "aiohttp", "httpx", "pydantic", "loky")
@@ -52,6 +52,47 @@ class Line:
     inline: Figure | None
     ray: Figure | None
     references: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """One line of the table of what recording costs."""
+
+    scenario: str
+    title: str
+    unit: str
+    #: `inline` or `ray`
+    runtime: str
+    #: the runs that record nothing; medians as in the other table
+    off: Figure
+    #: the same runs, recorded; judged by those
+    recorded: Figure
+    #: median of the rounds' differences, in the unit
+    more: float
+
+
+def overheads_of(overheads: Sequence[Overhead], results: Sequence[Measured]) -> list[Cost]:
+    """What recording costs, where both sides were measured."""
+    by_name = {(result.scenario, result.variant): result for result in results}
+    costs: list[Cost] = []
+    for each in overheads:
+        scale = _SCALE[each.unit]
+        off, recorded = by_name.get((each.scenario, each.off)), by_name.get((each.scenario, each.recorded))
+        without, with_record = _figure(off, None, None, scale), _figure(recorded, off, each.allowed, scale)
+        if off is None or recorded is None or without is None or with_record is None:
+            continue
+        costs.append(
+            Cost(
+                scenario=each.scenario,
+                title=each.title,
+                unit=each.unit,
+                runtime=each.off,
+                off=without,
+                recorded=with_record,
+                more=median(mine - its for mine, its in zip(recorded.values, off.values, strict=True)) * scale,
+            )
+        )
+    return costs
 
 
 def lines_of(rows: Sequence[Row], results: Sequence[Measured]) -> list[Line]:
@@ -108,8 +149,8 @@ def _figure(result: Measured | None, floor: Measured | None, target: Target | No
     )
 
 
-def print_report(lines: Sequence[Line], facts: Mapping[str, object]) -> None:
-    """The table, and under it what it was measured on."""
+def print_report(lines: Sequence[Line], overheads: Sequence[Cost], facts: Mapping[str, object]) -> None:
+    """The tables, and under them what it was measured on."""
     table = Table(title="Medians; ratios to the floor of the same run", title_justify="left")
     table.add_column("scenario", max_width=44)
     for head in ("unit", "floor", "inline", "Ray", "inline/floor", "target", "holds", "Ray/floor", "target", "holds"):
@@ -135,10 +176,36 @@ def print_report(lines: Sequence[Line], facts: Mapping[str, object]) -> None:
         if cpu:
             console.print(f"{line.title}: processor time, ratio to the floor's: {', '.join(cpu)}", highlight=False)
     console.print(
-        "floor: the same calls by hand with AsyncOpenAI (default transport) and a semaphore, on the same server",
+        "floor: the same calls by hand with AsyncOpenAI (default transport) and a semaphore, on the same server; "
+        "teams record nothing here",
         style="dim",
     )
+    if overheads:
+        _print_overheads(console, overheads)
     console.print(", ".join(f"{name} {value}" for name, value in facts.items()), style="dim", highlight=False)
+
+
+def _print_overheads(console: Console, overheads: Sequence[Cost]) -> None:
+    table = Table(title="What recording costs; medians of the same rounds", title_justify="left")
+    table.add_column("scenario", max_width=60)
+    for head in ("unit", "runtime", "off", "recorded", "more", "ratio", "CPU ratio", "allowed", "holds"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for cost in overheads:
+        ratio, allowed, holds = _judged(cost.recorded)
+        cpu = cost.recorded.cpu_ratio
+        table.add_row(
+            cost.title,
+            cost.unit,
+            cost.runtime,
+            _number(cost.off),
+            _number(cost.recorded),
+            f"{cost.more:+.3g}",
+            ratio,
+            "-" if cpu is None else f"{cpu:.2f}",
+            allowed,
+            holds,
+        )
+    console.print(table)
 
 
 def _number(figure: Figure | None) -> str:
@@ -186,12 +253,19 @@ def _commit() -> str:
     return told.stdout.strip() or "unknown"
 
 
-def write_json(path: Path, lines: Sequence[Line], results: Sequence[Measured], facts: Mapping[str, object]) -> None:
+def write_json(
+    path: Path,
+    lines: Sequence[Line],
+    overheads: Sequence[Cost],
+    results: Sequence[Measured],
+    facts: Mapping[str, object],
+) -> None:
     """Everything, round by round."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = {
         "environment": dict(facts),
         "lines": [asdict(line) for line in lines],
+        "overheads": [asdict(cost) for cost in overheads],
         "measured": [asdict(result) for result in results],
     }
     path.write_text(json.dumps(data, indent=2) + "\n")

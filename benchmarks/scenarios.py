@@ -1,4 +1,8 @@
-"""What is measured, and what it should come to. Data only: scenarios with their variants, rows with their targets."""
+"""What is measured, and what it should come to. Data only: scenarios with their variants, rows with their targets.
+
+Against the floor stand teams whose runs record nothing (durability `off`), as hand-written code does; what recording
+costs is a table of its own, whose floor they are.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-__all__ = ["ROWS", "SCENARIOS", "Row", "Scenario", "Target"]
+__all__ = ["OVERHEADS", "ROWS", "SCENARIOS", "Overhead", "Row", "Scenario", "Target"]
+
+
+#: Targets below this are told in ms.
+_SHOWN_IN_MS = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,8 @@ class Scenario:
     on_cluster: frozenset[str] = frozenset()
     #: these ask no model
     mute: frozenset[str] = frozenset()
+    #: the runs of these are recorded
+    recorded: frozenset[str] = frozenset()
 
     def requests_of(self, variant: str) -> int:
         """Requests that one round of a variant needs."""
@@ -61,7 +71,8 @@ class Target:
     def __str__(self) -> str:
         if self.kind == "ratio":
             return f"{self.value:.2f}"
-        return f"+{self.value:.2f} s" if self.kind == "more_s" else f"{self.value:.2f} s"
+        amount = f"{self.value:.2f} s" if self.value >= _SHOWN_IN_MS else f"{self.value * 1e3:.2f} ms"
+        return f"+{amount}" if self.kind == "more_s" else amount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +91,34 @@ class Row:
     references: tuple[tuple[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overhead:
+    """One line of the table of what recording costs: a variant whose runs are recorded beside one whose runs are not."""
+
+    scenario: str
+    title: str
+    unit: Literal["s", "ms"]
+    off: str
+    recorded: str
+    #: None: shown, not judged
+    allowed: Target | None = None
+
+
 def _ratio(value: float) -> Target:
     return Target(kind="ratio", value=value)
 
 
-_THREE = {"floor": "floor", "inline": "team", "ray": "team"}
+_JOBS = {"floor": "floor", "inline": "team", "ray": "team", "inline-recorded": "team", "ray-recorded": "team"}
+_ON_RAY = frozenset({"ray", "ray-recorded"})
+_RECORDED = frozenset({"inline-recorded", "ray-recorded"})
 
 SCENARIOS = (
     Scenario(
         name="fan-out-200ms",
         measure="warm",
-        variants={name: f"fan_out:{made}" for name, made in _THREE.items()},
+        variants={name: f"fan_out:{made}" for name, made in _JOBS.items()},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
         size=1000,
         requests_more=1,
         latency_ms=200,
@@ -99,7 +127,9 @@ SCENARIOS = (
     Scenario(
         name="fan-out-0ms",
         measure="warm",
-        variants={name: f"fan_out:{made}" for name, made in _THREE.items()},
+        variants={name: f"fan_out:{made}" for name, made in _JOBS.items()},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
         size=1000,
         requests_more=1,
         extra={"slots": 200},
@@ -107,14 +137,18 @@ SCENARIOS = (
     Scenario(
         name="chain",
         measure="warm",
-        variants={name: f"chain:{made}" for name, made in _THREE.items()},
+        variants={name: f"chain:{made}" for name, made in _JOBS.items()},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
         size=50,
         is_per_request=True,
     ),
     Scenario(
         name="tool-loop",
         measure="warm",
-        variants={name: f"tool_loop:{made}" for name, made in _THREE.items()},
+        variants={name: f"tool_loop:{made}" for name, made in _JOBS.items()} | {"inline-once": "tool_loop:team_once"},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED | {"inline-once"},
         size=20,
         requests_more=1,
         is_per_request=True,
@@ -231,5 +265,31 @@ ROWS = (
         floor=None,
         ray=None,
         target_inline=Target(kind="at_most_s", value=0.25),
+    ),
+)
+
+_A_STEP = Target(kind="more_s", value=0.001)
+
+
+def _on_both(scenario: str, title: str, unit: Literal["s", "ms"], allowed: Target) -> tuple[Overhead, ...]:
+    return tuple(
+        Overhead(
+            scenario=scenario, title=title, unit=unit, off=runtime, recorded=f"{runtime}-recorded", allowed=allowed
+        )
+        for runtime in ("inline", "ray")
+    )
+
+
+OVERHEADS = (
+    *_on_both("fan-out-200ms", "fan-out 1,000 at 200 ms", "s", _ratio(1.25)),
+    *_on_both("fan-out-0ms", "fan-out 1,000 at 0 ms", "s", _ratio(1.25)),
+    *_on_both("chain", "chain of 50 at 0 ms, per task", "ms", _A_STEP),
+    *_on_both("tool-loop", "20 tool calls that only read, per model call", "ms", _A_STEP),
+    Overhead(
+        scenario="tool-loop",
+        title="20 tool calls that must not be repeated, per model call",
+        unit="ms",
+        off="inline",
+        recorded="inline-once",
     ),
 )

@@ -37,8 +37,8 @@ class Setting:
     #: `inline` or `ray`; the floor does not look at it
     runtime: str
     size: int
-    #: whether the team's runs are recorded on disk, as they are by default
-    record: bool
+    #: how safe the record of the team's runs is: `off`, `run` or `effects`; the floor does not look at it
+    durability: str
     extra: Mapping[str, int]
 
 
@@ -62,14 +62,14 @@ def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]
 @contextmanager
 def team_rounds(setting: Setting, make: Callable[[], Ensemble]) -> Generator[Round]:
     """Rounds of a team on a runtime that stays warm; declaring the team is part of the round."""
-    from ensemble_ray import InlineRuntime, RayRuntime
+    from ensemble_ray import InlineRuntime, RayRuntime, RunOptions
 
-    on_ray = setting.runtime == "ray"
-    with RayRuntime("local", record=setting.record) if on_ray else InlineRuntime(record=setting.record) as runtime:
+    options = RunOptions(durability=setting.durability)
+    with RayRuntime("local") if setting.runtime == "ray" else InlineRuntime() as runtime:
 
         def timed() -> float:
             began = time.perf_counter()
-            make().run(runtime=runtime)
+            make().run(runtime=runtime, options=options)
             return time.perf_counter() - began
 
         yield timed

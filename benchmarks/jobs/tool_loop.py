@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from ensemble_ray import Ensemble
 
-__all__ = ["floor", "look_up", "team"]
+__all__ = ["floor", "look_up", "team", "team_once"]
 
 TOOL: Any = {
     "type": "function",
@@ -50,8 +50,16 @@ def floor(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:
-    """One agent with one tool."""
+    """One agent with one tool, which says that it only reads."""
+    return _team(setting, "look_up")
 
+
+def team_once(setting: Setting) -> AbstractContextManager[Round]:
+    """The same; of its calls the disk must know before they are made."""
+    return _team(setting, "look_up_once")
+
+
+def _team(setting: Setting, tool: str) -> AbstractContextManager[Round]:
     def make() -> Ensemble:
         from benchmarks.jobs import marked_tools
         from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
@@ -59,7 +67,7 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
         seeker = Agent(
             role="Seeker",
             goal="Look up",
-            tools=[marked_tools.look_up],
+            tools=[getattr(marked_tools, tool)],
             llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"),
         )
         return Ensemble(tasks=[Task(name="seek", description="Look up numbers", expected_output="Text", agent=seeker)])

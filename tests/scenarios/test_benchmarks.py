@@ -11,9 +11,12 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness import Conditions, Measured, WrongCountError, measure
+from benchmarks.jobs import chain
 from benchmarks.process_tree import memory_of, tree_of
-from benchmarks.report import lines_of
-from benchmarks.scenarios import ROWS, SCENARIOS, Row, Scenario, Target
+from benchmarks.report import lines_of, overheads_of
+from benchmarks.scenarios import OVERHEADS, ROWS, SCENARIOS, Overhead, Row, Scenario, Target
+from benchmarks.setting import Setting
+from ensemble_ray.testing import ModelServer
 
 #: Measured rounds, and the one before them that is not.
 ROUNDS = 1
@@ -31,8 +34,8 @@ def silent(_text: str) -> None:
 @pytest.mark.parametrize(
     ("name", "variants", "requests_of_a_round"),
     [
-        ("fan-out-0ms", {"floor", "inline"}, 11),
-        ("tool-loop", {"floor", "inline"}, 11),
+        ("fan-out-0ms", {"floor", "inline", "inline-recorded"}, 11),
+        ("tool-loop", {"floor", "inline", "inline-recorded", "inline-once"}, 11),
         ("cold-start", {"floor", "inline"}, 1),
         ("memory", {"floor", "inline"}, 10),
     ],
@@ -64,17 +67,74 @@ def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work
 def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`python -m benchmarks --only chain` prints the line and keeps the figures, round by round."""
+    """`python -m benchmarks --only chain` prints both tables and keeps the figures, round by round."""
     file = tmp_path / "results" / "latest.json"
     command = ["--only", "chain", "--rounds", "1", "--size", "10", "--no-ray", "--quiet", "--json", str(file)]
 
     assert main(command) == 0
 
-    assert "inline/floor" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "inline/floor" in printed
+    assert "What recording costs" in printed
     written = json.loads(file.read_text())
-    assert [len(measured["values"]) for measured in written["measured"]] == [1, 1]
+    assert [len(measured["values"]) for measured in written["measured"]] == [1, 1, 1]
     assert [line["scenario"] for line in written["lines"]] == ["chain"]
+    assert [(cost["scenario"], cost["runtime"]) for cost in written["overheads"]] == [("chain", "inline")]
     assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
+
+
+def test_recorded_runs_are_left_out_when_their_durability_is_off() -> None:
+    """What is left shows the targets, which hold for runs that record nothing."""
+    conditions = Conditions(rounds=ROUNDS, size=10, with_ray=False, durability="off", progress=silent)
+
+    results = measure(scenario_named("chain"), conditions)
+
+    assert [result.variant for result in results] == ["floor", "inline"]
+    assert overheads_of(OVERHEADS, results) == []
+
+
+@pytest.mark.parametrize(("durability", "records"), [("off", 0), ("run", 1), ("effects", 1)])
+def test_a_round_leaves_a_record_when_its_durability_says_so(
+    durability: str, records: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the table of what recording costs would compare a thing with itself."""
+    monkeypatch.setenv("ENSEMBLE_RAY_HOME", str(tmp_path))
+    with ModelServer() as server:
+        setting = Setting(url=server.base_url, runtime="inline", size=2, durability=durability, extra={})
+        with chain.team(setting) as one_round:
+            one_round()
+
+    assert len(list(tmp_path.glob("runs/*/record.sqlite"))) == records
+
+
+@pytest.mark.parametrize(
+    ("allowed", "figure", "holds"),
+    [
+        (Target(kind="ratio", value=1.25), 0.0024, True),
+        (Target(kind="ratio", value=1.25), 0.0026, False),
+        (Target(kind="more_s", value=0.001), 0.0029, True),
+        (Target(kind="more_s", value=0.001), 0.0031, False),
+        (None, 1.0, None),
+    ],
+)
+def test_what_recording_costs_is_judged_by_the_runs_that_record_nothing(
+    allowed: Target | None,
+    figure: float,
+    holds: bool | None,  # noqa: FBT001  a parameter
+) -> None:
+    """Round by round: the difference per step, or the ratio; what is only shown is not judged."""
+    overhead = Overhead(
+        scenario="some", title="Some", unit="ms", off="inline", recorded="inline-recorded", allowed=allowed
+    )
+    results = [
+        Measured(scenario="some", variant="inline", values=[0.002, 0.002, 0.002]),
+        Measured(scenario="some", variant="inline-recorded", values=[figure, figure, 40.0]),
+    ]
+
+    (cost,) = overheads_of([overhead], results)
+
+    assert cost.recorded.holds is holds
+    assert cost.more == pytest.approx((figure - 0.002) * 1e3)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +168,9 @@ def test_every_row_names_variants_that_are_measured_when_the_table_is_made() -> 
         known = set(scenario_named(row.scenario).variants)
         shown = {name for name in (row.floor, row.inline, row.ray, *(name for name, _ in row.references)) if name}
         assert shown <= known
+    for overhead in OVERHEADS:
+        assert {overhead.off, overhead.recorded} <= set(scenario_named(overhead.scenario).variants)
+        assert overhead.recorded in scenario_named(overhead.scenario).recorded
 
 
 def test_memory_of_a_living_process_is_found_when_it_is_asked_for() -> None:
