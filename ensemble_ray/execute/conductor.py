@@ -198,15 +198,21 @@ class RunConductor(Generic[Output, Failure]):
         note = self._fact("resume", RUN, {"is_restart": resumed.is_restart})
         await self._journal.append((note, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         ending: EndRun | None = None
+        is_cancelled = False
         for told in resumed.stimuli:
             again = [stimulus for stimulus in told if self._recall(stimulus)]
             done = self._machine.handle(*again) if again else []
             ending = next((each for each in done if isinstance(each, EndRun)), ending)
+            is_cancelled = is_cancelled or any(isinstance(each, CancelRequested) for each in again)
         if not resumed.stimuli:
             await self._tell([RunStarted(at=self._started_at)])
         elif ending is not None:  # it died between its last stimulus and the record of its end
             self._ending = ending
             await self._end(ending)
+        elif is_cancelled:  # nothing starts any more; what the record does not know of has stopped with its house
+            now = self._clock.now()
+            for key in self._machine.running:
+                self._put(self._recorded.pop(key, None) or Report(key=key, status="cancelled", at=now))
         else:
             self._carry_out([StartTask(key=key) for key in self._machine.running])
         await self._drain()
@@ -217,18 +223,14 @@ class RunConductor(Generic[Output, Failure]):
         Of a task that does not run now (the plan was changed), or whose output is not recorded (durability `run`),
         nothing is told: it is handed out anew.
         """
-        match stimulus:
-            case TaskCompleted() | TaskFailed():
-                runs = self._machine.states.get(stimulus.key) is TaskState.RUNNING
-                report = self._recorded.pop(stimulus.key, None) if runs else None
-                if report is None:
-                    return False
-                self._reported.add(stimulus.key)
-                self._take(report)
-            case TaskExited():
-                self._reported.add(stimulus.key)
-            case _:
-                pass
+        if not isinstance(stimulus, TaskCompleted | TaskFailed | TaskExited):
+            return True
+        runs = self._machine.states.get(stimulus.key) is TaskState.RUNNING
+        report = self._recorded.pop(stimulus.key, None) if runs else None
+        if report is None:
+            return False
+        self._reported.add(stimulus.key)
+        self._take(report)
         return True
 
     async def cancel(self) -> None:
