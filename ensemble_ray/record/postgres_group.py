@@ -1,8 +1,9 @@
 """One group of facts on its way into PostgreSQL: rendered, and committed in one transaction. Room: record.
 
 In: what several writers of a process appended. Out: which of it the database refused because of a newer epoch.
-Sequence numbers, epochs and what of a group is there already are decided by the database, inside the transaction and
-under a lock on the run's row: no other process can come between, and a client that freezes decides nothing.
+Sequence numbers, epochs and what of a group is there already are decided by a function in the database
+(`postgres_schema`), under a lock on the run's row: no other process can come between. A group is one message: a client
+that freezes or dies half-way has sent nothing or everything.
 Never: a fact twice because a commit was repeated, a group in part.
 """
 
@@ -12,6 +13,7 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -21,8 +23,6 @@ from ensemble_ray.record.journal import fence_of
 from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
-    from psycopg import AsyncCursor
-
     from ensemble_ray.record.postgres_database import Connection
 
 __all__ = ["Entry", "Group", "Outcome", "Refusal", "commit_group", "name_of", "render", "text_of_name"]
@@ -35,55 +35,13 @@ _MAX_CHARACTERS = 16_000_000
 _UNSTORABLE = re.compile("[\0\\\\\ud800-\udfff]")
 _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
-_LOCK = """
-SELECT run_id FROM ensemble_ray.runs WHERE run_id = ANY(%b) ORDER BY run_id FOR NO KEY UPDATE
-"""
-_BODIES = """
-INSERT INTO ensemble_ray.bodies SELECT %(run)b, b.* FROM unnest(%(digests)b::bytea[], %(bodies)b::bytea[]) AS b
-WHERE EXISTS (SELECT FROM ensemble_ray.runs WHERE run_id = %(run)b)
-ON CONFLICT DO NOTHING
-"""
-#: A statement of its own after `_LOCK`: it must see what was committed while the lock was waited for.
-_FACTS = """
-WITH run AS MATERIALIZED (
-    SELECT r.epoch,
-        coalesce((SELECT max(f.seq) FROM ensemble_ray.facts f WHERE f.run_id = %(run)b), 0) AS seq,
-        coalesce((SELECT w.written FROM ensemble_ray.writers w
-            WHERE w.run_id = %(run)b AND w.writer = %(writer)b), 0) AS written
-    FROM ensemble_ray.runs r WHERE r.run_id = %(run)b
-), newest AS MATERIALIZED (
-    SELECT i.instance, greatest(run.epoch, e.epoch) AS epoch, i.lowest, i.highest
-    FROM unnest(%(instances)b::text[], %(lowest)b::bigint[], %(highest)b::bigint[]) AS i (instance, lowest, highest)
-    CROSS JOIN run
-    LEFT JOIN ensemble_ray.epochs e ON e.run_id = %(run)b AND e.instance = i.instance
-), older AS MATERIALIZED (
-    SELECT instance, epoch FROM newest WHERE lowest < epoch
-), given AS (
-    SELECT * FROM unnest(
-        %(entry)b::bigint[], %(number)b::bigint[], %(kind)b::text[], %(name)b::text[], %(instance)b::text[],
-        %(at)b::double precision[], %(epoch)b::bigint[], %(data)b::text[]
-    ) AS g (entry, number, kind, name, instance, at, epoch, data)
-), refused AS MATERIALIZED (
-    SELECT g.entry, g.instance, o.epoch AS newest
-    FROM given g JOIN older o ON o.instance = g.instance WHERE g.epoch < o.epoch
-), added AS (
-    INSERT INTO ensemble_ray.facts
-    SELECT %(run)b, run.seq + row_number() OVER (ORDER BY g.number),
-        g.kind, g.name, g.instance, g.at, g.epoch, g.data
-    FROM given g CROSS JOIN run
-    WHERE g.number > run.written AND g.entry NOT IN (SELECT entry FROM refused)
-), raised AS (
-    INSERT INTO ensemble_ray.epochs
-    SELECT %(run)b, instance, highest FROM newest WHERE highest > epoch AND instance <> 'run'
-    ON CONFLICT (run_id, instance) DO UPDATE SET epoch = excluded.epoch
-), raised_run AS (
-    UPDATE ensemble_ray.runs SET epoch = newest.highest FROM newest
-    WHERE run_id = %(run)b AND newest.instance = 'run' AND newest.highest > newest.epoch
-), progress AS (
-    INSERT INTO ensemble_ray.writers SELECT %(run)b, %(writer)b, %(last)b FROM run
-    ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(ensemble_ray.writers.written, excluded.written)
-)
-SELECT -1::bigint, ''::text, 0::bigint FROM run UNION ALL SELECT entry, instance, newest FROM refused
+_APPEND = """
+SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
+    %(run{0})b, %(writer)b,
+    %(entries{0})b::bigint[], %(numbers{0})b::bigint[], %(kinds{0})b::text[], %(names{0})b::text[],
+    %(instances{0})b::text[], %(ats{0})b::double precision[], %(epochs{0})b::bigint[], %(data{0})b::text[],
+    %(digests{0})b::bytea[], %(bodies{0})b::bytea[]
+) AS a
 """
 
 
@@ -150,28 +108,20 @@ class _Rows:
             self.characters += len(data)
         self.entries.append(entry)
 
-    def parameters(self, run: str, writer: UUID) -> dict[str, Any]:
-        """The values of `_FACTS`."""
-        lowest: dict[str, int] = {}
-        highest: dict[str, int] = {}
-        for instance, epoch in zip(self.instance, self.epoch, strict=True):
-            lowest[instance] = min(epoch, lowest.get(instance, epoch))
-            highest[instance] = max(epoch, highest.get(instance, epoch))
+    def parameters(self, run: str, place: int) -> dict[str, Any]:
+        """The values of `_APPEND`."""
         return {
-            "run": run,
-            "writer": writer,
-            "last": max(self.number),
-            "instances": list(lowest),
-            "lowest": list(lowest.values()),
-            "highest": list(highest.values()),
-            "entry": self.entry,
-            "number": self.number,
-            "kind": self.kind,
-            "name": self.name,
-            "instance": self.instance,
-            "at": self.at,
-            "epoch": self.epoch,
-            "data": self.data,
+            f"run{place}": run,
+            f"entries{place}": self.entry,
+            f"numbers{place}": self.number,
+            f"kinds{place}": self.kind,
+            f"names{place}": self.name,
+            f"instances{place}": self.instance,
+            f"ats{place}": self.at,
+            f"epochs{place}": self.epoch,
+            f"data{place}": self.data,
+            f"digests{place}": list(self.bodies),
+            f"bodies{place}": list(self.bodies.values()),
         }
 
 
@@ -220,32 +170,28 @@ async def commit_group(connection: Connection, group: Group, writer: UUID) -> Ou
     Raises:
         Error: psycopg's; whether it is committed is unknown then.
     """
-    runs = sorted(run for run, rows in group.rows.items() if rows.number)
-    if not runs:
-        return Outcome(refused=(), missing=())
-    async with connection.pipeline(), connection.transaction():
-        await connection.execute(_LOCK, [runs])
-        cursors = [await _insert(connection, run, group.rows[run], writer) for run in runs]
+    runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
     refused: list[Refusal] = []
     missing: list[str] = []
-    for run, cursor in zip(runs, cursors, strict=True):
-        found = await cursor.fetchall()
-        if not found:
-            missing.append(run)
-        entries = group.rows[run].entries
-        refused += [
-            Refusal(entry=entries[number], instance=name_of(instance), newest=newest)
-            for number, instance, newest in found
-            if number >= 0
-        ]
+    if not runs:
+        return Outcome(refused=refused, missing=missing)
+    values: dict[str, Any] = {"writer": writer}
+    for place, run in enumerate(runs):
+        values.update(group.rows[run].parameters(run, place))
+    cursor = await connection.execute(_statement(len(runs)), values)
+    for place, entry, instance, newest in await cursor.fetchall():
+        if entry is None:
+            missing.append(runs[place])
+        else:
+            found = group.rows[runs[place]].entries[entry]
+            refused.append(Refusal(entry=found, instance=name_of(instance), newest=newest))
     return Outcome(refused=refused, missing=missing)
 
 
-async def _insert(connection: Connection, run: str, rows: _Rows, writer: UUID) -> AsyncCursor[tuple[Any, ...]]:
-    if rows.bodies:
-        bodies = {"run": run, "digests": list(rows.bodies), "bodies": list(rows.bodies.values())}
-        await connection.execute(_BODIES, bodies)
-    return await connection.execute(_FACTS, rows.parameters(run, writer))
+@lru_cache(maxsize=50)
+def _statement(runs: int) -> bytes:
+    """One statement for all: the server has the whole group before it locks anything."""
+    return " UNION ALL ".join(_APPEND.format(place) for place in range(runs)).encode()
 
 
 def text_of_name(name: str) -> str:

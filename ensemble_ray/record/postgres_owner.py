@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -33,16 +32,15 @@ INSERT INTO ensemble_ray.runs (run_id, created_at, origin, state, owner)
 VALUES (%(run)s, now(), %(origin)s, 'pending', %(owner)s) ON CONFLICT DO NOTHING RETURNING epoch
 """
 _FOUND = """
-SELECT r.owner, EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
+SELECT EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
     greatest(r.epoch, (SELECT max(e.epoch) FROM ensemble_ray.epochs e WHERE e.run_id = r.run_id))
 FROM ensemble_ray.runs r WHERE r.run_id = %(run)s FOR UPDATE
 """
-#: A statement of its own after `_FOUND`: it must see who owns the run once the row is locked.
 _OWNED = f"""
 WITH {HELD}
-SELECT FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.epoch, 0)
+SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.epoch, 0)
 WHERE r.run_id = %(run)s
-"""
+"""  # noqa: S608  our own constants
 _TAKE = """
 UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
 WHERE run_id = %(run)s
@@ -54,7 +52,7 @@ UPDATE ensemble_ray.runs SET created_at = now(), origin = %(origin)s WHERE run_i
 #: process connects again and repeats what was under way.
 _END_FROZEN = """
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a
-WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < now() - interval '2 s'
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_start < now() - interval '1 s'
     AND EXISTS (
         SELECT FROM pg_locks l
         WHERE l.pid = a.pid AND l.relation = 'ensemble_ray.runs'::regclass AND l.mode <> 'AccessShareLock' AND l.granted
@@ -282,7 +280,7 @@ async def _begin(database: Database, connection: Connection, run_id: str, origin
 async def _take(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> int:
     async with connection.transaction():
         if by_force:
-            await connection.execute("SET LOCAL lock_timeout = '3s'")
+            await connection.execute("SET LOCAL lock_timeout = '2s'")
         _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
         epoch = newest + 1
         await connection.execute(_TAKE, {"run": run_id, "epoch": epoch, "owner": this_process()})
@@ -300,24 +298,32 @@ async def _lock(connection: Connection, run_id: str, place: str, *, is_free: boo
         ValidationError: there is no such run.
         RunExistsError: somebody owns it, and it must be free.
     """
+    if is_free:
+        await _refuse_owned(connection, run_id)  # at once: its owner may have frozen while it holds the row
     cursor = await connection.execute(_FOUND, {"run": run_id})
     row = await cursor.fetchone()
     if row is None:
         raise await unknown_run(connection, run_id, place)
-    owner, has_facts, newest = row
     if is_free:
-        cursor = await connection.execute(_OWNED, {"run": run_id})
-        if await cursor.fetchone() is not None:
-            msg = f"Run '{run_id}' is running ({owner}): wait for its end, or choose another run_id"
-            raise RunExistsError(msg)
+        await _refuse_owned(connection, run_id)  # again: it must be free while the row is ours
+    has_facts, newest = row
     return has_facts, newest
+
+
+async def _refuse_owned(connection: Connection, run_id: str) -> None:
+    cursor = await connection.execute(_OWNED, {"run": run_id})
+    row = await cursor.fetchone()
+    if row is not None:
+        msg = f"Run '{run_id}' is running ({row[0]}): wait for its end, or choose another run_id"
+        raise RunExistsError(msg)
 
 
 def _key(run_id: str, epoch: int) -> dict[str, str]:
     return {"run": run_id, "epoch": str(epoch)}
 
 
-_held: weakref.WeakSet[Claim] = weakref.WeakSet()
+#: Claims outlive whoever made them: a run is owned until it is let go or the process ends.
+_held: set[Claim] = set()
 
 
 def _after_fork() -> None:

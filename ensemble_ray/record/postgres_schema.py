@@ -66,7 +66,76 @@ CREATE TABLE ensemble_ray.writers (
     PRIMARY KEY (run_id, writer)
 ) WITH (fillfactor = 70);
 """
-_EXISTS = "SELECT to_regclass('ensemble_ray.format') IS NOT NULL"
+#: Adds a group to a run, and tells what was refused: which entry, because of which instance, whose newest epoch is
+#: which; one row of nulls when there is no such run. An entry is refused or taken as a whole.
+#: Each statement in it sees what was committed before it began: the lock is taken by a statement of its own.
+#: Doing it again changes nothing more: a writer numbers its facts, and how far it came stands in `writers`.
+_FUNCTION = """
+CREATE FUNCTION ensemble_ray.append_facts(
+    of_run text, by_writer uuid,
+    entries bigint[], numbers bigint[], kinds text[], names text[], instances text[], ats double precision[],
+    epochs bigint[], data text[], digests bytea[], texts bytea[]
+) RETURNS TABLE (entry bigint, instance text, newest bigint) LANGUAGE plpgsql VOLATILE AS $$
+#variable_conflict use_column
+DECLARE
+    run_epoch bigint;
+    highest_of_run bigint;
+    last_seq bigint;
+    already bigint;
+    refused bigint[];
+BEGIN
+    SELECT r.epoch INTO run_epoch FROM ensemble_ray.runs r WHERE r.run_id = of_run FOR NO KEY UPDATE;
+    IF NOT FOUND THEN
+        RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::bigint;
+        RETURN;
+    END IF;
+    SELECT coalesce(max(f.seq), 0) INTO last_seq FROM ensemble_ray.facts f WHERE f.run_id = of_run;
+    SELECT coalesce(max(w.written), 0) INTO already
+        FROM ensemble_ray.writers w WHERE w.run_id = of_run AND w.writer = by_writer;
+
+    RETURN QUERY
+        SELECT g.entry, g.instance, greatest(run_epoch, e.epoch)
+        FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        LEFT JOIN ensemble_ray.epochs e ON e.run_id = of_run AND e.instance = g.instance
+        WHERE g.epoch < greatest(run_epoch, e.epoch);
+    IF FOUND THEN
+        SELECT array_agg(DISTINCT g.entry) INTO refused
+            FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+            LEFT JOIN ensemble_ray.epochs e ON e.run_id = of_run AND e.instance = g.instance
+            WHERE g.epoch < greatest(run_epoch, e.epoch);
+    END IF;
+
+    INSERT INTO ensemble_ray.bodies SELECT of_run, b.* FROM unnest(digests, texts) AS b ON CONFLICT DO NOTHING;
+    INSERT INTO ensemble_ray.facts
+        SELECT of_run, last_seq + row_number() OVER (ORDER BY g.number),
+            g.kind, g.name, g.instance, g.at, g.epoch, g.data
+        FROM unnest(entries, numbers, kinds, names, instances, ats, epochs, data)
+            AS g (entry, number, kind, name, instance, at, epoch, data)
+        WHERE g.number > already AND (refused IS NULL OR g.entry <> ALL (refused));
+
+    SELECT max(g.epoch) INTO highest_of_run FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        WHERE g.instance = 'run' AND (refused IS NULL OR g.entry <> ALL (refused));
+    IF highest_of_run > run_epoch THEN
+        run_epoch := highest_of_run;
+        UPDATE ensemble_ray.runs r SET epoch = run_epoch WHERE r.run_id = of_run;
+    END IF;
+    INSERT INTO ensemble_ray.epochs AS e
+        SELECT of_run, g.instance, max(g.epoch)
+        FROM unnest(entries, instances, epochs) AS g (entry, instance, epoch)
+        WHERE g.epoch > run_epoch AND (refused IS NULL OR g.entry <> ALL (refused))
+        GROUP BY g.instance
+        ON CONFLICT (run_id, instance) DO UPDATE SET epoch = greatest(e.epoch, excluded.epoch);
+    INSERT INTO ensemble_ray.writers AS w VALUES (of_run, by_writer, (SELECT max(n) FROM unnest(numbers) AS n))
+        ON CONFLICT (run_id, writer) DO UPDATE SET written = greatest(w.written, excluded.written);
+END $$;
+"""
+#: Asked of the catalogue's tables, not of `to_regclass`: that answers from a cache which a wait for a lock does not renew.
+_EXISTS = """
+SELECT EXISTS (
+    SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname = 'ensemble_ray' AND c.relname = 'format'
+)
+"""
 
 
 async def has_schema(connection: Connection, place: str) -> bool:
@@ -109,4 +178,5 @@ async def ensure_schema(connection: Connection, place: str) -> None:
         if await has_schema(connection, place):  # somebody was faster
             return
         await connection.execute(_TABLES)
+        await connection.execute(_FUNCTION)
         await connection.execute("INSERT INTO ensemble_ray.format VALUES (%s)", [FORMAT])

@@ -15,6 +15,6 @@ def address_of(store: str, request: pytest.FixtureRequest, tmp_path: Path) -> St
     """An empty store of that kind, for one test; `request` gives fixtures that only some need."""
     if store == "postgres":
         server: PostgresServer = request.getfixturevalue("postgres")
-        return StoreAddress(home=str(tmp_path), url=server.new_database())
+        return StoreAddress(home=str(tmp_path), url=server.empty_database())
     assert store == "sqlite", store
     return StoreAddress(home=str(tmp_path))
