@@ -211,7 +211,7 @@ class RunDirectory:
 
     def _unowned_state(self, written: RunState) -> RunState:
         """How a run stands that nobody owns: as its facts say, where its owner died before it wrote the state."""
-        if written.is_final:
+        if written not in _OWNED and (self.path / _META).exists():
             return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
             last = last_of_run(self.path, self.run_id, ("end", "resume"))

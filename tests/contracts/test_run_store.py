@@ -66,10 +66,6 @@ def _fact(name: str = "a#0/0/model", kind: str = "model", **data: object) -> Fac
     return Fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
 
 
-def _end(state: RunState) -> Fact:
-    return _fact("run", "end", state=state.value, exit_reason="completed", errors=[])
-
-
 async def _begun(store: RunStore, run_id: str = RUN, facts: Sequence[Fact] = ()) -> OwnedRun:
     run = await store.begin(run_id, origin="team.yaml")
     await run.journal.append(facts or [_fact("run", "plan")], until=Until.WRITTEN)
@@ -172,19 +168,6 @@ async def test_buffered_journal_waits_at_its_end_only(store: RunStore) -> None:
         await run.journal.append([_fact(f"a#0/{number}/model")], until=Until.SYNCED)
     await run.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == 50
-
-
-async def test_state_is_what_the_facts_say_when_the_owner_died_before_it_wrote_it(store: RunStore) -> None:
-    """S-DUR-30: nothing but the facts holds truth; a run that went on after its end is interrupted."""
-    for name, more, state in (
-        ("run-a", [_end(RunState.COMPLETED)], RunState.COMPLETED),
-        ("run-b", [_end(RunState.CANCELLED)], RunState.CANCELLED),
-        ("run-c", [_end(RunState.CANCELLED), _fact("run", "resume")], RunState.INTERRUPTED),
-        ("run-d", [], RunState.INTERRUPTED),
-    ):
-        run = await _begun(store, name, [_fact("run", "plan"), *more])
-        await run.close(RunState.INTERRUPTED)
-        assert await _state(store, name) is state
 
 
 # Taking over.
@@ -357,6 +340,30 @@ die()
     taken = await store.take(RUN)
     assert (taken.epoch, len(taken.earlier)) == (1, 21)
     await taken.close(RunState.COMPLETED)
+
+
+async def test_state_is_what_the_facts_say_when_the_owner_died_before_it_wrote_it(
+    store: RunStore, address: StoreAddress
+) -> None:
+    """S-DUR-30: nothing but the facts holds truth; a run that went on after its end is interrupted."""
+    rest = """
+for name, kinds in (("run-a", ["completed"]), ("run-b", ["cancelled"]), ("run-c", ["cancelled", "resume"])):
+    other = await store.begin(name)
+    await other.write_state(RunState.RUNNING)
+    facts = [fact("run", "resume") if kind == "resume" else fact("run", "end", state=kind) for kind in kinds]
+    await other.journal.append(facts, until=Until.WRITTEN)
+die()
+"""
+    with _program(address, rest) as process:
+        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
+    assert {run.run_id: run.state for run in await store.runs()} == {
+        "run-a": RunState.COMPLETED,
+        "run-b": RunState.CANCELLED,
+        "run-c": RunState.INTERRUPTED,
+        RUN: RunState.INTERRUPTED,
+    }
+    with pytest.raises(RunExistsError, match="'run-a' is finished"):
+        await store.begin("run-a")
 
 
 async def test_run_is_owned_as_long_as_its_process_lives(store: RunStore, address: StoreAddress) -> None:
