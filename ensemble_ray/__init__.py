@@ -106,6 +106,7 @@ from ensemble_ray.trace import (
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
+    from ensemble_ray.forking import afork, fork
     from ensemble_ray.resuming import aresume, resume
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
@@ -238,12 +239,14 @@ __all__ = [
     "WebSearchProvider",
     "WebSearchTool",
     "Workflow",
+    "afork",
     "aresume",
     "build_system_prompt",
     "build_user_prompt",
     "current_tool_context",
     "describe_schema",
     "extract_json",
+    "fork",
     "parse_output",
     "resolve_template",
     "resume",
@@ -252,18 +255,18 @@ __all__ = [
 ]
 
 
-#: Names of the module that also loads definitions from where they came from.
-_RESUMING = frozenset({"aresume", "resume"})
+#: Names of the modules that also load definitions from where they came from.
+_FROM_RECORDS = {"aresume": "resuming", "resume": "resuming", "afork": "forking", "fork": "forking"}
 
 
 def __getattr__(name: str) -> object:
-    """Load what costs time only when it is asked for: built-in tools, resuming, and Ray with its runtime."""
+    """Load what costs time only when it is asked for: built-in tools, going on with runs, and Ray with its runtime."""
     if name == "RayRuntime":
         from ensemble_ray.runtime import ray_runtime_class
 
         return ray_runtime_class()
-    if name in _RESUMING:
-        return getattr(importlib.import_module("ensemble_ray.resuming"), name)
+    if name in _FROM_RECORDS:
+        return getattr(importlib.import_module(f"ensemble_ray.{_FROM_RECORDS[name]}"), name)
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name in builtin.__all__:
         return getattr(builtin, name)

@@ -1,18 +1,35 @@
-"""Public doubles for tests of agent teams: a scripted model, a protocol server, a clock, a sink."""
+"""Public doubles for tests of agent teams: a scripted model, a protocol server, a clock, a sink; and `replay`."""
+
+from typing import TYPE_CHECKING
 
 from ensemble_ray.testing.clock import ManualClock
 from ensemble_ray.testing.model_server import Fault, ModelServer, Reply, ServedRequest, tool_loop
 from ensemble_ray.testing.scripted import ScriptedCall, ScriptedModel
 from ensemble_ray.testing.sink import RecordingSink
 
+if TYPE_CHECKING:
+    from ensemble_ray.testing.replaying import Difference, Replay, replay
+
 __all__ = [
+    "Difference",
     "Fault",
     "ManualClock",
     "ModelServer",
     "RecordingSink",
+    "Replay",
     "Reply",
     "ScriptedCall",
     "ScriptedModel",
     "ServedRequest",
+    "replay",
     "tool_loop",
 ]
+
+
+def __getattr__(name: str) -> object:
+    """Load `replay` only when it is asked for: it runs tasks, and doubles do not."""
+    if name in {"Difference", "Replay", "replay"}:
+        from ensemble_ray.testing import replaying
+
+        return getattr(replaying, name)
+    raise AttributeError(f"module 'ensemble_ray.testing' has no attribute '{name}'")

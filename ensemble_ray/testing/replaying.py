@@ -1,0 +1,281 @@
+"""Checks a recorded run against today's code (S-DUR-55). Room: testing.
+
+In: a run's id and today's definition. Out: the first difference, if there is one: a changed plan, a request that
+differs, a call or an output that differs. Every task is done again by the runner that does it in a run, on recorded
+answers and results; the outputs that it is given are the recorded ones.
+Never: a model that is asked, a tool or a handler that is called, a fact that is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from ensemble_ray.context import Services
+from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.inline import SystemClock
+from ensemble_ray.limits.local_limiter import process_limiter
+from ensemble_ray.loader import load_source
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.record.digest import compared
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
+from ensemble_ray.record.task_fold import as_mapping
+from ensemble_ray.run_handle import Run, check
+from ensemble_ray.testing.replay_ports import (
+    Difference,
+    RecordedAnswer,
+    ReplayJournal,
+    UnaskedModel,
+    request_difference,
+    shown,
+)
+from ensemble_ray.testing.sink import RecordingSink
+from ensemble_ray.threads import threads
+from ensemble_ray.tools.cpu import LokyCpuPool
+from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.trace import jsonable
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import ChatMessage, Fact
+    from ensemble_ray.plan.plan import Node
+
+__all__ = ["Difference", "Replay", "replay"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What came of a replay; its text says it for people."""
+
+    run_id: str
+    #: the first difference in the order of the plan; None: there is none
+    difference: Difference | None
+    #: tasks that were done again on their record
+    tasks: int = 0
+    #: recorded model answers and tool results that were used
+    effects: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        """Whether today's code does what was recorded."""
+        return self.difference is None
+
+    def __str__(self) -> str:
+        if self.difference is not None:
+            return f"Run '{self.run_id}' differs from today's code\n{self.difference}"
+        return f"Run '{self.run_id}' is what today's code does: {self.tasks} tasks, {self.effects} recorded answers and results"
+
+
+def replay(
+    run: str | Run | EnsembleOutput,
+    ensemble: Ensemble | None = None,
+    *,
+    home: Path | None = None,
+    store: str | None = None,
+) -> Replay:
+    """Do a recorded run again on what is recorded of it, and compare.
+
+    What is not recorded, such as the rest of a task that was interrupted, is not compared. Guardrails are called, as
+    they are part of what is checked.
+
+    Args:
+        run: The run: its id, the beginning of it, `latest`, its handle or its output.
+        ensemble: Today's definition; None: loaded from where the run's record says that it came from.
+        home: Directory of the records; default: `ENSEMBLE_RAY_HOME` or the user's state directory.
+        store: URL of a database that keeps them instead; default: `ENSEMBLE_RAY_STORE`.
+
+    Raises:
+        ValidationError: there is no such run, or its definition is not known here.
+        RecordError: its record is damaged or holds nothing.
+    """
+    run_id = run if isinstance(run, str) else run.id if isinstance(run, Run) else run.run_id
+    if not run_id:
+        raise ValidationError("This output was made by hand and has no record to replay")
+    return run_blocking(_replay(run_id, ensemble, StoreAddress.of(home, store)))
+
+
+async def _replay(name: str, ensemble: Ensemble | None, address: StoreAddress) -> Replay:
+    store = store_at(address)
+    found = await store.find(name)
+    facts = await store.facts(found.run_id)
+    recovered = Recovered(facts)
+    if not recovered.header:
+        raise RecordError(
+            f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
+        )
+    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    options = RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {}))
+    planned = await _planned(definition.with_options(options), recovered, facts)
+    changed = _plan_difference(recovered, planned)
+    if changed is not None:
+        return Replay(run_id=found.run_id, difference=changed)
+    repetition = _Repetition(recovered, planned, facts, definition.with_options(options))
+    difference = await repetition.difference()
+    return Replay(run_id=found.run_id, difference=difference, tasks=repetition.tasks, effects=repetition.journal.used)
+
+
+def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
+    if not recovered.source.place:
+        raise ValidationError(
+            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
+            f"call replay('{found.run_id}', ensemble)"
+        )
+    return load_source(recovered.source, needs_keys=False)
+
+
+async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
+    """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
+    resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
+    if not needs_synthesis(resolved.tasks):
+        return plan_run(definition, resolved)
+    answers = {fact.name: fact for fact in facts if fact.kind == "model"}
+    agents = await synthesize_agents(
+        resolved, definition, recorded=lambda name, _: RecordedAnswer(name, answers.get(name))
+    )
+    return plan_run(definition, resolved, agents)
+
+
+def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | None:
+    found = compared(as_mapping(recovered.header.get("plan")), planned.plan.to_dict())
+    if not found:
+        return None
+    first = found[0]
+    return Difference(where="the plan", what=first.path, recorded=first.recorded, current=first.current)
+
+
+class _Repetition:
+    """All tasks of a run, one after the other, each on its record."""
+
+    def __init__(self, recovered: Recovered, planned: Planned, facts: Sequence[Fact], definition: Ensemble) -> None:
+        self._recovered = recovered
+        self._planned = planned
+        self._nodes = {node.key: node for node in planned.plan.nodes}
+        self.journal = ReplayJournal(facts)
+        self.tasks = 0
+        self._frame = RunFrame(
+            run_id=facts[0].run,
+            workflow=planned.plan.workflow,
+            total_tasks=len(planned.plan.nodes),
+            max_tool_output_length=definition.max_tool_output_length,
+            cost=definition.cost_configuration,
+            on_unknown="fail",
+        )
+
+    async def difference(self) -> Difference | None:
+        """The first difference, in the order of the plan."""
+        cpu = LokyCpuPool()
+        ports = RunnerPorts(
+            clock=SystemClock(),
+            journal=self.journal,
+            events=RecordingSink(),
+            callables=LocalCallables(self._planned.tasks),
+            services=Services(limiter=process_limiter(), cpu=cpu),
+            tool_metrics=NoOpToolMetrics(),
+            compare=self._compare,
+        )
+        agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
+        runner = TaskRunner(self._frame, ports, agents)
+        try:
+            for node in self._planned.plan.nodes:
+                if node.key not in self._recovered.tasks:
+                    continue
+                self.tasks += 1
+                found = await self._of_task(runner, node)
+                if found is not None:
+                    return found
+        finally:
+            cpu.close()
+        return None
+
+    async def _of_task(self, runner: TaskRunner, node: Node) -> Difference | None:
+        order = self._order(node)
+        self.journal.begin(order.instance)
+        result = await runner.run(order, is_stopped=lambda: False)
+        where = f"task '{node.key}'"
+        known = self._recovered.tasks[node.key]
+        if self.journal.found is not None and not (self.journal.is_at_end and known.output is None):
+            return replace(self.journal.found, where=f"{where}, {self.journal.found.where}")
+        if self.journal.found is not None:  # the record of this task ends here, and it did not complete
+            return None
+        unused = self.journal.unused()
+        if unused is not None:
+            return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
+        return self._ending(where, node, result)
+
+    def _ending(self, where: str, node: Node, result: TaskResult) -> Difference | None:
+        """How what the task gave differs from what is recorded."""
+        recorded = self._output(node.key)
+        if recorded is None:
+            failure = self._recovered.failure(node.key)
+            if failure is None:
+                return None  # it was interrupted
+            return _first(where, ("the end", failure.status, result.status), _errors(failure, result))
+        given = result.output
+        if given is None:
+            error = f"{type(result.error).__name__}: {result.error}"
+            return Difference(where=where, what="the end", recorded="completed", current=f"{result.status}, {error}")
+        return _first(
+            where,
+            ("the output", recorded.raw, given.raw),
+            ("the parsed output", jsonable(recorded.parsed_output), jsonable(given.parsed_output)),
+        )
+
+    def _output(self, key: str) -> TaskOutput | None:
+        data = self._recovered.output_data(key)
+        return None if data is None else typed_output(data, self._planned.tasks[key].output_type)
+
+    def _order(self, node: Node) -> TaskOrder:
+        context = [(key, self._output(key)) for key in node.context]
+        missing = None
+        if self._planned.plan.workflow == "sequential":
+            absent = [self._nodes[key].description for key, output in context if output is None]
+            missing = next(iter([*absent, *node.context_outside]), None)
+        task = self._planned.tasks[node.key]
+        return TaskOrder(
+            run_id=self._frame.run_id,
+            key=node.key,
+            instance=self._recovered.tasks[node.key].instance,
+            epoch=1,  # so that the runner looks at what is recorded
+            index=node.index,
+            task=task,
+            agent_key=node.agent_key,
+            agent_role=node.agent_role,
+            context=tuple(output for _, output in context if output is not None),
+            missing_context=missing,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+        )
+
+    def _compare(self, name: str, fact: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
+        """Told where a recorded answer is used: the request must be the recorded one."""
+        if fact.data.get("request_digest") != digest:
+            key = name.rsplit("/", 2)[0].rpartition("#")[0]
+            self.journal.tell(request_difference(self.journal, name, messages, self._recovered, key))
+
+
+def _errors(recorded: TaskResult, current: TaskResult) -> tuple[str, object, object]:
+    def told(result: TaskResult) -> str:
+        return "" if result.error is None else f"{type(result.error).__name__}: {result.error}"
+
+    return "the error", told(recorded), told(current)
+
+
+def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
+    """The first pair whose values differ."""
+    for what, old, new in pairs:
+        if old != new:
+            recorded, current = shown(old, new)
+            return Difference(where=where, what=what, recorded=recorded, current=current)
+    return None
