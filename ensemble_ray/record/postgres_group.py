@@ -25,7 +25,10 @@ from ensemble_ray.record.rendering import text_of
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection
 
-__all__ = ["Entry", "Group", "Outcome", "Refusal", "commit_group", "name_of", "render", "text_of_name"]
+__all__ = ["Entry", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
+
+#: A run's id, and which beginning of it: one that was removed and begun anew is another.
+Target = tuple[str, UUID]
 
 #: Largest group: facts, and characters; what is left waits for the next one.
 _MAX_FACTS = 2_000
@@ -37,7 +40,7 @@ _ESCAPE = re.compile(r"\\u([0-9a-f]{4})")
 
 _APPEND = """
 SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
-    %(run{0})b, %(writer)b,
+    %(run{0})b, %(begun{0})b, %(writer)b,
     %(entries{0})b::bigint[], %(numbers{0})b::bigint[], %(kinds{0})b::text[], %(names{0})b::text[],
     %(instances{0})b::text[], %(ats{0})b::double precision[], %(epochs{0})b::bigint[], %(data{0})b::text[],
     %(digests{0})b::bytea[], %(bodies{0})b::bytea[]
@@ -49,7 +52,7 @@ SELECT {0}, a.entry, a.instance, a.newest FROM ensemble_ray.append_facts(
 class Entry:
     """What one call appended."""
 
-    run: str
+    target: Target
     facts: Sequence[Fact]
     epoch: int
     #: number of its first fact among those of its writer in that run, from 1
@@ -108,10 +111,11 @@ class _Rows:
             self.characters += len(data)
         self.entries.append(entry)
 
-    def parameters(self, run: str, place: int) -> dict[str, Any]:
+    def parameters(self, target: Target, place: int) -> dict[str, Any]:
         """The values of `_APPEND`."""
         return {
-            f"run{place}": run,
+            f"run{place}": target[0],
+            f"begun{place}": target[1],
             f"entries{place}": self.entry,
             f"numbers{place}": self.number,
             f"kinds{place}": self.kind,
@@ -129,13 +133,13 @@ class _Rows:
 class Group:
     """What is committed at once, by run."""
 
-    rows: Mapping[str, _Rows]
+    rows: Mapping[Target, _Rows]
     #: how many of the entries that were given it holds
     size: int
 
-    def bodies(self, run: str) -> Sequence[bytes]:
+    def bodies(self, target: Target) -> Sequence[bytes]:
         """Hashes of the long texts that it brings to a run."""
-        return list(self.rows[run].bodies)
+        return list(self.rows[target].bodies)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,22 +148,22 @@ class Outcome:
 
     refused: Sequence[Refusal]
     #: runs that are not there any more
-    missing: Sequence[str]
+    missing: Sequence[Target]
 
 
-def render(entries: Sequence[Entry], kept: Mapping[str, set[bytes]]) -> Group:
+def render(entries: Sequence[Entry], kept: Mapping[Target, set[bytes]]) -> Group:
     """A group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:
         entries: What was appended, in order; at least one.
         kept: By run: hashes of long texts that are in the database.
     """
-    rows: dict[str, _Rows] = {}
+    rows: dict[Target, _Rows] = {}
     facts = 0
     for size, entry in enumerate(entries):
         if size and (facts >= _MAX_FACTS or sum(each.characters for each in rows.values()) >= _MAX_CHARACTERS):
             return Group(rows=rows, size=size)
-        rows.setdefault(entry.run, _Rows()).add(entry, kept.get(entry.run, set()))
+        rows.setdefault(entry.target, _Rows()).add(entry, kept.get(entry.target, set()))
         facts += len(entry.facts)
     return Group(rows=rows, size=len(entries))
 
@@ -172,7 +176,7 @@ async def commit_group(connection: Connection, group: Group, writer: UUID) -> Ou
     """
     runs = sorted(run for run, rows in group.rows.items() if rows.number)  # all processes lock them in this order
     refused: list[Refusal] = []
-    missing: list[str] = []
+    missing: list[Target] = []
     if not runs:
         return Outcome(refused=refused, missing=missing)
     values: dict[str, Any] = {"writer": writer}

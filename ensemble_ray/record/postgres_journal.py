@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres_group import name_of, text_of_name
+from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(
 
 
 class PostgresJournal:
-    """One run's facts, as one process writes them."""
+    """One run's facts, as one process writes them; its writer knows of it already (`attach`, `join`)."""
 
-    def __init__(self, writer: PostgresWriter, run_id: str, *, is_buffered: bool, place: str) -> None:
-        self.run_id = run_id
+    def __init__(self, writer: PostgresWriter, target: Target, *, is_buffered: bool, place: str) -> None:
+        self.run_id = target[0]
+        self._target = target
         self._writer = writer
         self._is_buffered = is_buffered
         self._place = place
         self._is_closed = False
-        writer.attach(run_id)
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
         """Add facts in order; their data must not change afterwards. Every commit is on the disk (`SYNCED`).
@@ -61,7 +61,7 @@ class PostgresJournal:
         if self._is_closed:
             msg = f"The journal of run '{self.run_id}' is closed"
             raise IllegalStateError(msg)
-        await self._writer.append(self.run_id, facts, epoch, Until.TAKEN if self._is_buffered else until)
+        await self._writer.append(self._target, facts, epoch, Until.TAKEN if self._is_buffered else until)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """What is recorded of an instance, by whichever writer.
@@ -75,29 +75,13 @@ class PostgresJournal:
         )
         return {(fact.name, fact.kind): fact for fact in facts}
 
-    async def check(self) -> None:
-        """Make sure that the run can be written to.
-
-        Raises:
-            RecordError: there is no such run in that database, or it cannot be used.
-        """
-        cursor = await self._writer.using(
-            lambda connection: connection.execute("SELECT FROM ensemble_ray.runs WHERE run_id = %s", [self.run_id])
-        )
-        if await cursor.fetchone() is None:
-            msg = (
-                f"Cannot write the run's record: there is no run '{self.run_id}' in {self._place}. "
-                "Is ENSEMBLE_RAY_STORE the same in all processes?"
-            )
-            raise RecordError(msg, self._place)
-
     async def flush(self) -> None:
         """Return when everything appended so far is committed.
 
         Raises:
             RecordError: the database refused it.
         """
-        await self._writer.append(self.run_id, (), 0, Until.WRITTEN)
+        await self._writer.append(self._target, (), 0, Until.WRITTEN)
 
     async def close(self) -> None:
         """Flush, and take no more facts; the connection is closed with the last journal.
@@ -111,7 +95,7 @@ class PostgresJournal:
         try:
             await self.flush()
         finally:
-            await self._writer.detach(self.run_id)
+            await self._writer.detach(self._target)
 
 
 async def read_facts(connection: Connection, run_id: str, place: str, *, instance: str | None = None) -> list[Fact]:

@@ -14,10 +14,12 @@ import os
 import socket
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.postgres_group import Target
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
 
@@ -26,27 +28,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "remove"]
 
-_KEY = "hashtextextended(%(run)s || ':' || %(epoch)s, 0)"
+_LOCK = """
+SELECT pg_try_advisory_lock(hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)) FROM ensemble_ray.runs r
+WHERE r.run_id = %(run)s AND r.begun = %(begun)s AND r.epoch = %(epoch)s
+"""
+#: The run, unless somebody else took it or began it anew.
+_OF_OWNER = "WHERE run_id = %(run)s AND begun = %(begun)s AND epoch = %(epoch)s"
 _NEW = """
-INSERT INTO ensemble_ray.runs (run_id, created_at, origin, state, owner)
-VALUES (%(run)s, now(), %(origin)s, 'pending', %(owner)s) ON CONFLICT DO NOTHING RETURNING epoch
+INSERT INTO ensemble_ray.runs (run_id, begun, created_at, origin, state, owner)
+VALUES (%(run)s, %(begun)s, now(), %(origin)s, 'pending', %(owner)s) ON CONFLICT DO NOTHING RETURNING run_id
 """
 _FOUND = """
-SELECT EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
+SELECT r.begun, EXISTS (SELECT FROM ensemble_ray.facts f WHERE f.run_id = r.run_id),
     greatest(r.epoch, (SELECT max(e.epoch) FROM ensemble_ray.epochs e WHERE e.run_id = r.run_id))
 FROM ensemble_ray.runs r WHERE r.run_id = %(run)s FOR UPDATE
 """
 _OWNED = f"""
 WITH {HELD}
-SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.epoch, 0)
+SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)
 WHERE r.run_id = %(run)s
 """  # noqa: S608  our own constants
 _TAKE = """
 UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
 WHERE run_id = %(run)s
-"""
-_RENEW = """
-UPDATE ensemble_ray.runs SET created_at = now(), origin = %(origin)s WHERE run_id = %(run)s
 """
 #: Backends that have held the runs' rows for seconds: those of frozen processes. Each can be ended at any time: its
 #: process connects again and repeats what was under way.
@@ -70,9 +74,10 @@ _STANDING = {
 class Claim:
     """The lock that makes this process the owner of a run, on a connection of its own."""
 
-    def __init__(self, database: Database, connection: Connection, run_id: str, epoch: int) -> None:
-        self.run_id = run_id
+    def __init__(self, database: Database, connection: Connection, target: Target, epoch: int) -> None:
+        self.target = target
         self.epoch = epoch
+        self._values = {"run": target[0], "begun": target[1], "epoch": epoch}
         self._database = database
         self._connection: Connection | None = connection
         self._using = asyncio.Lock()
@@ -89,8 +94,8 @@ class Claim:
             async with self._using:
                 connection = await self._connected()
                 await connection.execute(
-                    "UPDATE ensemble_ray.runs SET state = %s WHERE run_id = %s AND epoch = %s",
-                    [state.value, self.run_id, self.epoch],
+                    f"UPDATE ensemble_ray.runs SET state = %(state)s {_OF_OWNER}",  # noqa: S608  our own constant
+                    {**self._values, "state": state.value},
                 )
 
         await self._database.patiently(once)
@@ -103,8 +108,8 @@ class Claim:
             async with self._using, asyncio.timeout(self._database.patience_s):
                 connection = await self._connected()
                 cursor = await connection.execute(
-                    "SELECT cancel_asked FROM ensemble_ray.runs WHERE run_id = %s AND epoch = %s",
-                    [self.run_id, self.epoch],
+                    f"SELECT cancel_asked FROM ensemble_ray.runs {_OF_OWNER}",  # noqa: S608  our own constant
+                    self._values,
                 )
                 row = await cursor.fetchone()
                 return row is not None and bool(row[0])
@@ -128,7 +133,7 @@ class Claim:
         """The connection; a broken one is made again, and the lock taken again unless a newer owner came."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._database.connect()
-            await self._connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(self.run_id, self.epoch))
+            await self._connection.execute(_LOCK, self._values)
         return self._connection
 
 
@@ -191,11 +196,11 @@ async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
     """
     connection = await database.connect()
     try:
-        epoch = await _begin(database, connection, run_id, origin)
+        begun = await _begin(database, connection, run_id, origin)
     except BaseException:
         await connection.close()
         raise
-    return Claim(database, connection, run_id, epoch)
+    return Claim(database, connection, (run_id, begun), 0)
 
 
 async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> tuple[Claim, list[Fact]]:
@@ -212,17 +217,17 @@ async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> 
     connection = await database.connect()
     try:
         try:
-            epoch = await _take(database, connection, run_id, by_force=by_force)
+            begun, epoch = await _take(database, connection, run_id, by_force=by_force)
         except psycopg.errors.LockNotAvailable:
             if not by_force:
                 raise
             await connection.execute(_END_FROZEN)
-            epoch = await _take(database, connection, run_id, by_force=by_force)
+            begun, epoch = await _take(database, connection, run_id, by_force=by_force)
         facts = await read_facts(connection, run_id, database.place)
     except BaseException:
         await connection.close()
         raise
-    return Claim(database, connection, run_id, epoch), facts
+    return Claim(database, connection, (run_id, begun), epoch), facts
 
 
 def this_process() -> str:
@@ -255,44 +260,47 @@ async def remove(database: Database, run_id: str) -> None:
     """
     async with await database.connect() as connection, connection.transaction():
         await _lock(connection, run_id, database.place, is_free=True)
-        for table in ("facts", "bodies", "epochs", "writers", "runs"):
-            await connection.execute(f"DELETE FROM ensemble_ray.{table} WHERE run_id = %s", [run_id])  # noqa: S608  our tables
+        await _delete(connection, run_id)
 
 
-async def _begin(database: Database, connection: Connection, run_id: str, origin: str) -> int:
-    values = {"run": run_id, "origin": origin, "owner": this_process()}
-    epoch = 0
+async def _begin(database: Database, connection: Connection, run_id: str, origin: str) -> UUID:
+    begun = uuid4()
+    values = {"run": run_id, "begun": begun, "origin": origin, "owner": this_process(), "epoch": 0}
     async with connection.transaction():
         cursor = await connection.execute(_NEW, values)
         if await cursor.fetchone() is None:
-            has_facts, newest = await _lock(connection, run_id, database.place, is_free=True)
+            _, has_facts, _ = await _lock(connection, run_id, database.place, is_free=True)
             if has_facts:
                 (found,) = await read_runs(connection, database.place, run_id)
                 msg = f"Run '{run_id}' {_STANDING.get(found.state, _STANDING[RunState.INTERRUPTED])}"
                 raise RunExistsError(msg)
-            epoch = newest + 1  # whoever left it may live, cut off, and write yet
-            await connection.execute(_RENEW, values)
-            await connection.execute(_TAKE, {**values, "epoch": epoch})
-        await connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(run_id, epoch))
-    return epoch
+            await _delete(connection, run_id)
+            await connection.execute(_NEW, values)
+        await connection.execute(_LOCK, values)
+    return begun
 
 
-async def _take(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> int:
+async def _take(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> tuple[UUID, int]:
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
-        _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
-        epoch = newest + 1
-        await connection.execute(_TAKE, {"run": run_id, "epoch": epoch, "owner": this_process()})
+        begun, _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
+        values = {"run": run_id, "begun": begun, "epoch": newest + 1, "owner": this_process()}
+        await connection.execute(_TAKE, values)
         await connection.execute(
             "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
         )  # all below the run's now
-        await connection.execute(f"SELECT pg_try_advisory_lock({_KEY})", _key(run_id, epoch))
-    return epoch
+        await connection.execute(_LOCK, values)
+    return begun, newest + 1
 
 
-async def _lock(connection: Connection, run_id: str, place: str, *, is_free: bool) -> tuple[bool, int]:
-    """Lock a run's row until the end of the transaction; gives whether there are facts, and the newest epoch.
+async def _delete(connection: Connection, run_id: str) -> None:
+    for table in ("facts", "bodies", "epochs", "writers", "runs"):
+        await connection.execute(f"DELETE FROM ensemble_ray.{table} WHERE run_id = %s", [run_id])  # noqa: S608  our tables
+
+
+async def _lock(connection: Connection, run_id: str, place: str, *, is_free: bool) -> tuple[UUID, bool, int]:
+    """Lock a run's row until the end of the transaction; gives its beginning, whether there are facts, the newest epoch.
 
     Raises:
         ValidationError: there is no such run.
@@ -306,8 +314,8 @@ async def _lock(connection: Connection, run_id: str, place: str, *, is_free: boo
         raise await unknown_run(connection, run_id, place)
     if is_free:
         await _refuse_owned(connection, run_id)  # again: it must be free while the row is ours
-    has_facts, newest = row
-    return has_facts, newest
+    begun, has_facts, newest = row
+    return begun, has_facts, newest
 
 
 async def _refuse_owned(connection: Connection, run_id: str) -> None:
@@ -316,10 +324,6 @@ async def _refuse_owned(connection: Connection, run_id: str) -> None:
     if row is not None:
         msg = f"Run '{run_id}' is running ({row[0]}): wait for its end, or choose another run_id"
         raise RunExistsError(msg)
-
-
-def _key(run_id: str, epoch: int) -> dict[str, str]:
-    return {"run": run_id, "epoch": str(epoch)}
 
 
 #: Claims outlive whoever made them: a run is owned until it is let go or the process ends.

@@ -39,7 +39,7 @@ _TOLD = """
 _RUNS = f"""
 WITH {HELD}
 SELECT r.run_id, r.created_at, r.origin, r.state, r.owner,
-    hashtextextended(r.run_id || ':' || r.epoch, 0) IN (SELECT key FROM held),
+    hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0) IN (SELECT key FROM held),
     CASE WHEN r.state NOT IN ('completed', 'failed', 'cancelled') THEN {_TOLD} END
 FROM ensemble_ray.runs r
 """  # noqa: S608  our own constants

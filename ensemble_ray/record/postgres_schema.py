@@ -28,6 +28,7 @@ CREATE SCHEMA IF NOT EXISTS ensemble_ray;
 CREATE TABLE ensemble_ray.format (version integer NOT NULL);
 CREATE TABLE ensemble_ray.runs (
     run_id text PRIMARY KEY,
+    begun uuid NOT NULL,
     created_at timestamptz NOT NULL,
     origin text NOT NULL,
     state text NOT NULL,
@@ -67,12 +68,12 @@ CREATE TABLE ensemble_ray.writers (
 ) WITH (fillfactor = 70);
 """
 #: Adds a group to a run, and tells what was refused: which entry, because of which instance, whose newest epoch is
-#: which; one row of nulls when there is no such run. An entry is refused or taken as a whole.
+#: which; one row of nulls when there is no such run, or one that was begun anew. An entry is refused or taken whole.
 #: Each statement in it sees what was committed before it began: the lock is taken by a statement of its own.
 #: Doing it again changes nothing more: a writer numbers its facts, and how far it came stands in `writers`.
 _FUNCTION = """
 CREATE FUNCTION ensemble_ray.append_facts(
-    of_run text, by_writer uuid,
+    of_run text, of_begun uuid, by_writer uuid,
     entries bigint[], numbers bigint[], kinds text[], names text[], instances text[], ats double precision[],
     epochs bigint[], data text[], digests bytea[], texts bytea[]
 ) RETURNS TABLE (entry bigint, instance text, newest bigint) LANGUAGE plpgsql VOLATILE AS $$
@@ -84,7 +85,7 @@ DECLARE
     already bigint;
     refused bigint[];
 BEGIN
-    SELECT r.epoch INTO run_epoch FROM ensemble_ray.runs r WHERE r.run_id = of_run FOR NO KEY UPDATE;
+    SELECT r.epoch INTO run_epoch FROM ensemble_ray.runs r WHERE r.run_id = of_run AND r.begun = of_begun FOR NO KEY UPDATE;
     IF NOT FOUND THEN
         RETURN QUERY SELECT NULL::bigint, NULL::text, NULL::bigint;
         RETURN;

@@ -19,9 +19,11 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import EpochGate, fence_of
-from ensemble_ray.record.postgres_group import Entry, Group, Outcome, commit_group, render
+from ensemble_ray.record.postgres_group import Entry, Group, Outcome, Target, commit_group, render
 
 if TYPE_CHECKING:
+    from uuid import UUID
+
     from ensemble_ray.record.postgres_database import Connection, Database
 
 __all__ = ["PostgresWriter"]
@@ -46,13 +48,13 @@ class PostgresWriter:
         self._queue: list[Entry] = []
         self._queued_facts = 0
         #: by run: number of the last fact
-        self._numbers: dict[str, int] = {}
+        self._numbers: dict[Target, int] = {}
         #: by run: newest epochs seen; what is older is refused before it is queued
-        self._gates: dict[str, EpochGate] = {}
+        self._gates: dict[Target, EpochGate] = {}
         #: by run: hashes of long texts that are in the database
-        self._kept: dict[str, set[bytes]] = {}
-        self._users: dict[str, int] = {}
-        self._failures: dict[str, RecordError] = {}
+        self._kept: dict[Target, set[bytes]] = {}
+        self._users: dict[Target, int] = {}
+        self._failures: dict[Target, RecordError] = {}
         self._failure: RecordError | None = None
         self._due = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
@@ -71,45 +73,64 @@ class PostgresWriter:
         """Whether any journal writes through it."""
         return bool(self._users)
 
-    def attach(self, run: str) -> None:
+    def attach(self, target: Target) -> None:
         """A journal of that run begins to write through it."""
-        if run not in self._users:
-            self._failures.pop(run, None)  # of an earlier run of that id
-        self._users[run] = self._users.get(run, 0) + 1
+        self._users[target] = self._users.get(target, 0) + 1
 
-    async def detach(self, run: str) -> None:
+    async def join(self, run: str) -> Target | None:
+        """A journal of a run that another process began begins to write through it; None when there is no such run.
+
+        Raises:
+            RecordError: the database cannot be used.
+        """
+
+        async def ask(connection: Connection) -> UUID | None:
+            cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [run])
+            row = await cursor.fetchone()
+            return None if row is None else row[0]
+
+        begun = await self.using(ask)
+        if begun is not None:
+            self.attach((run, begun))
+            return run, begun
+        if not self._users and self._task is None:
+            await self._release()
+        return None
+
+    async def detach(self, target: Target) -> None:
         """A journal of that run is closed; with the last one, the connection is."""
-        left = self._users.get(run, 0) - 1
+        left = self._users.get(target, 0) - 1
         if left > 0:
-            self._users[run] = left
+            self._users[target] = left
             return
-        self._users.pop(run, None)
-        self._gates.pop(run, None)
-        self._kept.pop(run, None)  # not the numbers: the database knows which were the last
+        self._users.pop(target, None)
+        self._gates.pop(target, None)
+        self._kept.pop(target, None)  # not the numbers: the database knows which were the last
         if self._users:
             return
         if self._task is not None:
             self._due.set()
-            await asyncio.wait([self._task])  # it ends; it goes on to do so when this wait is cancelled
+            while self._task is not None and not self._users:  # somebody new may keep it going
+                await asyncio.wait([self._task], timeout=0.05)
         elif self._threads is not None or self._connection is not None:
             await self._release()
 
-    async def append(self, run: str, facts: Sequence[Fact], epoch: int, until: Until) -> None:
+    async def append(self, target: Target, facts: Sequence[Fact], epoch: int, until: Until) -> None:
         """Take facts; return when they are as safe as asked.
 
         Raises:
             StaleEpochError: a newer epoch of the run or of an instance is known, or was found.
             RecordError: the database refused something earlier, or this.
         """
-        self._check(run)
+        self._check(target)
         if not facts and until is Until.TAKEN:
             return
-        self._gate(run).admit(facts, epoch)
+        self._gate(target).admit(facts, epoch)
         waits = until is not Until.TAKEN or self._queued_facts >= _FULL
         waiter: asyncio.Future[None] | None = asyncio.get_running_loop().create_future() if waits else None
-        first = self._numbers.get(run, 0) + 1
-        self._numbers[run] = first + len(facts) - 1
-        self._queue.append(Entry(run=run, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
+        first = self._numbers.get(target, 0) + 1
+        self._numbers[target] = first + len(facts) - 1
+        self._queue.append(Entry(target=target, facts=tuple(facts), epoch=epoch, first=first, waiter=waiter))
         self._queued_facts += len(facts)
         self._ensure_task()
         if waiter is not None:
@@ -131,15 +152,15 @@ class PostgresWriter:
 
         return await self._database.patiently(once)
 
-    def _check(self, run: str) -> None:
-        failure = self._failure or self._failures.get(run)
+    def _check(self, target: Target) -> None:
+        failure = self._failure or self._failures.get(target)
         if failure is not None:
             raise _again(failure)
 
-    def _gate(self, run: str) -> EpochGate:
-        if run not in self._gates:
-            self._gates[run] = EpochGate(run)
-        return self._gates[run]
+    def _gate(self, target: Target) -> EpochGate:
+        if target not in self._gates:
+            self._gates[target] = EpochGate(target[0])
+        return self._gates[target]
 
     def _ensure_task(self) -> None:
         if self._task is None:
@@ -157,9 +178,11 @@ class PostgresWriter:
                     await self._write_group()
                 if not self._users:
                     await self._release()
-                    if not self._queue:
-                        self._task = None
-                        return
+                    self._task = None
+                    if self._queue:  # of somebody who came meanwhile
+                        self._ensure_task()
+                        self._due.set()
+                    return
             except RecordError as error:
                 self._give_up(error)
                 return
@@ -176,9 +199,9 @@ class PostgresWriter:
         outcome = await self.using(lambda connection: commit_group(connection, group, self._id))
         del self._queue[: group.size]
         self._queued_facts -= sum(len(entry.facts) for entry in taken)
-        for run in group.rows:
-            if run in self._users:
-                self._kept.setdefault(run, set()).update(group.bodies(run))
+        for target in group.rows:
+            if target in self._users:
+                self._kept.setdefault(target, set()).update(group.bodies(target))
         self._settle(taken, outcome)
 
     async def _rendered(self, entries: Sequence[Entry]) -> Group:
@@ -192,18 +215,18 @@ class PostgresWriter:
         errors: dict[int, Exception] = {}
         for refusal in outcome.refused:
             entry = refusal.entry
-            errors[id(entry)] = StaleEpochError(entry.run, refusal.instance, entry.epoch, refusal.newest)
-            gate = self._gate(entry.run)
+            errors[id(entry)] = StaleEpochError(entry.target[0], refusal.instance, entry.epoch, refusal.newest)
+            gate = self._gate(entry.target)
             gate.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
                 gate.learn(fence_of(fact), entry.epoch + 1)
-        for run in outcome.missing:
+        for target in outcome.missing:
             place = self._database.place
-            self._failures[run] = RecordError(
-                f"The record of run '{run}' was deleted from {place} while it was written", place
+            self._failures[target] = RecordError(
+                f"The record of run '{target[0]}' was deleted from {place} while it was written", place
             )
         for entry in taken:
-            _tell(entry, self._failures.get(entry.run) or errors.get(id(entry)))
+            _tell(entry, self._failures.get(entry.target) or errors.get(id(entry)))
 
     def _give_up(self, failure: RecordError) -> None:
         self._failure = failure

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import weakref
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.postgres_database import Database
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
-from ensemble_ray.record.postgres_owner import OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
+from ensemble_ray.record.postgres_owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
 from ensemble_ray.record.postgres_runs import chosen, read_runs
 from ensemble_ray.record.postgres_writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
@@ -54,7 +55,7 @@ class PostgresStore:
         check_run_id(run_id)
         with self._database.told():
             claim = await claim_new(self._database, run_id, origin)
-        return OwnedPostgresRun(claim, self._journal(run_id, is_buffered=is_buffered))
+        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
     async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
@@ -67,7 +68,7 @@ class PostgresStore:
         check_run_id(run_id)
         with self._database.told():
             claim, earlier = await claim_recorded(self._database, run_id, by_force=by_force)
-        return OwnedPostgresRun(claim, self._journal(run_id, is_buffered=is_buffered), earlier)
+        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), earlier)
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  all writers of a process are one here
         """Write to a run that another process owns.
@@ -77,13 +78,15 @@ class PostgresStore:
             ValidationError: the id cannot name a record.
         """
         check_run_id(run_id)
-        journal = self._journal(run_id, is_buffered=is_buffered)
-        try:
-            await journal.check()
-        except BaseException:
-            await journal.close()
-            raise
-        return journal
+        database, own_writer = self._database, self._writer()
+        target = await own_writer.join(run_id)
+        if target is None:
+            msg = (
+                f"Cannot write the run's record: there is no run '{run_id}' in {database.place}. "
+                "Is ENSEMBLE_RAY_STORE the same in all processes?"
+            )
+            raise RecordError(msg, database.place)
+        return PostgresJournal(own_writer, target, is_buffered=is_buffered, place=database.place)
 
     async def facts(self, run_id: str) -> list[Fact]:
         """All committed facts in order, numbered from 1; none when there is no such run.
@@ -143,9 +146,14 @@ class PostgresStore:
         with self._database.told():
             await remove(self._database, run_id)
 
-    def _journal(self, run_id: str, *, is_buffered: bool) -> PostgresJournal:
+    def _journal(self, claim: Claim, *, is_buffered: bool) -> PostgresJournal:
+        writer = self._writer()
+        writer.attach(claim.target)
+        return PostgresJournal(writer, claim.target, is_buffered=is_buffered, place=self._database.place)
+
+    def _writer(self) -> PostgresWriter:
         writers = _writers.setdefault(asyncio.get_running_loop(), {})
         writer = writers.get(self._url)
         if writer is None or writer.has_failed:  # its journals stay failed; new ones try anew
             writer = writers[self._url] = PostgresWriter(self._database)
-        return PostgresJournal(writer, run_id, is_buffered=is_buffered, place=self._database.place)
+        return writer

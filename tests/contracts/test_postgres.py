@@ -9,7 +9,7 @@ import sys
 import pytest
 from psycopg import sql
 
-from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, ValidationError
+from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.postgres_group import name_of, text_of_name
@@ -209,15 +209,19 @@ async def test_connections_are_closed_with_the_last_journal(
 
 
 async def test_what_began_and_recorded_nothing_is_taken_over(url: str, store: PostgresStore) -> None:
-    """S-DUR-15, S-DUR-16: under an epoch of its own, since whoever left it may be cut off and live."""
+    """S-DUR-15, S-DUR-16: whoever left it may be cut off and live; it writes no more to what is another run now."""
     left = await store.begin(RUN, origin="old.yaml")
     late = await elsewhere(url).join(RUN, writer="late")
     await left.close(RunState.INTERRUPTED)
     owned = await store.begin(RUN, origin="new.yaml")
-    with pytest.raises(StaleEpochError):
+    with pytest.raises(RecordError, match="was deleted"):
         await late.append([fact()], until=Until.WRITTEN)
-    await late.close()
-    await owned.journal.append([fact()], epoch=owned.epoch, until=Until.WRITTEN)
+    with pytest.raises(RecordError, match="was deleted"):
+        await late.close()
+    await left.write_state(RunState.FAILED)
+    await owned.journal.append([fact()], until=Until.WRITTEN)
+    assert owned.epoch == 0
+    assert (await store.find(RUN)).state is RunState.PENDING
     assert (await store.find("latest")).origin == "new.yaml"
     await owned.close(RunState.COMPLETED)
     with pytest.raises(RunExistsError, match="'run-1' is finished: choose another run_id"):

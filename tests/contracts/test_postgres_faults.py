@@ -17,7 +17,7 @@ from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_group import Entry, commit_group, render
+from ensemble_ray.record.postgres_group import Entry, Target, commit_group, render
 from ensemble_ray.record.store_postgres import PostgresStore
 from tests.postgres_server import PostgresServer
 
@@ -65,11 +65,22 @@ async def test_nothing_is_lost_or_doubled_when_connections_are_ended(
     await owned.close(RunState.COMPLETED)
 
 
+async def _target(url: str) -> Target:
+    connection = await Database(url, patience_s=1).connect()
+    async with connection:
+        cursor = await connection.execute("SELECT begun FROM ensemble_ray.runs WHERE run_id = %s", [RUN])
+        row = await cursor.fetchone()
+    assert row is not None
+    return RUN, row[0]
+
+
 async def test_group_is_there_once_when_its_commit_is_repeated(url: str, store: PostgresStore) -> None:
     """S-DUR-1: a commit whose answer was lost may have been done; a new part of it is still taken."""
     owned = await store.begin(RUN)
+    target = await _target(url)
     entries = [
-        Entry(run=RUN, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1) for n in range(3)
+        Entry(target=target, facts=(fact(f"facts#0/{n}/model", text="x" * 2000),), epoch=0, first=n + 1)
+        for n in range(3)
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()
     async with connection:
@@ -85,8 +96,10 @@ async def test_repeated_commit_still_tells_what_was_refused(url: str, store: Pos
     """S-DUR-16: a refusal whose answer was lost is told the second time."""
     owned = await store.begin(RUN)
     await owned.journal.append([fact("a#0", "output")], epoch=2, until=Until.WRITTEN)
+    target = await _target(url)
     entries = [
-        Entry(run=RUN, facts=(fact(name),), epoch=1, first=n) for n, name in ((1, "a#0/0/model"), (2, "b#0/0/model"))
+        Entry(target=target, facts=(fact(name),), epoch=1, first=n)
+        for n, name in ((1, "a#0/0/model"), (2, "b#0/0/model"))
     ]
     connection, writer = await Database(url, patience_s=1).connect(), uuid.uuid4()
     async with connection:
