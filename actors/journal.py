@@ -16,16 +16,18 @@ import ray.exceptions
 
 from actors.failures import last_line
 from actors.wire import RunPlace
-from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
+from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Journal, Until
-from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.journal import EpochGate, MemoryJournal, fence_of
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress, store_at
 
 __all__ = ["JournalActor", "JournalLine", "open_journal"]
 
 _log = logging.getLogger(__name__)
+#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
+Group = tuple[Sequence[Fact], int, int]
 #: How long a group waits before it is sent again to a journal that is being started again, s.
 _PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)
 
@@ -49,19 +51,13 @@ class JournalActor:
         self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
 
     async def append(
-        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[tuple[Sequence[Fact], int]], until: int
+        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[Group]
     ) -> list[BaseException | None]:
-        """Append groups of facts with their epochs, in order; gives what became of each: None, or why it was refused."""
+        """Append groups of facts in order; gives what became of each: None, or why it was refused."""
         journal = await self._journal(address, run_id, writer)
-        results: list[BaseException | None] = []
-        last = len(groups) - 1
-        for position, (facts, epoch) in enumerate(groups):
-            try:
-                await journal.append(facts, epoch=epoch, until=Until(until) if position == last else Until.TAKEN)
-                results.append(None)
-            except EnsembleError as refused:
-                results.append(refused)
-        return results
+        # At the same time, so that they share a commit; each is asked for itself, since it may be refused for its epoch.
+        taken = (journal.append(facts, epoch=epoch, until=Until(until)) for facts, epoch, until in groups)
+        return await asyncio.gather(*taken, return_exceptions=True)
 
     async def known(
         self, address: StoreAddress, run_id: str, writer: str, instance: str
@@ -102,17 +98,32 @@ class JournalLine:
         self._run_id = run_id
         self._writer = writer
         self._is_buffered = is_buffered
+        self._gate = EpochGate(run_id)
         self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
+        self._is_closed = False
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
-        """Add facts in order; see the port."""
+        """Add facts in order; see the port.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+            RecordError: the store refused what was appended, or cannot be reached.
+            IllegalStateError: the journal is closed.
+        """
+        if self._is_closed:
+            msg = f"The journal of run '{self._run_id}' is closed"
+            raise IllegalStateError(msg)
+        self._gate.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
-        self._waiting.append(([in_json_form(fact) for fact in facts], epoch, until, arrived))
+        waits = until is not Until.TAKEN and not self._is_buffered
+        # A message waits for its commit also where nobody here does: so the next one hears what was refused.
+        degree = Until.TAKEN if self._is_buffered else max(until, Until.WRITTEN)
+        self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
         if self._sending is None:
             self._sending = loop.create_task(self._send())
-        if until is Until.TAKEN or self._is_buffered:
+        if not waits:
             arrived.add_done_callback(_noted)
         else:
             await arrived
@@ -134,9 +145,12 @@ class JournalLine:
 
     async def close(self) -> None:
         """Flush, and let the other side forget this writer."""
+        if self._is_closed:
+            return
         try:
             await self.flush()
         finally:
+            self._is_closed = True
             self._actor.close.remote(self._run_id, self._writer)
 
     async def _send(self) -> None:
@@ -148,13 +162,16 @@ class JournalLine:
             self._sending = None
 
     async def _sent(self, taken: Sequence[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]]) -> None:
-        until = max(entry[2] for entry in taken)
-        groups = [(facts, epoch) for facts, epoch, _, _ in taken]
+        groups: list[Group] = [(facts, epoch, int(until)) for facts, epoch, until, _ in taken]
         try:
-            results = await self._call("append", self._address, self._run_id, self._writer, groups, int(until))
-        except EnsembleError as error:
+            results = await self._call("append", self._address, self._run_id, self._writer, groups)
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             results = [error] * len(taken)
-        for (_, _, _, arrived), refused in zip(taken, cast("list[BaseException | None]", results), strict=True):
+        for (facts, epoch, _, arrived), refused in zip(taken, cast("list[BaseException | None]", results), strict=True):
+            if isinstance(refused, StaleEpochError):
+                for fence in map(fence_of, facts):  # all of it is lost: none of its instances goes on without it
+                    self._gate.learn(fence, epoch + 1)
+                self._gate.learn(refused.name, refused.newest)
             if arrived.done():
                 continue
             if refused is None:

@@ -1,7 +1,7 @@
 """The contract of the `Journal` port, over the journals in memory and of every store."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,9 +12,10 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState, TaskOutput
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.stores import OwnedRun, RunStore, store_at
+from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress, store_at
 from ensemble_ray.values import utc_of
 
+from .journal_line import line_to
 from .record_stores import STORES, address_of
 
 RUN = "run-1"
@@ -25,8 +26,9 @@ OUTPUT = TaskOutput(raw="text", task_description="Write", agent_role="Writer", c
 class Record:
     """One run's record, and journals on it."""
 
-    def __init__(self, store: RunStore | None) -> None:
+    def __init__(self, store: RunStore | None, *, line: Callable[[str], Journal] | None = None) -> None:
         self._store = store
+        self._line = line
         self._memory = MemoryJournal(RUN)
         self._owned: OwnedRun | None = None
         self._opened: list[Journal] = []
@@ -39,7 +41,9 @@ class Record:
             journal: Journal = self._memory
         elif self._owned is None:
             self._owned = await self._store.begin(RUN)
-            journal = self._owned.journal
+            journal = self._owned.journal if self._line is None else self._line("w0")
+        elif self._line is not None:
+            journal = self._line(f"w{len(self._opened)}")
         else:
             journal = await self._store.join(RUN, writer=f"w{len(self._opened)}")
         self._opened.append(journal)
@@ -61,11 +65,17 @@ class Record:
             await self._owned.close(RunState.COMPLETED)
 
 
-@pytest.fixture(params=["memory", *STORES])
+@pytest.fixture(params=["memory", *STORES, "line"])
 async def record(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Record]:
-    """An empty record."""
-    store = None if request.param == "memory" else store_at(address_of(request.param, request, tmp_path))
-    opened = Record(store)
+    """An empty record; `line`: as processes on other nodes write to it, through an actor of the cluster (S-DUR-7)."""
+    if request.param == "memory":
+        opened = Record(None)
+    elif request.param == "line":
+        request.getfixturevalue("ray_cluster")
+        address = StoreAddress(home=str(tmp_path))
+        opened = Record(store_at(address), line=lambda writer: line_to(address, RUN, writer))
+    else:
+        opened = Record(store_at(address_of(request.param, request, tmp_path)))
     yield opened
     await opened.close()
 

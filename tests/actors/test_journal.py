@@ -1,0 +1,72 @@
+"""The way to a record from other nodes: what happens when the actor that writes there dies, or has nothing to write to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import ray
+
+from actors.journal import JournalLine, open_journal
+from actors.wire import RunPlace
+from ensemble_ray.errors import RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Until
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.journal_sqlite import SqliteJournal
+from ensemble_ray.record.stores import StoreAddress, store_at
+from tests.contracts.journal_line import line_to
+
+RUN = "run-1"
+
+
+def fact(number: int) -> Fact:
+    """The answer of one turn."""
+    return Fact(run=RUN, kind="model", name=f"a#0/{number}/model", at=1.0, data={"number": number})
+
+
+async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(ray_cluster: str, tmp_path: Path) -> None:
+    """S-DUR-1, S-DUR-3, S-DUR-7: Ray starts it again; what was not known to have arrived is sent again."""
+    del ray_cluster
+    address = StoreAddress(home=str(tmp_path))
+    owned = await store_at(address).begin(RUN)
+    line = line_to(address, RUN, "elsewhere")
+    await line.append([fact(0)], until=Until.WRITTEN)
+    ray.kill(ray.get_actor("journal", namespace="ensemble_ray"), no_restart=False)
+    await asyncio.gather(*(line.append([fact(number)], until=Until.WRITTEN) for number in range(1, 20)))
+    numbers = [each.data["number"] for each in await store_at(address).facts(RUN)]
+    assert list(dict.fromkeys(numbers)) == list(range(20))
+    await line.close()
+    await owned.close(RunState.COMPLETED)
+
+
+async def test_everybody_who_waits_is_told_when_there_is_no_such_record(ray_cluster: str, tmp_path: Path) -> None:
+    """S-DUR-8: with the place; nobody waits for ever, and so it goes on."""
+    del ray_cluster
+    line = line_to(StoreAddress(home=str(tmp_path)), RUN, "elsewhere")
+    told = await asyncio.gather(
+        *(line.append([fact(number)], until=Until.WRITTEN) for number in range(3)), return_exceptions=True
+    )
+    assert [type(each) for each in told] == [RecordError] * 3
+    assert str(tmp_path) in str(told[0])
+    with pytest.raises(RecordError):
+        await line.append([fact(9)], until=Until.WRITTEN)
+
+
+async def test_the_way_to_a_record_follows_from_where_it_lies(ray_cluster: str, tmp_path: Path) -> None:
+    """S-DUR-7: its own node writes itself, others ask; with durability `off` there is nothing to write to."""
+    del ray_cluster
+    address = StoreAddress(home=str(tmp_path))
+    owned = await store_at(address).begin(RUN)
+    line_to(address, RUN, "elsewhere")  # so that the actor lives here, whatever node asks for it
+    here = RunPlace(address, str(ray.get_runtime_context().get_node_id()))
+    ways = [
+        await open_journal(place, RUN, writer="w", is_buffered=False)
+        for place in (here, RunPlace(address, "a" * len(here.node_id)), None)
+    ]
+    assert [type(each) for each in ways] == [SqliteJournal, JournalLine, MemoryJournal]
+    for each in ways:
+        await each.close()
+    await owned.close(RunState.COMPLETED)
