@@ -41,6 +41,8 @@ _log = logging.getLogger(__name__)
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
+#: A callable whose process died so often while it was asked is not asked again: it may well be what kills them.
+_MOST_LOST = 3
 #: Tokens may wait so long for others to travel with them, s; all other events leave at once.
 TOKEN_BATCH_S = 0.05
 
@@ -202,16 +204,19 @@ class RemoteCallables:
     async def evaluate(self, path: str, argument: object) -> object:
         """Call it there; what it raises is raised here."""
         asked = cloudpickle.dumps(argument)
-        while True:
+        lost = ""
+        for count in range(_MOST_LOST):
             host, moved = self._host, self._moved
             try:
                 return _opened(await host.evaluate.remote(self._run_id, path, asked))
             except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
                 lost = last_line(error)
-            try:
-                await asyncio.wait_for(moved.wait(), _MOVE_S)
-            except TimeoutError:
-                raise RuntimeError(f"the process of the run's callables cannot be reached: {lost}") from None
+            if count + 1 < _MOST_LOST:
+                try:
+                    await asyncio.wait_for(moved.wait(), _MOVE_S)
+                except TimeoutError:
+                    raise RuntimeError(f"the process of the run's callables cannot be reached: {lost}") from None
+        raise RuntimeError(f"the process of the run's callables died {_MOST_LOST} times when it was asked: {lost}")
 
 
 def _opened(body: bytes) -> object:
