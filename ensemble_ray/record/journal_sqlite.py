@@ -47,6 +47,10 @@ _TURN_S = 0.05
 _KNOWN_BODIES = 10_000
 
 
+#: Somebody who waits, and what to raise there.
+_Outcome = tuple["asyncio.Future[None]", Exception | None]
+
+
 class _Unit:
     """What one call appended: all of it is recorded, or nothing."""
 
@@ -324,28 +328,25 @@ class SqliteJournal:
             raise self._lock.is_held(self._patience_s)
         return False
 
-    def _settle(self, group: Iterable[_Unit]) -> None:
+    def _settle(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
         """Tell everybody who waits for these units, with one call into each event loop."""
-        done: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
+        done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
         for unit in group:
             self._done += 1
             if unit.waiter is not None and unit.loop is not None:
-                done.setdefault(unit.loop, []).append((unit.waiter, unit.refusal))
-        _tell(done)
+                told = unit.refusal if error is None else self._refusal(error)
+                done.setdefault(unit.loop, []).append((unit.waiter, told))
+        for loop, outcomes in done.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, outcomes)
 
     def _fail(self, error: Exception, group: Iterable[_Unit]) -> None:
         self._failure = error
         self._stalled = []
-        told = self._refusal(error)
-        _log.error("Run %s: its record ends here. %s", self.run_id, told)
-        lost = [*group]
+        _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
+        self._settle(group, error)
         while self._queue:
-            lost.append(self._queue.popleft())
-        done: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], Exception | None]]] = {}
-        for unit in lost:
-            if unit.waiter is not None and unit.loop is not None:
-                done.setdefault(unit.loop, []).append((unit.waiter, self._refusal(error)))
-        _tell(done)
+            self._settle([self._queue.popleft()], error)
 
     def _let_go(self) -> None:
         self._lock.close()
@@ -364,14 +365,8 @@ def _together(group: Sequence[_Unit]) -> tuple[list[Row], dict[str, str]]:
     return [row for unit in group for row in unit.rows], bodies
 
 
-def _tell(done: Mapping[asyncio.AbstractEventLoop, Sequence[tuple[asyncio.Future[None], Exception | None]]]) -> None:
-    for loop, waiters in done.items():
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(_resolve, waiters)
-
-
-def _resolve(waiters: Sequence[tuple[asyncio.Future[None], Exception | None]]) -> None:
-    for waiter, error in waiters:
+def _resolve(outcomes: Sequence[_Outcome]) -> None:
+    for waiter, error in outcomes:
         if waiter.done():
             continue
         if error is None:

@@ -6,9 +6,11 @@ event loop that takes more than a moment.
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
@@ -22,6 +24,8 @@ from ensemble_ray.record.stores import OwnedRun, RunSummary
 from ensemble_ray.threads import threads
 
 __all__ = ["SqliteStore"]
+
+T = TypeVar("T")
 
 
 class SqliteStore:
@@ -46,7 +50,7 @@ class SqliteStore:
             ValidationError: the id cannot name a directory.
         """
         directory = RunDirectory(self._home, run_id)
-        await threads.run(directory.begin, origin)
+        await _held(directory, threads.run(directory.begin, origin))
         journal = self._journal(directory, is_buffered=is_buffered)
         journal.prepare()
         return _OwnedRun(directory, journal, 0, ())
@@ -60,7 +64,8 @@ class SqliteStore:
             ValidationError: there is no such run.
         """
         directory = known_run(run_id, self._home)
-        file, epoch, earlier = await threads.run(self._take, directory, by_force=by_force)
+        taking = threads.run(self._take, directory, by_force=by_force)
+        file, epoch, earlier = await _held(directory, taking)
         return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, earlier)
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
@@ -140,8 +145,9 @@ class SqliteStore:
             try:
                 with file.transaction():
                     epoch = max(file.epochs().values(), default=0) + 1
-                    earlier = file.facts(directory.run_id)
                     file.raise_epoch(RUN, epoch)
+                lock.give_back()  # from here on nobody else can add anything
+                earlier = file.facts(directory.run_id)
             except BaseException:
                 file.close()
                 raise
@@ -154,6 +160,22 @@ class SqliteStore:
         finally:
             lock.close()
         return file, epoch, earlier
+
+
+async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
+    """Do what makes this process the owner; when nobody waits for it any more, the run has no owner."""
+
+    def release(job: asyncio.Future[T]) -> None:
+        if not job.cancelled():
+            job.exception()  # nobody else hears of it
+        directory.release()
+
+    job = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        job.add_done_callback(release)
+        raise
 
 
 class _OwnedRun:

@@ -204,6 +204,26 @@ asyncio.run(main())
     assert await _output_of(rest, tmp_path) == "FULL INSERT INSERT COMMIT COMMIT NORMAL INSERT\n"
 
 
+@pytest.mark.parametrize("doing", ["begin", "take"])
+async def test_run_has_no_owner_when_nobody_waits_for_its_beginning(tmp_path: Path, doing: str) -> None:
+    """S-DUR-15: a caller that was cancelled meanwhile keeps nothing."""
+    store = SqliteStore(tmp_path)
+    if doing == "take":
+        run = await store.begin(RUN)
+        await run.journal.append([_fact()])
+        await run.close(RunState.INTERRUPTED)
+    waiting = asyncio.ensure_future(getattr(store, doing)(RUN))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(30):
+        while (found := await store.summary(RUN)) is None or found.owner:  # noqa: ASYNC110  a lock tells nobody
+            await asyncio.sleep(0.01)
+    assert found.state is RunState.INTERRUPTED
+
+
 # When it cannot be written.
 
 

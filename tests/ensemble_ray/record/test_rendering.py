@@ -89,7 +89,13 @@ def test_writing_goes_on_when_a_value_has_no_json_form() -> None:
     """S-TRC-52: its text stands for it; half of a surrogate pair is kept."""
     loop: list[object] = []
     loop.append(loop)
-    data = {"o": object, "loop": loop, "bytes": b"\xff", "half": "\ud83d" * 2000, "nan": float("nan")}
+    data: dict[str, object] = {
+        "o": object,
+        "loop": loop,
+        "bytes": b"\xff",
+        "half": "\ud83d" * 2000,
+        "nan": float("nan"),
+    }
     read = _trip(data)
     assert read["o"] == "<class 'object'>"
     assert read["loop"] == ["[[...]]"]
