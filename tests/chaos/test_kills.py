@@ -1,0 +1,73 @@
+"""A handful of seeded kills of everything that can die; `make chaos` does the same two hundred times.
+
+Each case runs a team against the protocol server, kills at the seed's moments, goes on until the run has ended, and
+asks three witnesses (the record, the server, the disk) whether anything recorded was done again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from tests.chaos.cluster import Cluster, cluster_there
+from tests.chaos.harness import Report, run_with_kills
+from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.victims import VICTIMS
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster that was there before any of these runs."""
+    with cluster_there() as there:
+        yield there
+
+
+def killed(scenario: str, victims: Sequence[str], *, seed: int, kills: int, cluster: Cluster | None = None) -> Report:
+    """A run that was killed that often and kept what was promised."""
+    chosen = [VICTIMS[name] for name in victims]
+    report = run_with_kills(SCENARIOS[scenario], chosen, seed, kills, cluster=cluster)
+    assert not report.violations, str(report)
+    assert report.kills == kills, str(report)
+    return report
+
+
+@pytest.mark.parametrize(("scenario", "seed"), [("chain-with-tools", 7), ("dag-with-tools", 103), ("dag", 2)])
+def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, seed: int) -> None:
+    """S-DUR-3, S-DUR-16, S-DUR-22, S-DUR-23, S-DUR-27, S-DUR-30, S-DUR-35, S-DUR-37, S-DUR-38, S-DUR-51."""
+    report = killed(scenario, ["process"], seed=seed, kills=3)
+    assert report.runs == 4
+
+
+def test_tasks_go_on_elsewhere_when_their_agents_are_killed(cluster: Cluster) -> None:
+    """S-DUR-31, S-DUR-37: the run needs no resumption, and its driver notices nothing."""
+    assert killed("dag-with-tools", ["agent"], seed=3, kills=2, cluster=cluster).runs == 1
+
+
+def test_runs_go_on_when_the_scheduler_is_killed(cluster: Cluster) -> None:
+    """S-DUR-32, S-DUR-30, S-DUR-37."""
+    assert killed("chain-with-tools", ["scheduler"], seed=5, kills=2, cluster=cluster).runs == 1
+
+
+def test_nothing_is_asked_again_when_the_event_hub_is_killed(cluster: Cluster) -> None:
+    """S-DUR-37: events are no part of the record, and their loss repeats nothing."""
+    report = killed("dag", ["hub"], seed=1, kills=1, cluster=cluster)
+    assert (report.runs, report.repeats_in_flight) == (1, 0)
+
+
+def test_the_run_goes_on_and_ends_when_its_driver_is_killed(cluster: Cluster) -> None:
+    """S-DUR-33, S-DUR-35: a later process is given the recorded output."""
+    report = killed("chain", ["driver"], seed=1, kills=1, cluster=cluster)
+    assert (report.runs, report.repeats_in_flight) == (2, 0)
+    assert "state completed" in report.story
+
+
+def test_a_run_is_continued_on_a_new_cluster_when_all_of_the_old_one_is_killed() -> None:
+    """S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-51."""
+    assert killed("dag-with-tools", ["cluster"], seed=4, kills=1).runs == 2
+
+
+def test_a_run_goes_on_when_a_node_is_lost() -> None:
+    """S-DUR-7, S-DUR-31, S-DUR-32: whatever lived there, agents or the scheduler itself."""
+    with cluster_there(has_two_nodes=True) as two_nodes:
+        killed("dag-with-tools", ["node"], seed=2, kills=1, cluster=two_nodes)

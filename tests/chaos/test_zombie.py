@@ -1,0 +1,142 @@
+"""A process that was thought dead comes back; two processes want the same run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.testing import ModelServer
+from tests.chaos.audit import Kill, audit
+from tests.chaos.cluster import ROOT, environment_in
+from tests.chaos.scenarios import SCENARIOS, Scenario, World
+from tests.processes import Program, own_directory, program
+
+COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+RUN_ID = "frozen"
+#: Generous: processes start on two cores while other things run.
+PATIENCE_S = 60.0
+
+
+class Place:
+    """A directory, a protocol server, and programs that work on one run there."""
+
+    def __init__(self, directory: Path, scenario: Scenario, server: ModelServer) -> None:
+        self.directory = directory
+        self.scenario = scenario
+        self.server = server
+        self.world = World(lines=directory / "lines")
+        self.environment = environment_in(directory, OPENAI_BASE_URL=server.base_url, ENSEMBLE_RAY_RUNTIME="inline")
+
+    def first(self) -> AbstractContextManager[Program]:
+        """Begin the run."""
+        return self._program("run", self.scenario.target, "--input", "topic=zombies", "--run-id", RUN_ID)
+
+    def second(self, *options: str, name: str = "second") -> AbstractContextManager[Program]:
+        """Resume the run."""
+        return self._program("resume", RUN_ID, *options, name=name)
+
+    def _program(self, *arguments: str, name: str = "first") -> AbstractContextManager[Program]:
+        command = [*COMMAND, *arguments, "--quiet"]
+        return program(command, log=self.directory / name, env=self.environment, cwd=ROOT)
+
+    def store(self) -> RunStore:
+        """Where the run is recorded."""
+        return store_at(StoreAddress(home=self.environment["ENSEMBLE_RAY_HOME"]))
+
+    def facts(self) -> list[Fact]:
+        """All that is recorded."""
+        return asyncio.run(self.store().facts(RUN_ID))
+
+    def state(self) -> RunState | None:
+        """How the run stands."""
+        summary = asyncio.run(self.store().summary(RUN_ID))
+        return None if summary is None else summary.state
+
+    def until_asking(self, served: int) -> None:
+        """Wait until that many calls were answered and the next one is on its way, held by the server."""
+        self.server.wait_served(served, timeout_s=PATIENCE_S)
+        self.server.pause()
+        self.server.wait_in_flight(1, timeout_s=PATIENCE_S)
+
+    def judge(self, kill_at: float) -> None:
+        """Nothing that is recorded was done again, though one process was as good as dead from then on."""
+        kill = Kill(victim="frozen", at=kill_at, repeats_calls=True, when="in a model call")
+        found = audit(RUN_ID, self.facts(), self.server.requests, self.world.done(), [kill])
+        assert not found.violations, found.violations
+        assert found.repeats_in_flight <= 1
+
+
+@pytest.fixture(params=["chain-with-tools"])
+def place(request: pytest.FixtureRequest) -> Iterator[Place]:
+    """A run of a team of one agent."""
+    scenario = SCENARIOS[request.param]
+    with own_directory() as directory:
+        world = World(lines=directory / "lines")
+        with ModelServer(lambda asked: scenario.answer(asked, world)) as server:
+            yield Place(directory, scenario, server)
+
+
+@pytest.mark.parametrize("place", ["chain", "chain-with-tools"], indirect=True)
+def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place: Place) -> None:
+    """S-DUR-15, S-DUR-16, S-DUR-17: it asks nothing, does nothing, writes nothing, and says why it ends."""
+    with place.first() as zombie:
+        place.until_asking(3)
+        os.kill(zombie.process.pid, signal.SIGSTOP)
+        frozen_at = time.time()
+        place.server.resume()
+        with place.second() as refused:
+            assert refused.process.wait(timeout=PATIENCE_S) != 0
+            assert str(zombie.process.pid) in refused.text
+            assert "--take-over" in refused.text
+        with place.second("--take-over", name="third") as heir:
+            assert heir.process.wait(timeout=PATIENCE_S) == 0, heir.text
+            output = heir.text
+        facts, asked, done = place.facts(), len(place.server.requests), place.world.done()
+        assert place.state() is RunState.COMPLETED
+        os.kill(zombie.process.pid, signal.SIGCONT)
+        assert zombie.process.wait(timeout=PATIENCE_S) != 0
+        assert "epoch 0 must stop" in zombie.text
+        assert output not in zombie.text
+    assert (place.facts(), len(place.server.requests), place.world.done()) == (facts, asked, done)
+    assert place.state() is RunState.COMPLETED
+    place.judge(frozen_at)
+
+
+def first_to_end(*programs: Program) -> Program:
+    """The program that ends first."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        for each in programs:
+            if each.process.poll() is not None:
+                return each
+        time.sleep(0.05)
+    raise AssertionError("none of them ends")
+
+
+def test_one_wins_and_the_other_is_told_when_two_resume_at_once(place: Place) -> None:
+    """S-DUR-15: the loser names the process that owns the run; nothing is asked twice."""
+    with place.first() as first:
+        place.until_asking(2)
+        first.process.kill()
+        first.process.wait(timeout=PATIENCE_S)
+        killed_at = time.time()
+    with place.second(name="a") as a, place.second(name="b") as b:
+        loser = first_to_end(a, b)
+        winner = b if loser is a else a
+        assert loser.process.returncode != 0
+        assert f"{winner.process.pid}" in loser.text
+        place.server.resume()
+        assert winner.process.wait(timeout=PATIENCE_S) == 0, winner.text
+    assert place.state() is RunState.COMPLETED
+    place.judge(killed_at)
