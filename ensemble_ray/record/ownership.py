@@ -107,8 +107,8 @@ class Ownership:
     def _hold(self, descriptor: int) -> None:
         self._descriptor = descriptor
         _held.add(self)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n", 0)
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode() + b"\n"
+        os.ftruncate(descriptor, os.pwrite(descriptor, text, 0))
 
 
 def _lock(descriptor: int, *, is_shared: bool = False) -> bool:
