@@ -85,7 +85,7 @@ def cause_of(result: TaskResult) -> BaseException | None:
 
 
 async def test_a_call_is_made_again_when_its_provider_failed(caplog: pytest.LogCaptureFixture) -> None:
-    """S-DUR-61, S-DUR-66: one WARN line each, counted in the metrics, told in the record."""
+    """S-DUR-61, S-DUR-66, S-MET-17: one WARN line each, counted in the metrics, told in the record."""
     provider = Provider(StatusError(503), ConnectionResetError("reset"), "Done")
     bench = bench_of(provider)
     with caplog.at_level(logging.WARNING):
