@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from ensemble_ray.limits.rate_limit import RateLimit
 
 __all__ = [
-    "BodyStore",
     "ChatModel",
     "Clock",
     "CpuPool",
@@ -116,22 +115,6 @@ class Journal(Protocol):
 
     async def close(self) -> None:
         """Flush, and release what the writer holds."""
-        ...
-
-
-class BodyStore(Protocol):
-    """Large values by the hash of their content; each is kept once."""
-
-    def put(self, body: str) -> str:
-        """Keep a body; gives its SHA-256 in hex."""
-        ...
-
-    def get(self, digest: str) -> str:
-        """A kept body.
-
-        Raises:
-            KeyError: none of that hash.
-        """
         ...
 
 

@@ -18,8 +18,9 @@ from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.structured import parse_output
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.trace import TaskTrace
 
-__all__ = ["as_mapping", "began_at", "failure_of", "typed_data", "typed_output"]
+__all__ = ["as_mapping", "began_at", "failure_of", "trace_of", "typed_data", "typed_output"]
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +41,21 @@ def failure_of(fact: Fact, output_type: type[Any] | None = None) -> BaseExceptio
     data = as_mapping(fact.data.get("error"))
     told = {"type": fact.data.get("error_type"), "text": fact.data.get("message")}
     return error_from(data or told, output_type=output_type)
+
+
+def trace_of(fact: Fact) -> TaskTrace | None:
+    """What a `task_failed` fact tells that the task did.
+
+    Raises:
+        RecordError: it is no trace.
+    """
+    data = as_mapping(fact.data.get("trace"))
+    if not data:
+        return None
+    try:
+        return TaskTrace(**cast("dict[str, Any]", data))
+    except ValueError as error:
+        raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
 
 
 def typed_data(data: object, output_type: type[Any]) -> object:

@@ -31,7 +31,7 @@ from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import as_mapping, began_at, failure_of, typed_output
+from ensemble_ray.execute.recorded import as_mapping, began_at, failure_of, trace_of, typed_output
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
@@ -139,7 +139,8 @@ class TaskRunner:
         if (fact := known.get((instance, "output"))) is not None:
             return self._told(scope, typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type))
         if (fact := known.get((instance, "task_failed"))) is not None:
-            return self._tell_failure(scope, failure_of(fact, scope.order.task.output_type))
+            failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
+            return self._tell_failure(scope, replace(failed, at=fact.at, trace=trace_of(fact) or failed.trace))
         if (fact := known.get((instance, "task_exited"))) is not None:
             return self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
         return None
@@ -206,12 +207,11 @@ class TaskRunner:
             return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, message_of(unwritten))
-        return self._tell_failure(scope, result.error or error)
+        return self._tell_failure(scope, result)
 
-    def _tell_failure(self, scope: TaskScope, error: BaseException) -> TaskResult:
+    def _tell_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
         """Tell of a failed task; gives its result."""
-        order = scope.order
-        result = self._unfinished(scope, "failed", error)
+        order, error = scope.order, result.error or RuntimeError("the task failed without an error")
         scope.emit(
             TaskFailedEvent,
             lambda: TaskFailedEvent(
