@@ -2,6 +2,9 @@
 PYTHON ?= python3
 #: Files that `make demo` reads; none: topics of Python's own language reference.
 FILES ?=
+#: What `make chaos` does: how many kills, and the seed that decides when whom; none: by lot.
+KILLS ?= 200
+SEED ?=
 #: More options for the target's command, such as ARGS="--chunks 16".
 ARGS ?=
 
@@ -11,16 +14,22 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check bench clean
+.PHONY: help demo demo-crash test chaos check bench clean
 
 help: ## Show the targets.
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-8s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 demo: $(STAMPS)/local ## Let a team of agents read texts with a model on this machine; FILES="a.txt b.txt" reads those.
 	@$(BIN)/ensemble-ray demo $(ARGS) $(FILES)
 
+demo-crash: $(STAMPS)/local ## The same, killed half-way and resumed: what was answered is not asked again.
+	@$(BIN)/ensemble-ray demo --crash $(ARGS) $(FILES)
+
 test: $(STAMPS)/dev ## Run the tests.
 	$(BIN)/python -m pytest $(ARGS)
+
+chaos: $(STAMPS)/dev ## Kill runs at random moments and check what they promise; KILLS=200 SEED=1.
+	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, types.
 	$(BIN)/ruff format --check .

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,13 +18,6 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 _PASSAGES = 8
-#: Longest answers, tokens: a note, and a joined text.
-_NOTE_TOKENS, _DIGEST_TOKENS = 40, 150
-#: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows
-#: one paragraph of plain text only.
-_STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
-#: Model calls at a time; the embedded model answers four.
-_LOCAL_SLOTS, _OTHER_SLOTS = 4, 16
 
 
 def demo(
@@ -32,11 +25,16 @@ def demo(
         list[Path] | None,
         typer.Argument(metavar="[FILES]...", help="Texts to read. Without: topics of Python's language reference."),
     ] = None,
+    *,
     chunks: Annotated[int, typer.Option("--chunks", min=1, metavar="N", help="How many passages to read.")] = _PASSAGES,
     runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Where the agents live.")] = RuntimeName.ray,
     llm: Annotated[
         str, typer.Option("--llm", metavar="MODEL", help="Another model: openai:NAME, local:PATH.gguf.")
     ] = "local",
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Kill it half-way, resume it, and show that nothing was asked again.")
+    ] = False,
+    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Name of the record.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
 ) -> int:
     """Let a team read texts with the embedded model.
@@ -44,51 +42,29 @@ def demo(
     Readers take notes of passages in parallel, an editor joins them into a digest: on Ray actors, without key or
     network.
     """
-    from ensemble_ray.cli.digest import digest_team, render_digest
-    from ensemble_ray.cli.passages import select_passages
+    from ensemble_ray.cli.demo_team import demo_team
+    from ensemble_ray.cli.digest import render_digest
     from ensemble_ray.cli.run import carry_out
 
-    is_local = llm.partition(":")[0].strip() == "local"
-    reader, editor = _models(llm, is_local=is_local)
-    selection = select_passages(files or (), count=chunks)
-    slots = _LOCAL_SLOTS if is_local else _OTHER_SLOTS
-    team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
+    made = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
+    if crash:
+        from ensemble_ray.cli.demo_crash import crash_and_resume
+
+        options = ["--chunks", str(chunks), "--runtime", runtime.value, "--llm", llm, *map(str, files or ())]
+        slots = made.team.ensemble.max_parallel_tasks or chunks
+        return crash_and_resume(options, run_id=run_id, passages=len(made.selection.passages), slots=slots)
     if not quiet:
-        _introduce(selection, is_own=not files, llm=llm, runtime=runtime)
-    _warm_up(reader)
+        _introduce(made.selection, is_own=not files, llm=llm, runtime=runtime)
+    _warm_up(made.reader)
     return carry_out(
-        team.ensemble,
+        made.team.ensemble,
         {},
         runtime=runtime,
+        run_id=run_id,
         title=f"demo on {runtime.value}",
         is_quiet=quiet,
-        render=lambda output: render_digest(team, output),
+        render=lambda output: render_digest(made.team, output),
     )
-
-
-def _models(llm: str, *, is_local: bool) -> tuple[ChatModel, ChatModel]:
-    """The readers' model and the editor's.
-
-    Raises:
-        ValidationError: the embedded model is not installed, or there is no such model.
-    """
-    from ensemble_ray.llm.factory import resolve_llm  # the help does not need them
-    from ensemble_ray.llm.local import LocalChatModel
-    from ensemble_ray.llm.openai import OpenAIChatModel
-
-    if not is_local:
-        resolve_llm(llm)
-        name = llm.partition(":")[2].strip()
-        return OpenAIChatModel(name, max_tokens=_NOTE_TOKENS * 2), OpenAIChatModel(name, max_tokens=_DIGEST_TOKENS * 2)
-    path = llm.partition(":")[2].strip() or None
-    style: dict[str, Any] = {**_STYLE, "threads": _threads()}
-    reader = LocalChatModel(path, max_tokens=_NOTE_TOKENS, **style)
-    editor = LocalChatModel(path, max_tokens=_DIGEST_TOKENS, **style)
-    if not reader.path.is_file():
-        from ensemble_ray.errors import ValidationError
-
-        raise ValidationError(f"There is no model file '{reader.path}'")
-    return reader, editor
 
 
 def _threads() -> int | None:
