@@ -44,7 +44,8 @@ def where() -> str:
         from pathlib import Path
 
         return str(runs_directory(Path(address.home)))
-    return f"the database at {address.url.rpartition('@')[2].partition('://')[2] or address.url.rpartition('@')[2]}"
+    place = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
+    return f"the database {place.rpartition('@')[2]}"
 
 
 def no_runs() -> str:
