@@ -78,7 +78,7 @@ def test_the_model_of_an_agent_is_read_as_a_model() -> None:
 
 def test_a_run_gives_an_output_with_typed_parts() -> None:
     """S-ENG-1: `run` gives an `EnsembleOutput`; its parts have types an editor completes."""
-    output = Ensemble(tasks=[TYPED]).run(runtime=InlineRuntime(record=False))
+    output = Ensemble(tasks=[TYPED]).run(runtime=InlineRuntime())
     assert_type(output, EnsembleOutput)
     assert_type(output.raw, str)
     assert_type(output.exit_reason, ExitReason)
@@ -94,7 +94,7 @@ def test_a_run_gives_an_output_with_typed_parts() -> None:
 
 async def test_a_run_of_async_code_gives_the_same() -> None:
     """S-CONV-15: `arun` has the contract of `run`; `stream` gives events, then the output."""
-    runtime = InlineRuntime(record=False)
+    runtime = InlineRuntime()
     ensemble = Ensemble(tasks=[TYPED])
     assert_type(
         await ensemble.arun({"a": 1}, runtime=runtime, options=RunOptions(max_tool_output_length=10)), EnsembleOutput
@@ -107,7 +107,7 @@ async def test_a_run_of_async_code_gives_the_same() -> None:
 
 def test_a_started_run_is_a_handle() -> None:
     """A handle knows its id and its state at once, and its output in the end."""
-    begun = Ensemble(tasks=[TYPED]).start(runtime=InlineRuntime(record=False))
+    begun = Ensemble(tasks=[TYPED]).start(runtime=InlineRuntime())
     assert_type(begun, Run)
     assert_type(begun.id, str)
     assert_type(begun.events(), EventStream)
@@ -133,13 +133,13 @@ def test_listeners_are_typed_by_their_event() -> None:
         seen.append(event.task_output.raw)
 
     cost = CostConfiguration(input_token_rate=Decimal("0.000001"), output_token_rate=Decimal(0))
-    Ensemble(tasks=[TYPED], on_task_complete=note, cost_configuration=cost).run(runtime=InlineRuntime(record=False))
+    Ensemble(tasks=[TYPED], on_task_complete=note, cost_configuration=cost).run(runtime=InlineRuntime())
     assert seen == ["Say"]
 
 
 def test_the_short_form_takes_a_model_or_only_tasks() -> None:
     """S-DET-30, S-DET-31."""
-    runtime = InlineRuntime(record=False)
+    runtime = InlineRuntime()
     assert_type(run(ScriptedModel("hello"), Task.of("Greet"), runtime=runtime), EnsembleOutput)
     assert run(TYPED, runtime=runtime).raw == "Say"
 
@@ -152,7 +152,7 @@ def test_errors_carry_typed_fields() -> None:
 
     refused = Task(description="Refuse", expected_output="Nothing", handler=refuse)
     with pytest.raises(EnsembleError) as caught:
-        Ensemble(tasks=[TYPED, refused]).run(runtime=InlineRuntime(record=False))
+        Ensemble(tasks=[TYPED, refused]).run(runtime=InlineRuntime())
     assert isinstance(caught.value, TaskExecutionError)
     assert_type(caught.value.completed_task_outputs, tuple[TaskOutput, ...])
     assert_type(caught.value.trace, ExecutionTrace | None)
