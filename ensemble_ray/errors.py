@@ -272,14 +272,10 @@ class ConstraintViolationError(EnsembleError):
 
     def __init__(self, violations: Sequence[str], completed_task_outputs: Sequence[TaskOutput] = ()) -> None:
         if not violations:
-            msg = "violations must not be None or empty"
-            raise ValueError(msg)
+            raise ValueError("violations must not be None or empty")
         found = tuple(violations)
-        if len(found) == 1:
-            text = f"Hierarchical constraint violated: {found[0]}"
-        else:
-            text = f"Hierarchical constraints violated ({len(found)}): {'; '.join(found)}"
-        super().__init__(text)
+        what = "constraint violated" if len(found) == 1 else f"constraints violated ({len(found)})"
+        super().__init__(f"Hierarchical {what}: {'; '.join(found)}")
         self.violations = found
         self.completed_task_outputs = tuple(completed_task_outputs)
 
