@@ -263,8 +263,7 @@ class ParallelExecutionError(EnsembleError):
 
     def state(self) -> dict[str, object]:
         """The fields; the failed tasks' causes keep their own causes."""
-        causes = {key: _Chain(cause) for key, cause in self.failed_task_causes.items()}
-        return {**super().state(), "failed_task_causes": causes}
+        return {**super().state(), "failed_task_causes": {key: _Chain(e) for key, e in self.failed_task_causes.items()}}
 
 
 class ConstraintViolationError(EnsembleError):
