@@ -1,6 +1,6 @@
 """`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Room: cli.
 
-The demo runs as a program of its own, in a process group of its own, and all of that group is killed at once. What is
+The demo runs as a program of its own, in a session of its own, and all of that session is killed at once. What is
 shown of it comes from the record alone, and from commands that anybody can give.
 """
 
@@ -142,14 +142,28 @@ def _killed_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact]
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill the group and wait until all of it is gone, so that nobody writes to the record any more."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        deadline = time.monotonic() + _GONE_S
-        while time.monotonic() < deadline:
-            os.killpg(process.pid, 0)  # raises when there is none left
-            time.sleep(_WATCH_S)
+    """Kill its session and wait until all of it is gone, so that nobody writes to the record any more."""
+    # Ray's processes have groups of their own. They are stopped first: whoever saw the others die would go on for a while.
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in _session_of(process):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+    process.wait()
+    deadline = time.monotonic() + _GONE_S
+    while _session_of(process) and time.monotonic() < deadline:
+        time.sleep(_WATCH_S)
+
+
+def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
+    """Ids of the processes of its session that are alive."""
+    listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
+    found: list[int] = []
+    for line in listed.stdout.splitlines():
+        pid, _, state = line.strip().partition(" ")
+        with contextlib.suppress(OSError):  # it is gone already
+            if "Z" not in state and os.getsid(int(pid)) == process.pid:
+                found.append(int(pid))
+    return found
 
 
 def _answers(run_id: str) -> list[Fact]:
