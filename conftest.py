@@ -33,6 +33,8 @@ from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 
 _PRINTED = "__printed__"
+#: Tools that the model of the pages uses, and with what.
+_USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}'}
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _python = PythonEvaluator()
 
@@ -78,10 +80,10 @@ def _assert_same(expected: str, found: str) -> None:
 
 
 def _answer(request: ServedRequest) -> Answer:
-    """What the model of the pages says: it uses `word_count` once where it may, and answers in one sentence."""
-    has_counted = any(message.get("role") == "tool" for message in request.messages)
-    if "word_count" in request.tools and not has_counted:
-        return ToolCall(id="call_1", name="word_count", arguments='{"text": "The moon pulls the sea."}')
+    """What the model of the pages says: it uses a tool that it knows once, and answers in one sentence."""
+    for name, arguments in _USED.items():
+        if name in request.tools and not any(message.get("role") == "tool" for message in request.messages):
+            return ToolCall(id="call_1", name=name, arguments=arguments)
     return "The moon pulls the sea, and the earth turns beneath it."
 
 
