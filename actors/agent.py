@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.endpoints import EndpointLine
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
 from actors.journal import open_journal
 from actors.quiet_gc import freeze_modules
@@ -20,6 +21,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
@@ -47,7 +49,9 @@ class AgentActor:
 
         freeze_modules()
         self._house = house
-        self._host = TaskHost(SchedulerCourier(existing("scheduler"), house))
+        scheduler = existing("scheduler")
+        self._host = TaskHost(SchedulerCourier(scheduler, house))
+        process_endpoints().share = EndpointLine(scheduler, house).tell
         self._limiter = LeasingLimiter(LimiterLine(), holder=house)
         self._cpu = RayCpuPool(cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
@@ -149,6 +153,10 @@ class AgentActor:
         line = self._lines.get(run_id)
         if line is not None:
             line.move(host)
+
+    async def hear(self, news: EndpointNews) -> None:
+        """What another process tells of an endpoint (S-DUR-64, S-DUR-65)."""
+        process_endpoints().hear(news)
 
     async def watch(self) -> None:
         """Never returns; its failure tells the scheduler that this process is gone."""

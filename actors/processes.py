@@ -15,8 +15,10 @@ from typing import Any
 import ray
 
 from actors import spawn
+from actors.endpoints import EndpointBoard
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Leave
+from ensemble_ray.limits.endpoints import EndpointNews
 
 __all__ = ["Process", "ProcessPool"]
 
@@ -48,6 +50,8 @@ class ProcessPool:
 
     def __init__(self) -> None:
         self._idle: list[Process] = []
+        self._living: set[Process] = set()
+        self._board = EndpointBoard()
         self._watches: set[asyncio.Task[None]] = set()
 
     def take(self, *, is_callable_host: bool = False) -> Process:
@@ -61,6 +65,9 @@ class ProcessPool:
         name = f"{'callables' if is_callable_host else 'agent'}-{new_object_id()[:8]}"
         handle = spawn.callable_host(name) if is_callable_host else spawn.agent_actor(name)
         process = Process(handle=handle, name=name, is_callable_host=is_callable_host)
+        self._living.add(process)
+        for news in self._board.current(asyncio.get_running_loop().time()):
+            handle.hear.remote(news)
         watch = asyncio.get_running_loop().create_task(self._watch(process))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
@@ -82,8 +89,16 @@ class ProcessPool:
         for process in list(self._idle):
             self._expire(process)
 
+    def tell(self, news: EndpointNews, *, source: str) -> None:
+        """Let all processes but the one of that name hear news; those that start later hear of failures."""
+        self._board.note(news, asyncio.get_running_loop().time())
+        for process in self._living:
+            if process.name != source:
+                process.handle.hear.remote(news)
+
     def end(self, process: Process) -> None:
         """End a process now."""
+        self._living.discard(process)
         process.is_alive = False
         ray.kill(process.handle)
 
@@ -98,6 +113,7 @@ class ProcessPool:
             await process.handle.watch.remote()
         except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
             was_alive, process.is_alive = process.is_alive, False
+            self._living.discard(process)
             if process in self._idle:
                 self._idle.remove(process)
             if was_alive and process.on_death is not None:

@@ -28,6 +28,7 @@ from ensemble_ray.config import package_version
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
 from ensemble_ray.inline import GRACE_S, SystemClock, own_run, watch_for_cancel
+from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered
@@ -99,6 +100,10 @@ class SchedulerActor:
         run = self._runs.get(run_id)
         if run is not None:
             await run.report(reports)
+
+    async def endpoint_news(self, house: str, news: EndpointNews) -> None:
+        """What one process knows of an endpoint, for all others of the cluster (S-DUR-64, S-DUR-65)."""
+        self._pool.tell(news, source=house)
 
     async def wait(self, run_id: str) -> Conducted[bytes, bytes] | None:
         """How a run ended, when it has; None where nothing is known of it, since this process was started anew."""

@@ -1,0 +1,47 @@
+"""News of endpoints between processes: who hears what."""
+
+from __future__ import annotations
+
+from actors.endpoints import EndpointBoard
+from actors.processes import Process, ProcessPool
+from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
+
+HOME = "http://h/v1 m"
+FAILED = EndpointNews(endpoint=HOME, kind="failed", text="HTTP 503")
+
+
+async def is_open(process: Process) -> bool:
+    """Whether the endpoint's breaker is open in that process, however long its news were on their way."""
+
+    def asked(_: object) -> bool:
+        line = process_endpoints()._lines.get(HOME)
+        return line is not None and line.breaker.is_open
+
+    found: bool = await process.handle.__ray_call__.remote(asked)
+    return found
+
+
+async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_fails(ray_cluster: str) -> None:
+    """S-DUR-64: also those that start while the breaker is open; an answer lets all of them go on."""
+    pool = ProcessPool()
+    told, heard = pool.take(), pool.take()
+    for _ in range(5):
+        pool.tell(FAILED, source=told.name)
+    late = pool.take()
+    assert [await is_open(process) for process in (told, heard, late)] == [False, True, True]
+    pool.tell(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
+    assert [await is_open(process) for process in (heard, late)] == [False, False]
+    for process in (told, heard, late):
+        pool.give_back(process, keep=False)
+
+
+def test_only_failures_that_count_are_kept_when_time_passes() -> None:
+    """S-DUR-64: not those before the last answer, nor old ones, nor more than open a breaker."""
+    board = EndpointBoard()
+    for at in range(8):
+        board.note(FAILED, at)
+    board.note(EndpointNews(endpoint=HOME, kind="refused"), 8)
+    assert len(list(board.current(8))) == 5
+    assert len(list(board.current(65))) == 2
+    board.note(EndpointNews(endpoint=HOME, kind="answered"), 9)
+    assert not list(board.current(9))
