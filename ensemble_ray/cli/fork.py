@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import RunName, own_store
-from ensemble_ray.cli.resume import AllowChanges, recorded_team, runtime_of
-from ensemble_ray.cli.run import AsJson, Quiet, RunId, RuntimeChoice, TraceFile, show_run
+from ensemble_ray.cli.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
+from ensemble_ray.cli.run import AsJson, Quiet, RunId, TraceFile, show_run
 from ensemble_ray.cli.terminal import FINE, one_line, say, show
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def fork(
     run_id: RunId = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
     allow_changes: AllowChanges = False,
-    runtime: RuntimeChoice = None,
+    runtime: RuntimeAgain = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     quiet: Quiet = False,

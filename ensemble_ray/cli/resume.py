@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import RunName, own_store
-from ensemble_ray.cli.run import AsJson, Quiet, RuntimeChoice, RuntimeName, TraceFile, show_run
+from ensemble_ray.cli.run import AsJson, Quiet, RuntimeName, TraceFile, show_run
 
 if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.record.recovery import Recovered
 
-__all__ = ["AllowChanges", "recorded_team", "resume", "runtime_of"]
+__all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
 AllowChanges = Annotated[
     bool,
@@ -22,6 +22,7 @@ AllowChanges = Annotated[
         "--allow-changes", help="Also with another definition than the recorded one; what is recorded is used as it is."
     ),
 ]
+RuntimeAgain = Annotated[RuntimeName | None, typer.Option("--runtime", help="Default: where the run began.")]
 
 
 def resume(
@@ -32,7 +33,7 @@ def resume(
         typer.Option("--take-over", help="Also from a process that still owns the run, such as one that hangs."),
     ] = False,
     allow_changes: AllowChanges = False,
-    runtime: RuntimeChoice = None,
+    runtime: RuntimeAgain = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     quiet: Quiet = False,

@@ -183,6 +183,7 @@ def show_run(
                 say(f"{display.summary()}")
                 say_where(watched.run_id)
         raise
+    is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
     _write_trace(output.trace, trace)
     if as_json:
         show(json.dumps(as_data(output), indent=2, ensure_ascii=False))

@@ -1,0 +1,105 @@
+"""Runs that other processes manage: cancelled from elsewhere, killed and resumed, with the real command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.processes import own_directory, own_environment
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+PATIENCE_S = 60.0
+
+TEAM = """
+import asyncio
+from pathlib import Path
+from ensemble_ray import Ensemble, Task
+
+def quick(context):
+    with Path("done.txt").open("a") as file:
+        file.write("quick ")
+    return "quick"
+
+async def slow(context):
+    if not Path("hurry").exists():
+        print("slow has begun", flush=True)
+        await asyncio.sleep(3600)
+    return "slow"
+
+first = Task(name="first", description="Quick", expected_output="x", handler=quick)
+second = Task(name="second", description="Slow", expected_output="x", handler=slow, effect="none")
+team = Ensemble(tasks=[first, second])
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for one test: records and the team."""
+    with own_directory() as directory:
+        (directory / "my_team.py").write_text(TEAM, encoding="utf-8")
+        yield directory
+
+
+def _environment(place: Path) -> Mapping[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    return own_environment(place, PYTHONPATH=path, ENSEMBLE_RAY_RUNTIME="inline")
+
+
+def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  our own command
+        (*COMMAND, *arguments),
+        cwd=place, env=_environment(place), capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def running(place: Path) -> Iterator[subprocess.Popen[str]]:
+    """A run in another process, in the middle of its second task."""
+    with subprocess.Popen(  # noqa: S603  our own command
+        (*COMMAND, "run", "my_team:team", "--run-id", "far"),
+        cwd=place, env=_environment(place), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "slow has begun\n"
+        yield process
+        process.kill()
+
+
+def _state(place: Path) -> tuple[str, int]:
+    (found,) = json.loads(_call(place, "runs", "--json").stdout)
+    return found["state"], found["tasks_done"]
+
+
+def test_run_ends_when_another_process_cancels_it(place: Path, running: subprocess.Popen[str]) -> None:
+    """S-DUR-52, S-DUR-53, S-DUR-15: within seconds; nobody else may run or remove it while it runs."""
+    assert _state(place) == ("running", 1)
+    assert _call(place, "delete", "far").returncode == 2
+    taken = _call(place, "resume", "far")
+    assert taken.returncode == 2
+    assert f"{running.pid}" in taken.stderr
+    cancelled = _call(place, "cancel", "far")
+    assert (cancelled.returncode, cancelled.stdout) == (0, "Run far: cancelled\n")
+    assert running.wait(PATIENCE_S) == 130
+    assert _state(place) == ("cancelled", 1)
+
+
+def test_run_goes_on_when_its_process_was_killed(place: Path, running: subprocess.Popen[str]) -> None:
+    """S-DUR-34, S-DUR-50, S-DUR-51: it is interrupted then; what was done is not done again."""
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait(PATIENCE_S)
+    assert _state(place) == ("interrupted", 1)
+    (place / "hurry").touch()
+    resumed = _call(place, "resume", "latest")
+    assert (resumed.returncode, resumed.stdout) == (0, "slow\n")
+    assert (place / "done.txt").read_text(encoding="utf-8") == "quick "
+    assert _state(place) == ("completed", 2)
+    assert _call(place, "delete", "far").stdout == "Removed far\n"
