@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
@@ -171,7 +172,7 @@ async def accept_fork(
     """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
 
     Raises:
-        ValidationError: what would be used is defined otherwise now.
+        ValidationError: what would be used is defined otherwise now, or the new run would have no record.
         RunExistsError: there is a run of the new id.
         RecordError: the store cannot be written.
     """
@@ -181,6 +182,11 @@ async def accept_fork(
             f"Fork of run '{offer.run_id}': what it would use of the record is defined otherwise now: "
             f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
             "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
+        )
+    if offer.ensemble.durability == Durability.OFF:
+        raise ValidationError(
+            f"Fork of run '{offer.run_id}': with durability 'off' a run has no record, and a fork lives by one. "
+            "Choose 'effects' or 'run'"
         )
     chosen = new_run_id or fresh_run_id()
     _log.info(

@@ -104,6 +104,13 @@ async def test_fork_can_be_resumed_and_forked(home: InlineRuntime) -> None:
     assert summary.state is RunState.COMPLETED
 
 
+async def test_fork_without_a_record_is_refused(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-2: it would do everything again."""
+    await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
+    with pytest.raises(ValidationError, match="durability 'off'"):
+        await afork("one", "last", _team(_model("C")).replace(durability="off"), runtime=home)
+
+
 async def test_id_that_is_taken_is_refused(home: InlineRuntime) -> None:
     """S-DUR-54, S-DUR-15."""
     await _team(_model("a", "b", "c")).arun(runtime=home, run_id="one")
