@@ -26,7 +26,7 @@ async def is_open(process: Process) -> bool:
 async def until_all(processes: list[Process], *, are_open: bool) -> None:
     """Return when all of them have heard; nobody waits for news, and they may overtake a question."""
     async with asyncio.timeout(60):
-        while not all([await is_open(process) is are_open for process in processes]):
+        while not all([await is_open(process) is are_open for process in processes]):  # noqa: ASYNC110  it happens in another process
             await asyncio.sleep(0.05)
 
 
