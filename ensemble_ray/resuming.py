@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.ensemble import Ensemble, join, joined
@@ -95,6 +96,10 @@ async def begin_again(
     _check(found, recovered, take_over=take_over)
     # Loading runs user code, which may take its time.
     definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    if definition.durability is Durability.OFF:
+        raise ValidationError(
+            f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
+        )
     header = recovered.header
     return Run(
         definition,

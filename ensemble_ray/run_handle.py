@@ -29,12 +29,12 @@ from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.record.definition_data import definition_data
-from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import check_same, recorded_output
-from ensemble_ray.record.result import assemble, summaries
+from ensemble_ray.record.retention import apply_retention
+from ensemble_ray.record.result import assemble
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
 from ensemble_ray.tools.tool import NoOpToolMetrics
@@ -214,6 +214,8 @@ class Run:
             finally:
                 await self._delivery.close()
                 self._events.close()
+                if self._definition.durability is not Durability.OFF:
+                    await apply_retention(store_at(self._runtime.store_address))
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
@@ -321,7 +323,9 @@ class Run:
             on_unknown=definition.on_unknown if isinstance(definition.on_unknown, OnUnknown) else OnUnknown.ASK,
             retry=definition.retry,
         )
-        header = {} if definition.durability == Durability.OFF else self._header(planned, mode)
+        # It is for the record, and to be compared with that of an earlier run of the same id.
+        is_needed = definition.durability is not Durability.OFF or self._is_named
+        header = self._header(planned, mode) if is_needed else {}
         return RunRequest(
             run_id=self.id,
             planned=planned,
@@ -337,19 +341,11 @@ class Run:
 
     def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:
         """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
-        plan = planned.plan
-        data = plan.to_dict()
-        definition = definition_data(planned, self._definition)
         options = {} if self._options is None else self._options.model_dump(mode="json", exclude_none=True)
         return {
-            "plan": data,
-            "definition": definition,
+            **run_data(planned, self._definition),
             "ensemble_id": self.id,
-            "workflow": plan.workflow,
-            "inputs": dict(plan.inputs),
             "options": options,
-            "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
-            "digest": digest_of({"plan": data, "definition": definition}),
             "origin": self._origin.place,
             "overrides": dict(self._origin.overrides),
             "runtime": self._runtime.name,
