@@ -33,8 +33,8 @@ from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import check_same, recorded_output
-from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.result import assemble
+from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
 from ensemble_ray.tools.tool import NoOpToolMetrics
