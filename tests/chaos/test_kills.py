@@ -64,10 +64,10 @@ def test_the_run_goes_on_and_ends_when_its_driver_is_killed(cluster: Cluster) ->
 
 def test_a_run_is_continued_on_a_new_cluster_when_all_of_the_old_one_is_killed() -> None:
     """S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-51."""
-    assert killed("dag-with-tools", ["cluster"], seed=4, kills=1).runs == 2
+    assert killed("chain-with-tools", ["cluster"], seed=4, kills=1).runs == 2
 
 
 def test_a_run_goes_on_when_a_node_is_lost() -> None:
     """S-DUR-7, S-DUR-31, S-DUR-32: whatever lived there, agents or the scheduler itself."""
     with cluster_there(has_two_nodes=True) as two_nodes:
-        killed("dag-with-tools", ["node"], seed=2, kills=1, cluster=two_nodes)
+        killed("dag", ["node"], seed=2, kills=1, cluster=two_nodes)
