@@ -1,12 +1,11 @@
-"""Processes that die: a failed task, an answered tool call, a failed run; never a hang, and the next run works."""
+"""Agents' processes that die: a task that goes on, an answered tool call; never a hang, and the next run works."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,33 +13,33 @@ import pytest
 from ensemble_ray import (
     AgentExecutionError,
     Ensemble,
-    EnsembleError,
     ExitReason,
     GuardrailResult,
+    OpenAIChatModel,
     ParallelExecutionError,
+    Run,
     RunState,
     Runtime,
     TaskExecutionError,
     TaskFailedEvent,
+    UnknownOutcomeError,
     tool,
 )
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
+from tests.scenarios.dying import kill_first, marks_of, stay, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
 
 
-@tool(timeout=None)
-def stay(path: str) -> str:
-    """Tell this process's id and stay until the file says that all is over."""
-    marks = Marks(Path(path))
-    marks.add(os.getpid())
-    marks.wait("over")
-    return "stayed"
+@tool(effect="idempotent")
+def die() -> str:
+    """End this process without a word."""
+    os._exit(1)
 
 
 @tool
-def die() -> str:
-    """End this process without a word."""
+def die_once() -> str:
+    """The same; nobody says that it may be done again."""
     os._exit(1)
 
 
@@ -51,19 +50,6 @@ def die_at_work(number: int) -> str:
     return str(number)
 
 
-def staying(marks: Marks, role: str = "Writer", **fields: object) -> tuple[ScriptedModel, object]:
-    """An agent that is at work in a process of its own until `over`, and its model."""
-    model = ScriptedModel(call("stay", f'{{"path": "{marks.path}"}}'), "survived")
-    return model, agent(model, role, tools=[stay], isolation="process", **fields)
-
-
-def kill_first(marks: Marks) -> None:
-    """End the process that the first mark names."""
-    pid = int(until(lambda: marks.lines, "the process's id")[0])
-    assert pid != os.getpid()
-    os.kill(pid, signal.SIGKILL)
-
-
 def links(error: BaseException | None) -> Iterator[BaseException]:
     """The error and its causes."""
     while error is not None:
@@ -71,26 +57,71 @@ def links(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def test_death_of_an_agents_process_fails_its_task(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
-    """S-PAR-34, S-EVT-10, S-ENG-13, S-CONV-32: one failed event; the record says failed; a next run works."""
+def test_task_goes_on_when_its_process_dies(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
+    """S-DUR-31, S-DUR-37: in another process, from its last recorded step; the model is not asked again."""
+    marks, watcher = Marks(tmp_path / "marks"), Watcher()
+    model, worker = staying(marks)
+    run = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the tool")
+    until_recorded(home, run)
+    kill_first(marks)
+    until(lambda: len(marks.lines) == 2, "the other process")
+    marks.add("over")
+    output = run.result(timeout_s=PATIENCE_S)
+    assert output.raw == "survived"
+    assert len(set(marks.lines)) == 3
+    assert len(model.calls) == 2
+    assert model.calls[1].messages[-1].content == "stayed"
+    assert (watcher.lines.count("complete go"), watcher.of(TaskFailedEvent)) == (1, [])
+    assert (output.metrics.total_llm_call_count, output.total_tool_calls) == (2, 1)
+    facts = RunDirectory(Path(home), run.id).facts()
+    assert {fact.epoch for fact in facts if fact.kind == "output"} == {1}
+
+
+def test_model_is_asked_again_for_what_was_in_flight_when_a_process_died(
+    ray_runtime: Runtime, model_server: Callable[..., ModelServer], tmp_path: Path
+) -> None:
+    """S-DUR-37, S-DUR-27, S-DUR-22: once more, and nothing else, under the same name; the tool is not called again."""
+    marks = Marks(tmp_path / "marks")
+    server = model_server([call("stay", marks_of(marks)), "answered", "answered"])
+    model = OpenAIChatModel("m", base_url=server.base_url, api_key="none")
+    worker = agent(model, tools=[stay], isolation="process")
+    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the tool")
+    server.pause()
+    marks.add("over")
+    server.wait_in_flight(1)
+    kill_first(marks)
+    server.wait_arrived(3)
+    server.resume()
+    assert run.result(timeout_s=PATIENCE_S).raw == "answered"
+    assert sorted(server.requests_by_key().values()) == [1, 2]
+    assert len(marks.lines) == 2
+
+
+def test_death_of_an_agents_process_fails_its_task_when_nothing_is_recorded(
+    ray_runtime: Runtime, tmp_path: Path
+) -> None:
+    """S-DUR-31, S-PAR-34, S-EVT-10, S-ENG-13, S-CONV-32: durability `off`; one failed event; a next run works."""
     marks, watcher = Marks(tmp_path / "marks"), Watcher()
     _, worker = staying(marks)
     before = task("before", handler=lambda _: "done")
-    ensemble = Ensemble(tasks=[before, task("go", worker), task("never", worker)], listeners=[watcher])
+    ensemble = Ensemble(
+        tasks=[before, task("go", worker), task("never", worker)], listeners=[watcher], durability="off"
+    )
     run = ensemble.start(runtime=ray_runtime)
     kill_first(marks)
     with pytest.raises(TaskExecutionError) as caught:
         run.result(timeout_s=PATIENCE_S)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause).startswith("Agent 'Writer' failed: its process died")
+    assert str(cause).startswith("Agent 'Writer' failed: its process died (")
     assert (cause.agent_role, cause.task_description) == ("Writer", "go")
     assert [each.raw for each in caught.value.completed_task_outputs] == ["done"]
     assert not [each for each in links(caught.value) if type(each).__module__.startswith("ray")]
     assert watcher.lines == ["start before", "complete before", "start go", "failed go"]
     (failed,) = watcher.of(TaskFailedEvent)
     assert isinstance(failed.cause, AgentExecutionError)
-    assert RunDirectory(Path(home), run.id).state() is RunState.FAILED
     assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
 
 
@@ -110,6 +141,7 @@ def test_other_agents_go_on_when_one_dies(ray_runtime: Runtime, tmp_path: Path) 
         workflow="parallel",
         parallel_error_strategy="continue_on_error",
         on_task_failed=lambda _event: failed.set(),
+        durability="off",
     ).start(runtime=ray_runtime)
     kill_first(marks)
     with pytest.raises(ParallelExecutionError) as caught:
@@ -118,23 +150,44 @@ def test_other_agents_go_on_when_one_dies(ray_runtime: Runtime, tmp_path: Path) 
     assert list(caught.value.failed_task_causes) == ["die"]
 
 
-def test_all_tasks_of_a_dead_process_fail_once(ray_runtime: Runtime, tmp_path: Path) -> None:
-    """S-PAR-34, S-PAR-12, S-EVT-10: several at the same time, many enough to travel in one message."""
-    marks, watcher = Marks(tmp_path / "marks"), Watcher()
-    model = ScriptedModel(otherwise=call("stay", f'{{"path": "{marks.path}"}}'))
+def six(marks: Marks, watcher: Watcher, runtime: Runtime, durability: str) -> Run:
+    """Six tasks of one agent that all are at work in one process; that process is killed."""
+    model = ScriptedModel(
+        otherwise=lambda asked: "done" if asked.messages[-1].role == "tool" else call("stay", marks_of(marks))
+    )
     worker = agent(model, tools=[stay])
     run = Ensemble(
         tasks=[task(f"t{n}", worker) for n in range(6)],
         workflow="parallel",
         parallel_error_strategy="continue_on_error",
         listeners=[watcher],
-    ).start(runtime=ray_runtime)
+        durability=durability,
+    ).start(runtime=runtime)
     until(lambda: len(marks.lines) == 6, "all tasks at work")
     kill_first(marks)
+    return run
+
+
+def test_all_tasks_of_a_dead_process_fail_once_when_nothing_is_recorded(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-PAR-34, S-PAR-12, S-EVT-10: several at the same time, many enough to travel in one message."""
+    marks, watcher = Marks(tmp_path / "marks"), Watcher()
+    run = six(marks, watcher, ray_runtime, "off")
     with pytest.raises(ParallelExecutionError) as caught:
         run.result(timeout_s=PATIENCE_S)
     assert (caught.value.failed_count, caught.value.completed_count) == (6, 0)
     assert len(watcher.of(TaskFailedEvent)) == 6
+
+
+@pytest.mark.parametrize("durability", ["effects", "run"])
+def test_all_tasks_of_a_dead_process_go_on_once(ray_runtime: Runtime, tmp_path: Path, durability: str) -> None:
+    """S-DUR-31, S-PAR-12: several at the same time, with what is committed of them."""
+    marks, watcher = Marks(tmp_path / "marks"), Watcher()
+    run = six(marks, watcher, ray_runtime, durability)
+    until(lambda: len(marks.lines) == 12, "all tasks at work again")
+    marks.add("over")
+    assert [each.raw for each in run.result(timeout_s=PATIENCE_S).task_outputs] == ["done"] * 6
+    assert sorted(line for line in watcher.lines if line.startswith("complete")) == [f"complete t{n}" for n in range(6)]
+    assert not watcher.of(TaskFailedEvent)
 
 
 def test_death_of_a_process_in_a_cancelled_run_is_no_failure(ray_runtime: Runtime, tmp_path: Path) -> None:
@@ -148,12 +201,26 @@ def test_death_of_a_process_in_a_cancelled_run_is_no_failure(ray_runtime: Runtim
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
 
 
-def test_tool_that_ends_its_process_fails_the_task(ray_runtime: Runtime) -> None:
-    """S-PAR-34: the same, from inside."""
-    worker = agent(ScriptedModel(call("die"), "never"), tools=[die])
+def test_task_fails_when_its_process_died_the_third_time(ray_runtime: Runtime, home: str) -> None:
+    """S-DUR-31, S-DUR-23: a tool that kills is called again as long as that makes sense; the model is asked once."""
+    watcher, model = Watcher(), ScriptedModel(call("die"), "never")
+    run = Ensemble(tasks=[task("go", agent(model, tools=[die]))], listeners=[watcher]).start(runtime=ray_runtime)
     with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
-    assert "its process died" in str(caught.value.__cause__)
+        run.result(timeout_s=PATIENCE_S)
+    cause = caught.value.__cause__
+    assert isinstance(cause, AgentExecutionError)
+    assert str(cause).startswith("Agent 'Writer' failed: its process died 3 times with this task (")
+    assert len(model.calls) == 1
+    assert len(watcher.of(TaskFailedEvent)) == 1
+    assert RunDirectory(Path(home), run.id).state() is RunState.FAILED
+
+
+def test_model_hears_of_an_unknown_outcome_when_the_process_died_in_a_tool(ray_runtime: Runtime) -> None:
+    """S-DUR-23, S-DUR-24: a tool that may be called only once is not called again; the model decides."""
+    model = ScriptedModel(call("die_once"), lambda asked: asked.messages[-1].content)
+    output = Ensemble(tasks=[task("go", agent(model, tools=[die_once]))]).run(runtime=ray_runtime)
+    assert "outcome is unknown" in output.raw
+    assert len(model.calls) == 2
 
 
 def test_second_task_gets_a_fresh_process_when_the_first_ones_died(ray_runtime: Runtime) -> None:
@@ -176,16 +243,40 @@ def vanish(_asked: object) -> GuardrailResult:
 
 @pytest.mark.parametrize("what", ["guardrail", "handler"])
 def test_death_of_the_callables_process_fails_its_task(ray_runtime: Runtime, what: str) -> None:
-    """S-PAR-34, S-SET-31, S-CONV-32: no class of Ray in the chain."""
+    """S-DUR-31, S-PAR-34, S-SET-31, S-CONV-32: the third time; no class of Ray in the chain."""
     if what == "guardrail":
         doomed = task("go", agent(ScriptedModel("x")), output_guardrails=[vanish])
     else:
-        doomed = task("go", handler=vanish)
+        doomed = task("go", handler=vanish, effect="none")
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[doomed]).start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
     assert isinstance(caught.value.__cause__, AgentExecutionError)
     assert not [each for each in links(caught.value) if type(each).__module__.startswith("ray")]
-    assert "died" in str(caught.value.__cause__)
+    assert "died 3 times" in str(caught.value.__cause__)
+
+
+def test_handler_is_not_called_again_when_its_process_died_in_it(ray_runtime: Runtime) -> None:
+    """S-DUR-25: whether it was done is unknown, and there is no model to decide."""
+    with pytest.raises(TaskExecutionError) as caught:
+        Ensemble(tasks=[task("go", handler=vanish)]).start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
+    assert [each for each in links(caught.value) if isinstance(each, UnknownOutcomeError)]
+
+
+def test_guardrail_is_asked_again_when_the_callables_process_died(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-DUR-31: in the new host; the task that asked goes on where it is, its model is not asked again."""
+    marks, model = Marks(tmp_path / "marks"), ScriptedModel("x")
+
+    def weighing(_subject: object) -> GuardrailResult:
+        marks.add(os.getpid())
+        if len(marks.lines) == 1:
+            marks.wait("over")
+        return GuardrailResult.success()
+
+    run = Ensemble(tasks=[task("go", agent(model), output_guardrails=[weighing])]).start(runtime=ray_runtime)
+    kill_first(marks)
+    assert run.result(timeout_s=PATIENCE_S).raw == "x"
+    assert len(set(marks.lines)) == 2
+    assert len(model.calls) == 1
 
 
 def test_death_of_a_processor_heavy_tool_is_told_to_the_model(runtime: Runtime) -> None:
@@ -202,36 +293,3 @@ def test_death_of_a_processor_heavy_tool_is_told_to_the_model(runtime: Runtime) 
     results = [message.content or "" for message in model.calls[-1].messages if message.role == "tool"]
     assert results[0].startswith("Tool error: ")
     assert results[1] == "9"
-
-
-def process_of(actor: str) -> int:
-    """The id of an actor's process among the descendants of this one; other clusters' are left alone."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    parents = {int(pid): int(ppid) for pid, ppid, *_ in rows}
-
-    def is_ours(pid: int) -> bool:
-        while pid in parents:
-            if pid == os.getpid():
-                return True
-            pid = parents[pid]
-        return False
-
-    found = [int(pid) for pid, _, *args in rows if args and args[0].startswith(f"ray::{actor}") and is_ours(int(pid))]
-    (only,) = found
-    return only
-
-
-def test_death_of_the_scheduler_fails_its_runs_and_no_others(ray_runtime: Runtime, tmp_path: Path) -> None:
-    """S-CONV-32, S-PAR-34: the caller hears of it; a scheduler comes back by itself."""
-    marks = Marks(tmp_path / "marks")
-    _, worker = staying(marks)
-    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
-    until(lambda: marks.lines, "the task")
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
-    with pytest.raises(EnsembleError) as caught:
-        run.result(timeout_s=PATIENCE_S)
-    assert "scheduler" in str(caught.value)
-    assert caught.value.run_id == run.id
-    marks.add("over")
-    assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
