@@ -30,7 +30,7 @@ _CASTS: tuple[tuple[int, Sequence[str]], ...] = (
     (2, ("scheduler",)),
     (1, ("hub",)),
     (1, ("driver",)),
-    (3, ("agent", "scheduler", "hub")),
+    (3, ("agent", "callables", "scheduler", "hub")),
     (1, ("cluster",)),
     (1, ("own-driver",)),
     (1, ("node",)),

@@ -86,7 +86,7 @@ def _write(file: Path, **values: object) -> None:
 def _one_node(file: Path) -> None:
     import ray  # the harness that imports this module does not need it
 
-    begun = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    begun: Any = ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     _write(file, address=begun.address_info["gcs_address"])
     while True:
         time.sleep(_WATCH_S)

@@ -34,6 +34,8 @@ __all__ = ["Moment", "Report", "run_with_kills", "undisturbed"]
 
 #: Longest wait for anything that must come, s.
 PATIENCE_S = 120.0
+#: How long a victim's process is waited for, s; a scenario need not have each kind.
+_BIRTH_S = 2.0
 #: How often a run is resumed without having been killed before it counts as lost.
 _TRIES = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
@@ -240,7 +242,7 @@ class _Disturbed:
             return False
         at = self._kill(moment.victim, rng)
         if at is None:
-            return False
+            return not self._is_over()
         victim, settled = moment.victim, dict[str, int]()
         if victim.interrupts_run:
             counts = self.server.requests_by_key()
@@ -276,7 +278,7 @@ class _Disturbed:
         raise TimeoutError(f"no further request within {PATIENCE_S} s; state: {self.state()}")
 
     def _kill(self, victim: Victim, rng: random.Random) -> float | None:
-        """Kill it; when that was, or None where there is nothing to kill any more."""
+        """Kill it; when that was, or None where there is nothing of that kind."""
         if victim.interrupts_run or victim.takes_driver:
             assert self.driver is not None or not victim.interrupts_run
             return None if self.driver is None else self._kill_driver(victim, self.driver)
@@ -285,9 +287,9 @@ class _Disturbed:
             pid: int | None = self.cluster.second_raylet
         else:
             session = self.cluster.program.process.pid
-            deadline = time.monotonic() + PATIENCE_S
-            while (pid := one_of(actors_of(session, victim.actor), rng)) is None and not self._is_over():
-                assert time.monotonic() < deadline, f"there is no {victim.actor} in the cluster"
+            # Between its death and its successor's birth an actor has no process.
+            deadline = time.monotonic() + _BIRTH_S
+            while (pid := one_of(actors_of(session, victim.actor), rng)) is None and time.monotonic() < deadline:
                 time.sleep(0.01)
         return None if pid is None else kill_all([pid])
 
