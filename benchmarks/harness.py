@@ -21,7 +21,7 @@ from benchmarks.jobs.cpu_tools import loops_of_100_ms
 from benchmarks.process_tree import cpu_seconds, memory_of
 from benchmarks.scenarios import Scenario
 
-__all__ = ["Conditions", "Measured", "WrongCountError", "measure"]
+__all__ = ["Conditions", "Measured", "WrongCountError", "chosen_variants", "measure"]
 
 _SCRIPTS = Path(__file__).parent / "scripts"
 #: A process must have been looked at this often while it works, s between two looks.
@@ -71,10 +71,7 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         WrongCountError: a variant made another number of requests than the work needs.
     """
     scenario = scenario.resized(conditions.size)
-    left_out: frozenset[str] = frozenset() if conditions.with_ray else scenario.on_ray
-    if conditions.durability == "off":
-        left_out |= scenario.recorded
-    chosen = {name: made for name, made in scenario.variants.items() if name not in left_out}
+    chosen = chosen_variants(scenario, conditions)
     with contextlib.ExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ensemble-ray-bench-")))
         loops = loops_of_100_ms() if "{loops}" in "".join(scenario.server) else 0
@@ -86,6 +83,14 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
         place = _Place(scenario=scenario, url=server.line(), home=home, durability=conditions.durability)
         rounds = _warm(place, chosen, stack) if scenario.measure == "warm" else _fresh(place, chosen, stack)
         return _in_turn(place, rounds, conditions)
+
+
+def chosen_variants(scenario: Scenario, conditions: Conditions) -> dict[str, str]:
+    """What of a scenario is measured: not what needs Ray, nor what is recorded, where that is not wanted."""
+    left_out: frozenset[str] = frozenset() if conditions.with_ray else scenario.on_ray
+    if conditions.durability == "off":
+        left_out |= scenario.recorded
+    return {name: made for name, made in scenario.variants.items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

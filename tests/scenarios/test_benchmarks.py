@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import Conditions, Measured, WrongCountError, measure
+from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_variants, measure
 from benchmarks.jobs import chain
 from benchmarks.process_tree import memory_of, tree_of
 from benchmarks.report import lines_of, overheads_of
@@ -61,7 +61,7 @@ def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work
     wrong = replace(scenario_named("chain"), requests_more=1)
 
     with pytest.raises(WrongCountError, match="floor made 10 requests in a round, needed are 11"):
-        measure(wrong, Conditions(rounds=ROUNDS, size=10, with_ray=False, progress=silent))
+        measure(wrong, Conditions(rounds=ROUNDS, size=10, with_ray=False, durability="off", progress=silent))
 
 
 def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
@@ -83,14 +83,18 @@ def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
 
 
-def test_recorded_runs_are_left_out_when_their_durability_is_off() -> None:
-    """What is left shows the targets, which hold for runs that record nothing."""
-    conditions = Conditions(rounds=ROUNDS, size=10, with_ray=False, durability="off", progress=silent)
-
-    results = measure(scenario_named("chain"), conditions)
-
-    assert [result.variant for result in results] == ["floor", "inline"]
-    assert overheads_of(OVERHEADS, results) == []
+@pytest.mark.parametrize(
+    ("conditions", "variants"),
+    [
+        (Conditions(), ["floor", "inline", "ray", "inline-recorded", "ray-recorded"]),
+        (Conditions(with_ray=False), ["floor", "inline", "inline-recorded"]),
+        (Conditions(durability="off"), ["floor", "inline", "ray"]),
+        (Conditions(durability="off", with_ray=False), ["floor", "inline"]),
+    ],
+)
+def test_variants_are_left_out_when_they_are_not_wanted(conditions: Conditions, variants: list[str]) -> None:
+    """Without the recorded ones the targets are left, which hold for runs that record nothing."""
+    assert list(chosen_variants(scenario_named("chain"), conditions)) == variants
 
 
 @pytest.mark.parametrize(("durability", "records"), [("off", 0), ("run", 1), ("effects", 1)])
