@@ -88,7 +88,7 @@ class RayRun:
                 await asyncio.sleep(pause_s)
                 if await self._is_known():
                     return spawn.existing("event_hub") if package.is_attended else None
-                package = replace(package, is_resumed=package.is_resumed or await self._is_recorded())
+                package = package if package.is_resumed else await self._begun_before(package)
         return await self._scheduler.submit.remote(package)
 
     async def _is_known(self) -> bool:
@@ -97,11 +97,10 @@ class RayRun:
         except ray.exceptions.ActorUnavailableError:
             return False
 
-    async def _is_recorded(self) -> bool:
-        """Whether the record holds the beginning of the run, so that it goes on and does not begin."""
-        if self._package.store is None:
-            return False
-        return bool(await store_at(self._package.store).facts(self.run_id))
+    async def _begun_before(self, package: RunPackage) -> RunPackage:
+        """The package of a run that may have begun: what its record knows is used, its cancellation included."""
+        recorded = package.store is not None and bool(await store_at(package.store).facts(self.run_id))
+        return replace(package, is_resumed=recorded, is_restart=recorded, takes_over=False)
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and all its events were handed on.
@@ -141,7 +140,7 @@ class RayRun:
                 return ended
             if self._package.store is None:
                 raise _lost(self.run_id)
-            await self._submitted(replace(self._package, is_resumed=await self._is_recorded()))
+            await self._submitted(await self._begun_before(self._package))
 
     async def cancel(self) -> None:
         """Ask the run to end; of a scheduler that is gone `wait` tells."""

@@ -1,0 +1,157 @@
+"""A scheduler that dies: recorded runs go on in the one that Ray starts instead; others end with an error that says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from actors.vault import Vault
+from ensemble_ray import Ensemble, EnsembleError, ExitReason, RunState, Runtime, tool
+from ensemble_ray.execute.orders import RunOutcome
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runtime import RunHandle, RunRequest
+from ensemble_ray.testing import ScriptedModel
+from tests.scenarios.dying import marks_of, staying, until_recorded
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
+
+
+@tool(timeout=None, effect="none")
+async def hold_on(path: str) -> str:
+    """Tell this process's id and hold its loop for ever."""
+    Marks(Path(path)).add(os.getpid())
+    threading.Event().wait()
+    return "never"
+
+
+def process_of(actor: str) -> int:
+    """The id of an actor's process among the descendants of this one; other clusters' are left alone."""
+    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
+    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
+    parents = {int(pid): int(ppid) for pid, ppid, *_ in rows}
+
+    def is_ours(pid: int) -> bool:
+        while pid in parents:
+            if pid == os.getpid():
+                return True
+            pid = parents[pid]
+        return False
+
+    found = [int(pid) for pid, _, *args in rows if args and args[0].startswith(f"ray::{actor}") and is_ours(int(pid))]
+    (only,) = found
+    return only
+
+
+def test_run_goes_on_when_the_scheduler_dies(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
+    """S-DUR-32, S-DUR-37, S-DUR-38: what is recorded is used; the caller sees one run."""
+    marks, watcher = Marks(tmp_path / "marks"), Watcher()
+    model, worker = staying(marks)
+    first = ScriptedModel("first")
+    tasks = [task("one", agent(first)), task("go", worker)]
+    run = Ensemble(tasks=tasks, listeners=[watcher]).start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the task")
+    until_recorded(home, run)
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    until(lambda: len(marks.lines) == 2, "the task in another process")
+    marks.add("over")
+    output = run.result(timeout_s=PATIENCE_S)
+    assert [each.raw for each in output.task_outputs] == ["first", "survived"]
+    assert (len(first.calls), len(model.calls)) == (1, 2)
+    assert output.metrics.total_llm_call_count == 3
+    facts = RunDirectory(Path(home), run.id).facts()
+    assert [fact.data["is_restart"] for fact in facts if fact.kind == "resume"] == [True]
+    assert RunDirectory(Path(home), run.id).state() is RunState.COMPLETED
+    assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
+
+
+def test_death_of_the_scheduler_fails_runs_that_are_not_recorded(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-DUR-32, S-CONV-32, S-PAR-34: the caller hears of it; a scheduler comes back by itself."""
+    marks = Marks(tmp_path / "marks")
+    _, worker = staying(marks)
+    run = Ensemble(tasks=[task("go", worker)], durability="off").start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the task")
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    with pytest.raises(EnsembleError, match="the scheduler's process died, and the run is not recorded") as caught:
+        run.result(timeout_s=PATIENCE_S)
+    assert caught.value.run_id == run.id
+    marks.add("over")
+    assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
+
+
+def test_cancelled_run_ends_when_the_scheduler_dies_meanwhile(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
+    """S-DUR-32, S-SET-27: the wish is in the record; nothing is started again."""
+    held = Marks(tmp_path / "held")
+    model = ScriptedModel(call("hold_on", marks_of(held)), "never")
+    worker = agent(model, tools=[hold_on], isolation="process")
+    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
+    until(lambda: held.lines, "the task")
+    run.cancel()
+    facts = RunDirectory(Path(home), run.id).facts
+    until(lambda: [each for each in facts() if each.data.get("type") == "CancelRequested"], "the record of the wish")
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    assert len(held.lines) == 1
+
+
+class LateRun:
+    """A run of somebody who asks for its end only when the gate is open."""
+
+    def __init__(self, handle: RunHandle, gate: threading.Event) -> None:
+        self._handle = handle
+        self._gate = gate
+
+    async def wait(self) -> RunOutcome:
+        await asyncio.to_thread(wait_for, self._gate)
+        return await self._handle.wait()
+
+    async def cancel(self) -> None:
+        await self._handle.cancel()
+
+
+class LateRuntime:
+    """A runtime whose caller hears of a run's end late."""
+
+    name = "ray"
+
+    def __init__(self, inner: Runtime) -> None:
+        self._inner = inner
+        self.gate = threading.Event()
+
+    @property
+    def store_address(self) -> StoreAddress:
+        return self._inner.store_address
+
+    async def submit(self, request: RunRequest) -> LateRun:
+        return LateRun(await self._inner.submit(request), self.gate)
+
+    async def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_end_is_told_when_the_scheduler_died_after_it(
+    ray_runtime: Runtime, home: str, tmp_path: Path, *, is_cancelled: bool
+) -> None:
+    """S-DUR-32, S-SET-27: nobody had fetched it; it is folded from the record, and a cancelled run stays cancelled."""
+    held, late = Marks(tmp_path / "held"), LateRuntime(ray_runtime)
+    model = ScriptedModel(call("hold_on", marks_of(held)) if is_cancelled else "done")
+    run = Ensemble(tasks=[task("go", agent(model, tools=[hold_on], isolation="process"))]).start(runtime=late)
+    if is_cancelled:
+        until(lambda: held.lines, "the task")
+        run.cancel()
+    wanted = RunState.CANCELLED if is_cancelled else RunState.COMPLETED
+    until(lambda: RunDirectory(Path(home), run.id).state() is wanted, "the end")
+    until(lambda: run.id not in [each.run_id for each in run_blocking(Vault().kept())], "the vault to forget it")
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    late.gate.set()
+    output = run.result(timeout_s=PATIENCE_S)
+    assert output.exit_reason is (ExitReason.CANCELLED if is_cancelled else ExitReason.COMPLETED)
+    assert (output.raw, len(model.calls)) == ("" if is_cancelled else "done", 1)
+    assert len(held.lines) == int(is_cancelled)
