@@ -97,7 +97,9 @@ async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
     """
     unknown = _unknown(scope, intent)
     decided = scope.recorded(intent.name, "decision")
-    if decided is not None:
+    # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
+    # outcome of its own, which nobody has decided of.
+    if decided is not None and decided.seq > intent.seq:
         answer = _checked(decided.data.get("answer"), unknown)
         _log.info("%s, as was decided: %s", _begun(unknown), answer)
     else:

@@ -201,6 +201,16 @@ async def test_decision_is_used_when_it_is_recorded() -> None:
     assert (result.status, search.asked, driver.asked) == ("completed", ["Ray"], [])
 
 
+async def test_decision_is_asked_for_again_when_the_repeated_call_was_lost_too() -> None:
+    """S-DUR-23, S-DUR-24: `repeat` was said of the first call; the second one may have been done as well."""
+    model, intent = await begun()
+    decided = Fact(run="run", kind="decision", name=NAME, at=1001.0, data={"answer": "repeat"})
+    driver = Driver("done")
+    _, _, search, asked = await resumed([model, intent, decided, intent], on_unknown="ask", driver=driver)
+    assert (search.asked, len(driver.asked)) == ([], 1)
+    assert "was done" in told(asked)
+
+
 async def test_model_is_told_so_when_it_is_confirmed_that_it_was_done() -> None:
     """S-DUR-24, S-DUR-26."""
     result, bench, search, model = await resumed(await begun(), on_unknown="ask", driver=Driver("done"))
