@@ -140,7 +140,8 @@ class TaskRunner:
             return self._told(scope, typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type))
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
-            return self._tell_failure(scope, replace(failed, at=fact.at, trace=trace_of(fact) or failed.trace))
+            took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
+            return self._tell_failure(scope, replace(failed, at=fact.at, duration_s=took, trace=trace))
         if (fact := known.get((instance, "task_exited"))) is not None:
             return self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
         return None
