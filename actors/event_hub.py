@@ -124,6 +124,7 @@ class EventHub:
         if left is not None:
             left.spool.close()
             left.changed.set()
+            _desert(left, run_id)  # who still asks in it is not to hear of the new one, nor it of them
 
     async def publish(self, run_id: str, events: Sequence[bytes]) -> None:
         """Add events of one producer, in its order; returning is the acknowledgement."""
@@ -174,7 +175,7 @@ class EventHub:
             # A driver that was killed says nothing; nobody is to wait for it for ever (S-DUR-33).
             while not (await asyncio.wait([answer], timeout=_LOOK_S))[0]:
                 if time.monotonic() - run.heard_at > DESERTED_S:
-                    await self.desert(run_id)
+                    _desert(run, run_id)
             return answer.result()
         finally:
             run.waiting.pop(number, None)
@@ -195,12 +196,7 @@ class EventHub:
 
     async def desert(self, run_id: str) -> None:
         """The driver answers no more."""
-        run = self._run(run_id)
-        run.is_deserted = True
-        gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
-        for waiting in run.waiting.values():
-            if not waiting.done():
-                waiting.set_result(gone)
+        _desert(self._run(run_id), run_id)
 
     def _run(self, run_id: str) -> _HubRun:
         if run_id not in self._runs:
@@ -209,7 +205,19 @@ class EventHub:
         return self._runs[run_id]
 
     def _drop_old(self) -> None:
-        """Forget the oldest runs whose drivers have left; runs that are attended stay, however many."""
-        left = [run_id for run_id, run in self._runs.items() if run.is_deserted]
+        """Forget the oldest runs whose drivers have left, or were killed; attended runs stay, however many."""
+        now = time.monotonic()
+        left = [name for name, run in self._runs.items() if run.is_deserted or now - run.heard_at > DESERTED_S]
         for run_id in left[: max(0, len(left) - KEPT_RUNS)]:
-            self._runs.pop(run_id).spool.close()
+            forgotten = self._runs.pop(run_id)
+            forgotten.spool.close()
+            _desert(forgotten, run_id)
+
+
+def _desert(run: _HubRun, run_id: str) -> None:
+    """Tell everybody who waits for the run's driver that it is gone."""
+    run.is_deserted = True
+    gone = pickle.dumps(IllegalStateError(f"Run {run_id}: its driver is gone"))
+    for waiting in run.waiting.values():
+        if not waiting.done():
+            waiting.set_result(gone)

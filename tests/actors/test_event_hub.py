@@ -156,6 +156,31 @@ async def test_askers_get_an_error_when_the_driver_leaves() -> None:
         await hub.ask("run", "name", {})
 
 
+async def test_run_that_begins_anew_is_not_concerned_when_somebody_still_asks_in_the_old_one() -> None:
+    """S-DUR-33, S-DUR-34: who asked a driver that was killed hears that it is gone; the new driver is there."""
+    hub = EventHub()
+    asking = asyncio.ensure_future(hub.ask("run", "name", {}))
+    await turns()
+    await hub.begin("run")
+    assert isinstance(pickle.loads(await asking), IllegalStateError)  # noqa: S301  our own
+    again = asyncio.ensure_future(hub.ask("run", "name", {}))
+    await turns()
+    (request,) = (await hub.poll("run", 0, 0.0, attends=True)).requests
+    assert request.number is not None
+    await hub.answer("run", {request.number: b"yes"})
+    assert await again == b"yes"
+
+
+async def test_runs_are_forgotten_when_their_drivers_were_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-33: a driver that was killed leaves no word, and its run's events are not kept for ever."""
+    hub = EventHub()
+    for n in range(KEPT_RUNS + 5):
+        await hub.publish(f"killed {n}", events(n))
+    monkeypatch.setattr(event_hub, "DESERTED_S", -1.0)
+    await hub.publish("one more", events(1))
+    assert list(hub._runs) == [*(f"killed {n}" for n in range(6, KEPT_RUNS + 5)), "one more"]
+
+
 async def test_only_deserted_runs_are_forgotten_when_there_are_many() -> None:
     """S-PAR-42: runs that somebody attends keep their events, however many there are; of the others the newest."""
     hub = EventHub()
