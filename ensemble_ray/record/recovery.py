@@ -213,8 +213,13 @@ def _report(result: TaskResult, output: Output | None, failure: Failure | None) 
 
 
 def _last_resume(facts: Sequence[Fact]) -> int:
-    """Position of the last `resume`; 0 when there is none."""
-    return max((position for position, fact in enumerate(facts) if fact.kind == "resume"), default=0)
+    """Position of the last `resume` that somebody wanted; 0 when there is none. Restarts are nobody's wish to go on."""
+    wanted = (
+        position
+        for position, fact in enumerate(facts)
+        if fact.kind == "resume" and fact.data.get("is_restart") is not True
+    )
+    return max(wanted, default=0)
 
 
 def _exits(facts: Sequence[Fact]) -> dict[str, TaskExited]:

@@ -85,6 +85,15 @@ def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_i
     assert told == ((RunStarted(at=100.0),), (CancelRequested(at=201.0),))
 
 
+def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:
+    """S-DUR-32: the first replacement is noted too, and takes nothing back."""
+    restarted = fact("resume", "run", 200, is_restart=True)
+    told = (RunStarted(at=100.0),), (CancelRequested(at=106.0),), (TaskCancelled(at=107.0, key="edit"),)
+    assert Recovered([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
+    between = [*begun(READ, EDIT), CANCELLING[0], restarted, *CANCELLING[1:]]
+    assert Recovered(between, is_resumed=False).stimuli == told
+
+
 def test_outputs_are_objects_when_their_types_are_given() -> None:
     """S-DUR-30: whether or not the machine was told of them."""
     told = completed("read", output("Read Ray", "x", parsed=Report("Ray"), kind=Report), 105)
