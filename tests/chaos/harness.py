@@ -41,12 +41,14 @@ _TRIES = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: Where the output begins among what a program printed.
 _OUTPUT = '{\n  "raw"'
+#: Kind of a moment: the run has an owner, who may not have asked anything yet.
+_OWNED = "owned"
 _COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """When somebody is killed: after that many more requests came or were answered, and a while."""
+    """When somebody is killed: a while after that many more requests came or were answered, or the run had an owner."""
 
     victim: Victim
     kind: str
@@ -54,7 +56,8 @@ class Moment:
     delay_s: float
 
     def __str__(self) -> str:
-        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {self.more} more {self.kind}"
+        what = "it had an owner" if self.kind == _OWNED else f"{self.more} more {self.kind}"
+        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,7 +98,9 @@ def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: rand
         left[victim.name] -= 1
         delay_s = rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.1), rng.uniform(0, 0.3)))
         more = rng.randint(1, max(1, scenario.calls // (kills + 1)))
-        found.append(Moment(victim=victim, kind=rng.choice(("arrived", "served")), more=more, delay_s=delay_s))
+        # Whoever goes on with a run can be killed before it has asked anything.
+        kinds = ("arrived", "served", "arrived", "served", _OWNED) if victim.interrupts_run else ("arrived", "served")
+        found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
     return found
 
 
@@ -201,8 +206,12 @@ class _Disturbed:
         inputs = [part for name, value in self.scenario.inputs.items() for part in ("--input", f"{name}={value}")]
         self._start("run", self.scenario.target, *inputs, "--run-id", self.run_id)
 
-    def _resume(self) -> None:
-        self._start("resume", self.run_id)
+    def _go_on(self) -> None:
+        """Resume the run; one that recorded no plan has not begun, and is begun."""
+        if any(fact.kind == "plan" for fact in self.facts()):
+            self._start("resume", self.run_id)
+        else:
+            self.start_first()
 
     def _start(self, *arguments: str) -> None:
         self.report.runs += 1
@@ -232,10 +241,7 @@ class _Disturbed:
 
     def strike(self, moment: Moment, rng: random.Random) -> bool:
         """Wait for the moment, kill, and see to it that the run goes on; False when the run ended before."""
-        stats = self.server.stats()
-        count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
-        wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served
-        if not self._until_reached(lambda: wait(count, timeout_s=0.1)):
+        if not self._until_reached(self._wait_for(moment)):
             return False
         time.sleep(moment.delay_s)
         if self._is_over():
@@ -256,10 +262,24 @@ class _Disturbed:
         )
         self.report.story.append(f"kill {moment}")
         if victim.interrupts_run:
-            self._resume()
+            self._go_on()
         elif victim.takes_driver:
             self.driver = None
         return True
+
+    def _wait_for(self, moment: Moment) -> Callable[[], object]:
+        """What waits for it, a moment long, and raises `TimeoutError` when it has not come."""
+        if moment.kind == _OWNED:
+            return self._wait_owned
+        stats = self.server.stats()
+        count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
+        wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served
+        return lambda: wait(count, timeout_s=0.1)
+
+    def _wait_owned(self) -> None:
+        if self.state() is not RunState.RUNNING:
+            time.sleep(0.01)
+            raise TimeoutError
 
     def _is_over(self) -> bool:
         if self.driver is not None:
@@ -309,7 +329,7 @@ class _Disturbed:
         for _ in range(_TRIES):
             if self.driver is None:
                 self._until_final()
-                self._resume()  # of a run that completed it gives the recorded output
+                self._go_on()  # of a run that completed it gives the recorded output
             driver = self.driver
             assert driver is not None
             try:
