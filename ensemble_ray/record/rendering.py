@@ -38,6 +38,9 @@ _BODY = "$body"
 #: What users' own keys of that look are written as, with one `$` more each time.
 _ESCAPED = re.compile(r"\$+body")
 
+#: In JSON text without escaped quotes: a long text. What stands between two texts may be taken for one; it only costs time.
+_LONG = re.compile(rb'"[^"]{%d}' % (BODY_LIMIT + 1))
+
 #: Keeps a long text and gives its hash.
 Keep = Callable[[str], str]
 #: Gives the text of a hash.
@@ -70,9 +73,17 @@ def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None
 def text_of(data: Mapping[str, object], keep: Keep) -> str:
     """A fact's data as JSON text; long texts go to `keep`."""
     text = _as_text(data)
-    if len(text) > BODY_LIMIT or b"body" in text:  # else neither a long text nor a key to escape can be in it
+    if _may_need_lifting(text):
         text = _as_text(_lifted(_parsed(text), keep))
     return text.decode()
+
+
+def _may_need_lifting(text: bytes) -> bool:
+    """Whether JSON text may hold a long text or a key to escape; looking costs far less than taking it apart."""
+    if b'$body"' in text:
+        return True
+    # No text is longer than its JSON form.
+    return len(text) > BODY_LIMIT and (b'\\"' in text or _LONG.search(text) is not None)
 
 
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
