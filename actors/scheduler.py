@@ -27,7 +27,7 @@ from actors.wire import RunPackage, WireReport, pack_recorded
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
-from ensemble_ray.inline import GRACE_S, SystemClock, own_run, watch_for_cancel
+from ensemble_ray.inline import GRACE_S, SystemClock, let_go, own_run, watch_for_cancel
 from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
@@ -145,8 +145,8 @@ class SchedulerActor:
         run_id = package.run_id
         ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._ended[run_id] = ended
+        owned = None
         try:
-            owned = None
             if package.store is not None:
                 owned = await own_run(
                     store_at(package.store),
@@ -161,6 +161,7 @@ class SchedulerActor:
             )
         except BaseException:
             del self._ended[run_id]
+            await let_go(owned)
             raise
         ended.add_done_callback(lambda _done: self._forget(run_id))
 

@@ -6,6 +6,7 @@ Everything runs on the library's loop; synchronous user code runs in threads, CP
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import OwnedRun, RunStore
     from ensemble_ray.runtime import RunRequest
 
-__all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "own_run", "watch_for_cancel"]
+__all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "let_go", "own_run", "watch_for_cancel"]
 
 _log = logging.getLogger(__name__)
 #: How long a cancelled task may take to let go before the run ends without it, s.
@@ -90,7 +91,11 @@ class InlineRuntime:
                 is_resumed=request.is_resumed,
                 takes_over=request.takes_over,
             )
-        run = InlineRun(request, owned, Services(limiter=process_limiter(), cpu=self._cpu))
+        try:
+            run = InlineRun(request, owned, Services(limiter=process_limiter(), cpu=self._cpu))
+        except BaseException:
+            await let_go(owned)
+            raise
         await run.begin()
         return run
 
@@ -148,10 +153,15 @@ class InlineRun:
         self._watching: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        """Start the first tasks."""
+        """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
         if self._owned is not None:
             self._watching = asyncio.get_running_loop().create_task(watch_for_cancel(self._owned, self))
-        await self._conductor.start()
+            self._watching.add_done_callback(self._reported)
+        try:
+            await self._conductor.start()
+        except Exception as error:  # noqa: BLE001  whatever it is, `wait` raises it
+            if not self._conductor.ended.done():
+                self._conductor.ended.set_exception(error)
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and its record is closed."""
@@ -224,8 +234,19 @@ async def own_run(
         owned = await store.take(run_id, is_buffered=is_buffered, by_force=takes_over)
     else:
         owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
-    await owned.write_state(RunState.RUNNING)
+    try:
+        await owned.write_state(RunState.RUNNING)
+    except BaseException:
+        await let_go(owned)
+        raise
     return owned
+
+
+async def let_go(owned: OwnedRun | None) -> None:
+    """Own a run no more that could not begin here, so that it can be resumed; what kept it from beginning is raised."""
+    if owned is not None:
+        with contextlib.suppress(RecordError):
+            await owned.close(RunState.INTERRUPTED)
 
 
 class _Cancellable(Protocol):
