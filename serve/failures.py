@@ -11,6 +11,7 @@ from http import HTTPStatus
 
 from ensemble_ray import (
     AgentExecutionError,
+    CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
     GuardrailViolationError,
@@ -24,6 +25,7 @@ from ensemble_ray import (
     RecordError,
     RunExistsError,
     TaskExecutionError,
+    UnknownOutcomeError,
     ValidationError,
 )
 from serve.schemas import Failure, FinishedTask
@@ -39,6 +41,8 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
     (GuardrailViolationError, HTTPStatus.UNPROCESSABLE_ENTITY),
     (RateLimitTimeoutError, HTTPStatus.SERVICE_UNAVAILABLE),
     (RateLimitInterruptedError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (CircuitOpenError, HTTPStatus.SERVICE_UNAVAILABLE),
+    (UnknownOutcomeError, HTTPStatus.INTERNAL_SERVER_ERROR),
     (OutputParsingError, HTTPStatus.BAD_GATEWAY),
     (MaxIterationsExceededError, HTTPStatus.BAD_GATEWAY),
     (ConstraintViolationError, HTTPStatus.BAD_GATEWAY),

@@ -26,11 +26,11 @@ def test_our_error_arrives_as_it_was_raised(cause: Exception) -> None:
 
 
 def test_death_of_the_scheduler_is_told_with_the_way_to_the_record() -> None:
-    """S-CONV-32, S-SET-26: no Ray class, one line, the run's id, what can be done."""
+    """S-CONV-32, S-SET-26, S-DUR-34: no Ray class, one line, the run's id, what can be done."""
     found = ours(ray.exceptions.RayActorError(error_msg="The actor died.\nfirst line of a long stack\nsecond"), "run-7")
     assert type(found) is EnsembleError
     assert found.run_id == "run-7"
-    assert "ensemble-ray trace run-7" in str(found)
+    assert "ensemble-ray resume run-7" in str(found)
     assert "\n" not in str(found)
 
 

@@ -10,6 +10,7 @@ import pytest
 import ensemble_ray
 from ensemble_ray import (
     AgentExecutionError,
+    CircuitOpenError,
     ConstraintViolationError,
     EnsembleError,
     ExecutionTrace,
@@ -28,6 +29,7 @@ from ensemble_ray import (
     TaskExecutionError,
     ToolConfigurationError,
     ToolExecutionError,
+    UnknownOutcomeError,
     ValidationError,
 )
 from serve.failures import failure_of, status_of
@@ -41,6 +43,7 @@ STATUSES: list[tuple[BaseException, int]] = [
     (GuardrailViolationError("input", "no", "write", "Writer"), 422),
     (RateLimitInterruptedError("interrupted"), 503),
     (LIMIT, 503),
+    (CircuitOpenError("the endpoint fails"), 503),
     (TaskExecutionError("failed"), 502),
     (OutputParsingError("no JSON"), 502),
     (ParallelExecutionError("1 of 2 tasks failed"), 502),
@@ -49,6 +52,7 @@ STATUSES: list[tuple[BaseException, int]] = [
     (ConstraintViolationError(["none asked"]), 502),
     (RecordError("disk full"), 500),
     (StaleEpochError("run", "task", 1, 2), 500),
+    (UnknownOutcomeError("was it sent?"), 500),
     (ToolExecutionError("tool"), 500),
     (IllegalStateError("no"), 500),
     (ToolConfigurationError("no"), 500),
@@ -79,7 +83,13 @@ def chained(*links: BaseException) -> BaseException:
 
 @pytest.mark.parametrize(
     ("cause", "status"),
-    [(LIMIT, 503), (GuardrailViolationError("output", "no", "write", "Writer"), 422), (RecordError("disk full"), 500)],
+    [
+        (LIMIT, 503),
+        (CircuitOpenError("the endpoint fails"), 503),
+        (GuardrailViolationError("output", "no", "write", "Writer"), 422),
+        (RecordError("disk full"), 500),
+        (UnknownOutcomeError("was it sent?"), 500),
+    ],
 )
 def test_the_particular_cause_decides(cause: BaseException, status: int) -> None:
     """A failed task says less than why it failed."""
