@@ -6,11 +6,13 @@ what must survive the cluster is in the record. Never: anything on disk.
 
 from __future__ import annotations
 
+import logging
 import pickle
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
+from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
@@ -18,12 +20,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Vault"]
 
+_log = logging.getLogger(__name__)
 _NAMESPACE = b"ensemble_ray"
 _PREFIX = "run:"
 #: The store that Ray's own libraries keep their state in; its functions have no other names.
-_put, _get, _delete, _list = (
-    cast("Any", getattr(internal_kv, f"_internal_kv_{name}")) for name in ("put", "get", "del", "list")
-)
+_put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
 
 
 class Vault:
@@ -39,10 +40,17 @@ class Vault:
         await threads.run(_delete, _key(run_id), namespace=_NAMESPACE)
 
     async def kept(self) -> list[RunPackage]:
-        """Packages of runs that have not ended."""
-        names = cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE))
-        bodies = [await threads.run(_get, name, namespace=_NAMESPACE) for name in names]
-        return [pickle.loads(body) for body in bodies if body is not None]  # noqa: S301  bytes of our own scheduler
+        """Packages of runs that have not ended. One that cannot be read, as of another version, is dropped."""
+        found: list[RunPackage] = []
+        for name in cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE)):
+            body = await threads.run(_get, name, namespace=_NAMESPACE)
+            try:
+                found += [] if body is None else [pickle.loads(body)]  # noqa: S301  bytes of our own scheduler
+            except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
+                run_id = name.decode().removeprefix(_PREFIX)
+                _log.error("Run %s cannot go on: its package cannot be read: %s", run_id, message_of(error))
+                await self.drop(run_id)
+        return found
 
 
 def _key(run_id: str) -> str:

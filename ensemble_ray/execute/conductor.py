@@ -212,7 +212,8 @@ class RunConductor(Generic[Output, Failure]):
         elif is_cancelled:  # nothing starts any more; what the record does not know of has stopped with its house
             now = self._clock.now()
             for key in self._machine.running:
-                self._put(self._recorded.pop(key, None) or Report(key=key, status="cancelled", at=now))
+                known = self._recorded.pop(key, None)
+                self._put(known or Report(key=key, status="cancelled", at=now))
         else:
             self._carry_out([StartTask(key=key) for key in self._machine.running])
         await self._drain()

@@ -189,4 +189,6 @@ def store_at(address: StoreAddress) -> RunStore:
 
         return PostgresStore(address.url)
     scheme = address.url.partition("://")[0]
-    raise ValidationError(f"Unknown store '{scheme}://...': use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")
+    raise ValidationError(
+        f"Unknown store '{scheme}://...': use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME"
+    )
