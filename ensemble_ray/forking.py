@@ -16,6 +16,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id as fresh_run_id
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
@@ -142,8 +143,7 @@ async def offer_fork(
     recovered = Recovered(facts)
     _check(found, recovered)
     definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
-    options = RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {}))
-    planned = await _planned(definition.with_options(options), recovered, facts)
+    planned = await _planned(_as_run(definition, recovered), recovered, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
     plan = plan_fork(planned.plan, recorded, from_task)
     return ForkOffer(
@@ -151,7 +151,9 @@ async def offer_fork(
         from_task=from_task,
         plan=plan,
         descriptions={node.key: node.description for node in planned.plan.nodes},
-        differences=reused_differences(recovered.header, run_data(planned, definition), plan.reused),
+        differences=reused_differences(
+            recovered.header, run_data(planned, _as_run(definition, recovered)), plan.reused
+        ),
         ensemble=definition,
         planned=planned,
         recovered=recovered,
@@ -183,7 +185,7 @@ async def accept_fork(
             f"{'; '.join(offer.differences[:_NAMED])}{more}. Fork from an earlier task, or allow the changes "
             "(allow_changes=True, --allow-changes): then what is recorded is used as it is"
         )
-    if offer.ensemble.durability == Durability.OFF:
+    if _as_run(offer.ensemble, offer.recovered).durability == Durability.OFF:
         raise ValidationError(
             f"Fork of run '{offer.run_id}': with durability 'off' a run has no record, and a fork lives by one. "
             "Choose 'effects' or 'run'"
@@ -206,7 +208,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     source, now = offer.ensemble.source, time.time()
     header = {
         **offer.recovered.header,
-        **run_data(offer.planned, offer.ensemble),
+        **run_data(offer.planned, _as_run(offer.ensemble, offer.recovered)),
         "ensemble_id": run_id,
         "forked_from": {"run": offer.run_id, "task": offer.from_task},
         "started_at": now,
@@ -246,13 +248,18 @@ def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
     return load_source(source)
 
 
+def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
+    """The definition with the options of the run that is forked, which the new run has too."""
+    return definition.with_options(RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {})))
+
+
 async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs. Agents that a model made are made of its recorded answers, or not yet."""
     resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
-    answers = {fact.name: fact for fact in facts if fact.kind == "model"}
+    answers = answers_before(facts)
     try:
         agents = (
-            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name)))
+            await synthesize_agents(resolved, definition, recorded=lambda name, _: _Answers(answers.get(name, ())))
             if needs_synthesis(resolved.tasks)
             else {}
         )
@@ -263,18 +270,19 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
 
 
 class _Answers:
-    """A model that gives one recorded answer, and asks nobody."""
+    """A model that gives recorded answers in their order, and asks nobody."""
 
-    def __init__(self, fact: Fact | None) -> None:
-        self._fact = fact
+    def __init__(self, facts: Sequence[Fact]) -> None:
+        self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """The recorded answer.
+        """The next recorded answer.
 
         Raises:
             ValidationError: there is none.
         """
         del messages, tools
-        if self._fact is None:
+        fact = next(self._facts, None)
+        if fact is None:
             raise ValidationError("No answer is recorded")
-        return ChatResponse(text=cast("str | None", self._fact.data.get("text")))
+        return ChatResponse(text=cast("str | None", fact.data.get("text")))

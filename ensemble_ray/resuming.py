@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
-from ensemble_ray.definition.origin import Origin
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import EnsembleOutput, RunState
@@ -23,9 +23,6 @@ from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption, Run
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.threads import threads
-
-if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
 
 __all__ = ["aresume", "begin_again", "resume"]
 
@@ -96,24 +93,24 @@ async def begin_again(
     _check(found, recovered, take_over=take_over)
     # Loading runs user code, which may take its time.
     definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
-    if definition.durability is Durability.OFF:
+    header, is_completed = recovered.header, recovered.state is RunState.COMPLETED
+    options = RunOptions(**cast("dict[str, Any]", header.get("options") or {}))
+    if definition.with_options(options).durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
-    header = recovered.header
     return Run(
         definition,
         cast("Mapping[str, object]", header.get("inputs") or {}),
         runtime=runtime or cast("str", header.get("runtime") or None),
         run_id=found.run_id,
-        options=RunOptions(**cast("dict[str, Any]", header.get("options") or {})),
+        options=options,
         is_watched=is_watched,
         origin=definition.source,
-        resumption=None
-        if recovered.state is RunState.COMPLETED
-        else Resumption(
+        resumption=Resumption(
             header=header,
-            answers=_answers(facts),
+            answers=answers_before(facts),
+            is_completed=is_completed,
             takes_over=take_over,
             allows_changes=allow_changes,
         ),
@@ -154,16 +151,9 @@ def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
 
 def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
     """The definition that the run was recorded with, as it stands today."""
-    place = str(recovered.header.get("origin") or "")
-    overrides = cast("Mapping[str, str]", recovered.header.get("overrides") or {})
-    if not place:
+    if not recovered.source.place:
         raise ValidationError(
             f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
             f"call ensemble_ray.resume('{found.run_id}', ensemble) in that program"
         )
-    return load_source(Origin(place=place, overrides=overrides))
-
-
-def _answers(facts: list[Fact]) -> dict[str, Fact]:
-    """Recorded answers of calls before scheduling, by effect name."""
-    return {fact.name: fact for fact in facts if fact.kind == "model"}
+    return load_source(recovered.source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,8 +56,10 @@ class Resumption:
 
     #: data of its first fact
     header: Mapping[str, object]
-    #: recorded answers of before scheduling, by effect name
-    answers: Mapping[str, Fact]
+    #: recorded answers of before scheduling, by effect name, in the order of the calls
+    answers: Mapping[str, Sequence[Fact]]
+    #: whether it is over, so that its recorded output is all there is to give
+    is_completed: bool = False
     #: whether it is taken from an owner that still holds it (S-DUR-17)
     takes_over: bool = False
     #: whether another definition than the recorded one may go on with it (S-DUR-36)
@@ -127,6 +129,11 @@ class Run:
     def state(self) -> RunState:
         """Where the run stands."""
         return self._state
+
+    @property
+    def recorded_tasks(self) -> int:
+        """How many tasks had recorded outputs when the run went on; none when it begins."""
+        return 0 if self._resumption is None else self._resumption.recorded_tasks
 
     def events(self) -> EventStream:
         """All events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""
@@ -235,10 +242,9 @@ class Run:
         )
         self._state = RunState.RUNNING
         request = self._request(planned, mode)
-        if self._resumption is not None:
-            if not self._resumption.allows_changes:
-                check_same(self.id, self._resumption.header, request.header, doing="resume")
-        elif self._is_named and (known := await self._recorded_output(planned, request)) is not None:
+        if self._resumption is not None and not self._resumption.allows_changes:
+            check_same(self.id, self._resumption.header, request.header, doing="resume")
+        if (known := await self._recorded_output(planned, request)) is not None:
             self._state = RunState.COMPLETED
             return known
         self._handle = await self._runtime.submit(request)
@@ -268,7 +274,10 @@ class Run:
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
     async def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
-        """What a finished run of that id gave; it is not run again (S-SET-39)."""
+        """What a finished run of that id gave; it is not run again (S-SET-39). None for a run that begins or goes on."""
+        resumption = self._resumption
+        if not (self._is_named if resumption is None else resumption.is_completed):
+            return None
         store = store_at(self._runtime.store_address)
         summary = await store.summary(self.id)
         if summary is None:
@@ -277,14 +286,14 @@ class Run:
             self.id,
             summary.state,
             await store.facts(self.id),
-            request.header,
+            None if resumption is not None else request.header,
             output_types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
             object_ids={node.key: node.object_id for node in planned.plan.nodes},
         )
 
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-        known = None if self._resumption is None else self._resumption.answers.get(name)
+        known = () if self._resumption is None else self._resumption.answers.get(name, ())
         return RecordedModel(model, self.id, name, self._earlier.append, known=known)
 
     async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:

@@ -294,19 +294,20 @@ class RecordedModel:
     """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
 
     def __init__(
-        self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object], *, known: Fact | None = None
+        self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object], *, known: Sequence[Fact] = ()
     ) -> None:
-        """`known` is the answer that the record has of a run that goes on."""
+        """`known` are the answers that the record has of a run that goes on, in the order of the calls."""
         self._model = model
         self._run_id = run_id
         self._name = name
         self._keep = keep
-        self._known = known
+        self._known = iter(known)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Ask the model and note its answer; one that is recorded is given instead."""
-        if self._known is not None:
-            return _from_fact(self._known).response
+        known = next(self._known, None)
+        if known is not None:
+            return _from_fact(known).response
         started_at = time.time()
         response = await (
             call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)

@@ -7,7 +7,7 @@ Never: an import of a class that a record names; types come from today's definit
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, cast
 
@@ -20,14 +20,25 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.trace import TaskTrace
 
-__all__ = ["as_mapping", "began_at", "failure_of", "trace_of", "typed_data", "typed_output"]
+__all__ = ["answers_before", "as_mapping", "began_at", "failure_of", "trace_of", "typed_data", "typed_output"]
 
 _log = logging.getLogger(__name__)
+#: End of the names of model calls that made a task's agent.
+_BEFORE = "/synthesis"
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
     """The value if it is a mapping, else an empty one: readers of broken records go on without it."""
     return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
+
+
+def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact]]:
+    """Answers to calls that made agents before the run began (S-SET-46): by effect name, in the order of the calls."""
+    found: dict[str, list[Fact]] = {}
+    for fact in facts:
+        if fact.kind == "model" and fact.name.endswith(_BEFORE):
+            found.setdefault(fact.name, []).append(fact)
+    return found
 
 
 def began_at(fact: Fact) -> float:

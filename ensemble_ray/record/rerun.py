@@ -27,7 +27,7 @@ def recorded_output(
     run_id: str,
     state: RunState,
     facts: Iterable[Fact],
-    header: Mapping[str, object],
+    header: Mapping[str, object] | None,
     *,
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
@@ -38,7 +38,7 @@ def recorded_output(
         run_id: The id asked for.
         state: How the store says that the run stands.
         facts: What it recorded.
-        header: Data of the first fact that this run would record.
+        header: Data of the first fact that this run would record; None: that has been compared.
         output_types: See `fold_output`.
         object_ids: See `fold_output`.
 
@@ -56,7 +56,8 @@ def recorded_output(
     if fold.state is not RunState.INTERRUPTED:
         state = fold.state  # the facts are the truth: the process may have died between the end and the writing of it
     if fold.state is RunState.COMPLETED:
-        check_same(run_id, fold.header, header, doing="run")
+        if header is not None:
+            check_same(run_id, fold.header, header, doing="run")
         return fold.output(output_types or {}, object_ids or {})
     if state is RunState.FAILED:
         msg = (

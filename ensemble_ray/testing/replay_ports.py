@@ -187,22 +187,23 @@ class UnaskedModel:
 
 
 class RecordedAnswer:
-    """Stands for a model that made an agent: it gives its one recorded answer."""
+    """Stands for a model that made an agent: it gives its recorded answers in their order."""
 
-    def __init__(self, name: str, fact: Fact | None) -> None:
+    def __init__(self, name: str, facts: Sequence[Fact]) -> None:
         self._name = name
-        self._fact = fact
+        self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """The recorded answer.
+        """The next recorded answer.
 
         Raises:
             ValidationError: there is none.
         """
         del messages, tools
-        if self._fact is None:
+        fact = next(self._facts, None)
+        if fact is None:
             raise ValidationError(f"Replay: no answer is recorded for the call that makes an agent, '{self._name}'")
-        return ChatResponse(text=cast("str | None", self._fact.data.get("text")))
+        return ChatResponse(text=cast("str | None", fact.data.get("text")))
 
 
 def place_of(effect: str) -> str:

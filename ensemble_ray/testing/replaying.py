@@ -19,7 +19,7 @@ from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.inline import SystemClock
@@ -140,9 +140,9 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
     resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
     if not needs_synthesis(resolved.tasks):
         return plan_run(definition, resolved)
-    answers = {fact.name: fact for fact in facts if fact.kind == "model"}
+    answers = answers_before(facts)
     agents = await synthesize_agents(
-        resolved, definition, recorded=lambda name, _: RecordedAnswer(name, answers.get(name))
+        resolved, definition, recorded=lambda name, _: RecordedAnswer(name, answers.get(name, ()))
     )
     return plan_run(definition, resolved, agents)
 

@@ -1,14 +1,15 @@
 """A new run that uses what another one recorded."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, InlineRuntime, RunState, Task
+from ensemble_ray import Agent, Ensemble, InlineRuntime, RunOptions, RunState, Task, aresume
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError
 from ensemble_ray.forking import afork, begin_fork, fork, offer_fork
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.outputs import EnsembleOutput
+from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.testing import ScriptedModel
 
@@ -102,6 +103,18 @@ async def test_fork_can_be_resumed_and_forked(home: InlineRuntime) -> None:
     summary = await store_at(home.store_address).summary("three")
     assert summary is not None
     assert summary.state is RunState.COMPLETED
+
+
+async def test_fork_of_a_run_with_options_can_be_resumed(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-36: the options are part of what the new run is recorded with, also one that turns recording on."""
+    team, options = _team(_model("a", "b", "c")), RunOptions(max_tool_output_length=100, durability="run")
+    await team.replace(durability="off").arun(runtime=home, run_id="one", options=options)
+    hanging = _team(ScriptedModel(lambda _: asyncio.sleep(600))).replace(durability="off")
+    begun = await bridge(begin_fork("one", "last", hanging, runtime=home, new_run_id="two"))
+    await begun.acancel()
+    assert (await begun.aresult()).exit_reason is ExitReason.CANCELLED
+    again = _team(_model("C")).replace(durability="off")
+    assert (await aresume("two", again, runtime=home)).raw == "C"
 
 
 async def test_fork_without_a_record_is_refused(home: InlineRuntime) -> None:
