@@ -360,7 +360,7 @@ class StaleEpochError(EnsembleError):
     """A newer writer does this work already; the refused one must stop before its next effect."""
 
     def __init__(self, run: str, name: str, epoch: int, newest: int) -> None:
-        super().__init__(f"Run '{run}': '{name}' is written by epoch {newest} now, epoch {epoch} must stop")
+        super().__init__(f"Run '{run}' was taken over: '{name}' is written by epoch {newest}, epoch {epoch} must stop")
         self.run = run
         self.name = name
         self.epoch = epoch

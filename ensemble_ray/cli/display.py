@@ -136,6 +136,13 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    def is_recorded(self, tasks: int) -> None:
+        """So many tasks were done when the run went on."""
+        with self._lock:
+            self.tally.is_recorded(tasks)
+        if tasks:
+            self.note_line(f"{counted(tasks, 'task')} from the record")
+
     def note(self, text: str) -> None:
         """What is going on besides tasks; the newest note stands in the block."""
         self._note = text

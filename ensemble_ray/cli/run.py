@@ -214,6 +214,7 @@ class _Watched:
             display.note("starting the runtime")
             begun = begin(display.listener)
             self.run_id = begun.id
+            display.is_recorded(begun.recorded_tasks)
             try:
                 return begun.result(), False
             except KeyboardInterrupt:

@@ -246,7 +246,7 @@ async def test_next_append_tells_when_what_was_only_taken_was_refused(journal: J
         await journal.flush()
         await journal.append([_fact("a#0/2/model")])
 
-    with pytest.raises(StaleEpochError, match="'a#0' is written by epoch 3 now, epoch 0 must stop"):
+    with pytest.raises(StaleEpochError, match="'a#0' is written by epoch 3, epoch 0 must stop"):
         await work()
     assert [fact.name for fact in await record.read()] == ["a#0/0/model"]
 

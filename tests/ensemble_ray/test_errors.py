@@ -323,7 +323,7 @@ def test_stale_epoch_names_both_epochs() -> None:
     """A refused writer can tell who it is and who came after it."""
     error = StaleEpochError("r", "facts#0", 1, 2)
     assert (error.run, error.name, error.epoch, error.newest) == ("r", "facts#0", 1, 2)
-    assert str(error) == "Run 'r': 'facts#0' is written by epoch 2 now, epoch 1 must stop"
+    assert str(error) == "Run 'r' was taken over: 'facts#0' is written by epoch 2, epoch 1 must stop"
 
 
 def test_message_is_the_class_name_when_the_text_is_empty() -> None:

@@ -237,7 +237,7 @@ def test_frozen_owner_writes_no_more_when_its_run_was_taken_from_it(home: str) -
     wait_for(asked)
     assert resume("frozen", ensemble, runtime="inline", take_over=True).raw == "new"
     go_on.set()
-    with pytest.raises(Exception, match=r"epoch 1 now, epoch 0 must stop") as caught:
+    with pytest.raises(Exception, match=r"epoch 1, epoch 0 must stop") as caught:
         run.result(timeout_s=PATIENCE_S)
     assert type(caught.value).__name__ in {"StaleEpochError", "TaskExecutionError"}
     assert state(home, "frozen") is RunState.COMPLETED

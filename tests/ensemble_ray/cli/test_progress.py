@@ -175,3 +175,11 @@ def test_the_block_shows_what_is_going_on() -> None:
     assert "2 agents, 0 model calls (+1 open)" in shown
     assert "read-0  Reader 0  4 s" in shown
     assert "and 4 more" in shown
+
+
+def test_what_the_record_has_counts_as_done_when_a_run_goes_on() -> None:
+    """S-DUR-50, S-DUR-51: `2 of 3 tasks` are those of the whole run."""
+    tally = Tally()
+    tally.is_recorded(2)
+    tally.take(BEGIN, 0.0)
+    assert (tally.done, tally.total_tasks) == (2, 3)
