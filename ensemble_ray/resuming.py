@@ -110,6 +110,7 @@ async def begin_again(
         resumption=Resumption(
             header=header,
             answers=answers_before(facts),
+            recorded_tasks=sum(task.output is not None for task in recovered.tasks.values()),
             is_completed=is_completed,
             takes_over=take_over,
             allows_changes=allow_changes,

@@ -58,6 +58,8 @@ class Resumption:
     header: Mapping[str, object]
     #: recorded answers of before scheduling, by effect name, in the order of the calls
     answers: Mapping[str, Sequence[Fact]]
+    #: how many tasks have recorded outputs
+    recorded_tasks: int = 0
     #: whether it is over, so that its recorded output is all there is to give
     is_completed: bool = False
     #: whether it is taken from an owner that still holds it (S-DUR-17)
