@@ -1,0 +1,91 @@
+"""RunHouses on a real cluster: which dispatch of a task a report must be of, and what is handed out again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from actors import spawn
+from actors.preflight import dump
+from actors.processes import ProcessPool
+from actors.run_houses import RunHouses
+from actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
+from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
+from ensemble_ray.execute.conductor import Assignment, Report
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray.record.stores import StoreAddress, store_at
+from tests.scenarios.dying import marks_of, stay
+from tests.scenarios.teams import PATIENCE_S, Marks, call, until
+
+RUN = "houses"
+
+
+class Staying:
+    """A model that asks for the tool that stays, and repeats what it gave."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    def chat(self, messages: Sequence[ChatMessage], tools: object = ()) -> ChatResponse:
+        del tools
+        if messages[-1].role == "tool":
+            return ChatResponse(text=messages[-1].content or "")
+        return ChatResponse(tool_calls=(call("stay", marks_of(self._marks)),))
+
+
+def package_of(marks: Marks, address: StoreAddress) -> RunPackage:
+    """A run of one task, whose agent stays in its tool."""
+    node = Node(key="a", index=1, description="Do a", expected_output="text", agent_role="W", agent_key="w")
+    staying = Agent(role="W", goal="stay", llm=Staying(marks), tools=[stay])
+    return RunPackage(
+        run_id=RUN,
+        plan=Plan(workflow="sequential", nodes=(node,)),
+        frame=RunFrame(run_id=RUN, workflow="sequential", total_tasks=1),
+        header={},
+        agents=(AgentCargo(key="w", body=dump(staying, "Agent 'W'"), kind="k"),),
+        tasks={"a": dump(Task(description="Do a", expected_output="text"), "Task 'a'")},
+        store=address,
+    )
+
+
+def late(epoch: int) -> WireReport:
+    """What a house that lost the task would still tell."""
+    return Report(key="a", status="completed", at=1.0, epoch=epoch, output=b"late")
+
+
+async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp_path: Path) -> None:
+    """S-DUR-31, S-DUR-16, S-PAR-12: the task of a dead process is handed out under a higher epoch, and told once."""
+    del ray_cluster
+    spawn.scheduler()  # agents know whom to report to
+    marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
+    owned = await store_at(address).begin(RUN)
+    heard: asyncio.Queue[WireReport] = asyncio.Queue()
+
+    async def take(reports: Sequence[WireReport]) -> None:
+        for report in houses.reported(reports):
+            heard.put_nowait(report)
+
+    package = package_of(marks, address)
+    houses = RunHouses(package, ProcessPool(), max_own=1, hub=None, take=take)
+    houses.open()
+    houses.start([Assignment(node=package.plan.nodes[0], instance="a#0", epoch=0)])
+    (first,) = await asyncio.to_thread(until, lambda: marks.lines, "the first house")
+    os.kill(int(first), signal.SIGKILL)
+    await asyncio.to_thread(until, lambda: len(marks.lines) == 2, "the second house")
+    assert houses.reported([late(0)]) == []
+    marks.add("over")
+    told = await asyncio.wait_for(heard.get(), PATIENCE_S)
+    assert (told.key, told.status, told.epoch) == ("a", "completed", 1)
+    assert told.output is not None
+    assert unpack_output(told.output).raw == "stayed"
+    assert houses.reported([late(0), late(1), told]) == []
+    assert heard.empty()
+    await houses.close(keep=False)
+    await owned.close(RunState.COMPLETED)
+    facts = await store_at(address).facts(RUN)
+    assert {fact.epoch for fact in facts if fact.kind == "output"} == {1}
+    assert len(set(marks.lines)) == 3
