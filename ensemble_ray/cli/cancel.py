@@ -80,6 +80,7 @@ async def _mark(store: RunStore, run_id: str) -> None:
     data = {"state": RunState.CANCELLED.value, "exit_reason": ExitReason.CANCELLED.value, "errors": []}
     end = Fact(run=run_id, kind="end", name="run", at=time.time(), data=data, epoch=owned.epoch)
     try:
-        await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)
+        if owned.earlier:  # else it never began, and its id stays free for a run that does
+            await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)
     finally:
         await owned.close(RunState.CANCELLED)

@@ -214,6 +214,18 @@ def test_interrupted_run_is_marked_when_it_is_cancelled(call: Call, steps: str, 
     assert _done(folder) == "bc"
 
 
+def test_id_stays_free_when_a_run_is_cancelled_that_never_began(call: Call, steps: str) -> None:
+    """S-DUR-52, S-SET-39: with nothing recorded there is nothing to resume, and nothing in the way of a run."""
+
+    async def died_early() -> None:
+        await (await _store().begin("early")).close(RunState.INTERRUPTED)
+
+    run_blocking(died_early())
+    assert call("cancel", "early").printed == "Run early: cancelled\n"
+    assert "Run it anew" in call("resume", "early").said
+    assert call("run", steps, "--run-id", "early").printed == "c\n"
+
+
 def test_records_are_removed_when_they_are_named(call: Call, steps: str) -> None:
     """S-DUR-53: several at once; never that of a running run, and then none."""
     call("run", steps, "--run-id", "one")
