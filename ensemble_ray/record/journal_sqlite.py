@@ -238,6 +238,9 @@ class SqliteJournal:
                 self._settle(group)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             self._fail(error, group)
+        if self._failure is not None:
+            while self._queue:  # also what came in while the failure was being told
+                self._settle([self._queue.popleft()], self._failure)
         if self._is_closed and not self._queue:
             self._let_go()
 
@@ -345,8 +348,6 @@ class SqliteJournal:
         self._stalled = []
         _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
         self._settle(group, error)
-        while self._queue:
-            self._settle([self._queue.popleft()], error)
 
     def _let_go(self) -> None:
         self._lock.close()

@@ -258,6 +258,18 @@ async def test_writer_is_told_when_the_file_cannot_be_opened(tmp_path: Path, cap
     assert [record.levelname for record in caplog.records] == ["ERROR"]
 
 
+async def test_writer_is_told_when_its_fact_comes_while_the_failure_is_told(tmp_path: Path) -> None:
+    """S-DUR-8: what passed the check just before the failure is refused by the writer's thread; nobody waits for ever."""
+    store = SqliteStore(tmp_path)
+    (tmp_path / "runs" / RUN / RECORD).mkdir(parents=True)
+    journal = await store.join(RUN, writer="w")
+    with pytest.raises(RecordError):
+        await journal.append([_fact()], until=Until.WRITTEN)
+    async with asyncio.timeout(60):
+        with pytest.raises(RecordError, match="Free space or correct the rights there"):
+            await journal._pushed([_fact()], 0, Until.WRITTEN)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
+
+
 @pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
 async def test_writer_is_told_when_the_disk_is_full(tmp_path: Path, until: str) -> None:
     """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
