@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 import ray
+import ray.exceptions
 
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
@@ -24,6 +25,8 @@ _REACH_S = 5.0
 #: How often a driver that waits looks whether the cluster is still there, s, and how often in vain before it gives up.
 _LOOK_S = 2.0
 _MOST_MISSES = 3
+#: How long a scheduler that is being started again is waited for before it is asked again, s.
+_RESTART_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
@@ -104,12 +107,22 @@ def connection_id() -> str:
 
 async def check_version(scheduler: Any) -> None:
     """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
-    theirs, ours_ = await scheduler.version.remote(), package_version()
+    theirs, ours_ = await _version_of(scheduler), package_version()
     if theirs != ours_:
         raise ValidationError(
             f"The cluster's scheduler runs ensemble-ray {theirs}, this process {ours_}. "
             "Install the same version on all nodes and restart the cluster, or join another one"
         )
+
+
+async def _version_of(scheduler: Any) -> str:
+    """What version it runs; one that died is started again within seconds."""
+    for pause_s in _RESTART_PAUSES_S:
+        try:
+            return str(await scheduler.version.remote())
+        except ray.exceptions.ActorUnavailableError:
+            await asyncio.sleep(pause_s)
+    return str(await scheduler.version.remote())
 
 
 def _cannot_connect(address: str, error: Exception) -> str:

@@ -26,7 +26,6 @@ from ensemble_ray.errors import EnsembleError, IllegalStateError, message_of, po
 from ensemble_ray.execute.conductor import Conducted, Failed
 from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.inline import outcome_of
-from ensemble_ray.record.stores import store_at
 from ensemble_ray.threads import USER_ERRORS, threads
 
 if TYPE_CHECKING:
@@ -68,6 +67,7 @@ class RayRun:
         self._hub_life = ""
         self._attending: asyncio.Task[None] | None = None
         self._is_leaving = False
+        self._is_cancelled = False
         #: answers that somebody in the run waits for
         self._answers: set[asyncio.Task[None]] = set()
         #: what this process was told, such as counts for the user's metrics
@@ -88,7 +88,7 @@ class RayRun:
                 await asyncio.sleep(pause_s)
                 if await self._is_known():
                     return spawn.existing("event_hub") if package.is_attended else None
-                package = package if package.is_resumed else await self._begun_before(package)
+                package = package if package.is_resumed else replace(package, is_again=True)
         return await self._scheduler.submit.remote(package)
 
     async def _is_known(self) -> bool:
@@ -96,11 +96,6 @@ class RayRun:
             return bool(await self._scheduler.attend.remote(self.run_id))
         except ray.exceptions.ActorUnavailableError:
             return False
-
-    async def _begun_before(self, package: RunPackage) -> RunPackage:
-        """The package of a run that may have begun: what its record knows is used, its cancellation included."""
-        recorded = package.store is not None and bool(await store_at(package.store).facts(self.run_id))
-        return replace(package, is_resumed=recorded, is_restart=recorded, takes_over=False)
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and all its events were handed on.
@@ -140,14 +135,23 @@ class RayRun:
                 return ended
             if self._package.store is None:
                 raise _lost(self.run_id)
-            await self._submitted(await self._begun_before(self._package))
+            # What its record knows is used, its cancellation included.
+            await self._submitted(replace(self._package, is_again=True, is_resumed=False, takes_over=False))
+            if self._is_cancelled:
+                await self.cancel()
 
     async def cancel(self) -> None:
-        """Ask the run to end; of a scheduler that is gone `wait` tells."""
-        try:
-            await self._scheduler.cancel.remote(self.run_id)
-        except ray.exceptions.RayError as error:
-            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+        """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
+        self._is_cancelled = True
+        for pause_s in (*_RESTART_PAUSES_S, None):
+            try:
+                await self._scheduler.cancel.remote(self.run_id)
+            except ray.exceptions.RayError as error:
+                if pause_s is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
+                    await asyncio.sleep(pause_s)
+                    continue
+                _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+            return
 
     async def _leave(self) -> None:
         """Take what is still in the hub, and answer no more."""

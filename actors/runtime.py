@@ -82,9 +82,8 @@ class RayRuntime:
             RunExistsError: a run of that id is running there.
         """
         package = self._package(request)
-        scheduler = await self._connected()
-        run = RayRun(request, package, scheduler)
         try:
+            run = RayRun(request, package, await self._connected())
             await run.begin()
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew

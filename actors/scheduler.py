@@ -17,8 +17,11 @@ from typing import Any, cast
 
 import cloudpickle
 import ray
+import ray.exceptions
 
 from actors import spawn
+from actors.agent import refuse
+from actors.failures import last_line
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
@@ -71,7 +74,13 @@ class SchedulerActor:
         """Return when the runs of an earlier process of this actor go on."""
         if self._recovering is None:
             self._recovering = asyncio.get_running_loop().create_task(self._recover())
-        await asyncio.shield(self._recovering)
+        recovering = self._recovering
+        try:
+            await asyncio.shield(recovering)
+        except Exception:
+            if self._recovering is recovering:
+                self._recovering = None  # the vault could not be reached: the next caller tries again
+            raise
 
     async def submit(self, package: RunPackage) -> Any:
         """Begin a run, or go on with one; gives the handle of the hub that has its events, None when nobody asked for any.
@@ -81,13 +90,17 @@ class SchedulerActor:
             RecordError: its record cannot be written, or is damaged.
         """
         await self.recovered()
-        if package.run_id in self._runs:
+        begun = self._ended.get(package.run_id)
+        if begun is not None and not begun.done():
             raise RunExistsError(f"Run '{package.run_id}' is running: wait for its end, or choose another run_id")
         hub = spawn.event_hub() if package.is_attended else None
-        await self._begin(package, hub)
+        run = await self._begin(package, hub)
         if hub is not None:
-            await hub.begin.remote(package.run_id)
-        await self._runs[package.run_id].begin()
+            try:
+                await hub.begin.remote(package.run_id)
+            except ray.exceptions.RayError as error:  # one that is started anew knows of no earlier run
+                _log.warning("Run %s: the event hub cannot be reached: %s", package.run_id, last_line(error))
+        await run.begin()
         return hub
 
     async def attend(self, run_id: str) -> bool:
@@ -119,8 +132,9 @@ class SchedulerActor:
             await run.cancel()
 
     async def forget(self, run_id: str) -> None:
-        """The result was fetched."""
-        self._ended.pop(run_id, None)
+        """The result was fetched; that of a later run of the same id was not."""
+        if run_id in self._ended and self._ended[run_id].done():
+            del self._ended[run_id]
 
     async def states(self) -> dict[str, str]:
         """Runs that have not ended."""
@@ -134,40 +148,49 @@ class SchedulerActor:
         for package in await self._vault.kept():
             again = replace(package, is_resumed=True, is_restart=True, takes_over=False)
             try:
-                await self._begin(again, spawn.event_hub() if again.is_attended else None)
+                run = await self._begin(again, spawn.event_hub() if again.is_attended else None)
             except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
                 _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
+                # Its driver, if there is one, submits it again and hears why; no later scheduler is to begin it.
+                await self._vault.drop(again.run_id)
                 continue
-            await self._runs[again.run_id].begin()
+            await run.begin()
 
-    async def _begin(self, package: RunPackage, hub: Any) -> None:
+    async def _begin(self, package: RunPackage, hub: Any) -> ScheduledRun:
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
-        run_id = package.run_id
+        run_id, before = package.run_id, self._ended.get(package.run_id)
         ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._ended[run_id] = ended
         owned = None
         try:
             if package.store is not None:
+                store = store_at(package.store)
+                if package.is_again:  # it goes on where an earlier attempt came to record anything, else it begins
+                    is_begun = bool(await store.facts(run_id))
+                    package = replace(package, is_again=False, is_resumed=is_begun, is_restart=is_begun)
                 owned = await own_run(
-                    store_at(package.store),
+                    store,
                     run_id,
                     origin=package.header.get("origin"),
                     durability=package.frame.durability,
                     is_resumed=package.is_resumed,
                     takes_over=package.takes_over,
                 )
-            self._runs[run_id] = ScheduledRun(
-                package, self._pool, hub=hub, owned=owned, vault=self._vault, finished=ended
-            )
-        except BaseException:
+            run = ScheduledRun(package, self._pool, hub=hub, owned=owned, vault=self._vault, finished=ended)
+        except BaseException as error:
             del self._ended[run_id]
+            if before is not None:
+                self._ended[run_id] = before  # nobody has fetched it yet
+            refuse(ended, error)
             await let_go(owned)
             raise
+        self._runs[run_id] = run
         ended.add_done_callback(lambda _done: self._forget(run_id))
+        return run
 
     def _forget(self, run_id: str) -> None:
         self._runs.pop(run_id, None)
-        ended = [name for name in self._ended if name not in self._runs]
+        ended = [name for name, end in self._ended.items() if end.done()]
         for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
             del self._ended[name]
 
@@ -217,7 +240,7 @@ class ScheduledRun:
         """Start processes and the first tasks."""
         self._in_background(self._finish())
         if self._owned is not None:
-            self._keeping = self._in_background(self._vault.keep(self._package))
+            self._keeping = self._in_background(self._keep())
         with self._ending_with_what_fails():
             self._houses.open()
             await self._conductor.start()
@@ -246,9 +269,20 @@ class ScheduledRun:
         except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
             self.finished.set_exception(error)
             self.finished.exception()  # a run that went on without its driver has no caller
-        if self._keeping is not None:
-            await asyncio.wait([self._keeping])
-            await self._vault.drop(self._package.run_id)
+
+    async def _keep(self) -> None:
+        """Keep the package; without it the run outlives this process only while its driver is there."""
+        try:
+            await self._vault.keep(self._package)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run itself is not concerned
+            _log.warning("Run %s cannot be kept for another scheduler: %s", self.run_id, message_of(error))
+
+    async def _drop(self, keeping: asyncio.Task[None]) -> None:
+        await asyncio.wait([keeping])
+        try:
+            await self._vault.drop(self.run_id)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
+            _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
 
     async def _released(self) -> Conducted[bytes, bytes]:
         keeps_warm, state = False, RunState.FAILED
@@ -264,10 +298,16 @@ class ScheduledRun:
         finally:
             if watching is not None:
                 watching.cancel()
-            # Where conducting itself broke, processes may still be at work: those are not used again.
-            await self._houses.close(keep=keeps_warm)
-            if self._owned is not None:
-                await self._owned.close(state)
+            # Before anybody hears of the end: then a run of that id may begin, or go on.
+            dropping = None if self._keeping is None else self._in_background(self._drop(self._keeping))
+            try:
+                # Where conducting itself broke, processes may still be at work: those are not used again.
+                await self._houses.close(keep=keeps_warm)
+                if dropping is not None:
+                    await asyncio.wait([dropping])
+            finally:
+                if self._owned is not None:
+                    await self._owned.close(state)
         return ended
 
     @property

@@ -78,6 +78,8 @@ class RunPackage:
     is_resumed: bool = False
     #: whether it is taken from an owner that still holds it
     takes_over: bool = False
+    #: whether its driver submitted it before and does not know how far that came
+    is_again: bool = False
     #: whether only the scheduler's process was replaced
     is_restart: bool = False
     #: whether the driver listens: for events, or for requests to its services

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -82,6 +83,15 @@ async def test_second_run_is_refused_when_one_of_that_id_runs(runtime: RayRuntim
     assert (await begun.aresult()).raw == "first"
     again = Ensemble(tasks=[handled("again", lambda: "second")])
     assert (await again.arun(runtime=runtime, run_id="twice", options=off)).raw == "second"
+
+
+async def test_one_of_two_runs_is_refused_when_they_are_begun_at_the_same_time(runtime: RayRuntime) -> None:
+    """S-SET-39, S-DUR-15: with one id; the other is not disturbed."""
+    team = Ensemble(tasks=[handled("once", lambda: "done")])
+    both = await asyncio.gather(
+        *(team.arun(runtime=RayRuntime(), run_id="at-once") for _ in range(2)), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in both) == ["EnsembleOutput", "RunExistsError"]
 
 
 async def test_run_is_refused_when_the_scheduler_is_of_another_version(

@@ -52,3 +52,18 @@ def test_results_arrive_when_the_event_hub_dies(
     again = Ensemble(tasks=[task("again", agent(scripted("fine")))], listeners=[watcher])
     assert again.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
     assert watcher.lines == ["start again", "complete again"]
+
+
+def test_run_begins_when_the_event_hub_has_just_died(ray_runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-PAR-34: the scheduler cannot reach it; never a hang."""
+    marks = Marks(tmp_path / "marks")
+
+    def handle(_: object) -> str:
+        marks.add("done")
+        return "done"
+
+    team = Ensemble(tasks=[task("part", handler=handle)], listeners=[Watcher()])
+    assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "done"
+    kill_hub()
+    assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "done"
+    assert marks.lines == ["done", "done"]

@@ -8,15 +8,19 @@ import signal
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from actors.runtime import RayRuntime
 from actors.vault import Vault
-from ensemble_ray import Ensemble, EnsembleError, ExitReason, RunState, Runtime, tool
+from actors.wire import RunPackage
+from ensemble_ray import Ensemble, EnsembleError, ExitReason, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runtime import RunHandle, RunRequest
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.dying import marks_of, staying, until_recorded
@@ -155,3 +159,48 @@ def test_end_is_told_when_the_scheduler_died_after_it(
     assert output.exit_reason is (ExitReason.CANCELLED if is_cancelled else ExitReason.COMPLETED)
     assert (output.raw, len(model.calls)) == ("" if is_cancelled else "done", 1)
     assert len(held.lines) == int(is_cancelled)
+
+
+def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime) -> None:
+    """S-DUR-32, S-CONV-32: a driver that comes meanwhile waits for it; what it cannot read in the vault harms nobody."""
+    vault = Vault()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pickle.dumps", lambda *_, **__: b"of another version")
+        run_blocking(vault.keep(cast("RunPackage", SimpleNamespace(run_id="unreadable"))))
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    team = Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))])
+    assert team.start(runtime=RayRuntime()).result(PATIENCE_S).raw == "fine"
+    assert run_blocking(vault.kept()) == []
+
+
+def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(
+    ray_runtime: Runtime, home: str, tmp_path: Path
+) -> None:
+    """S-DUR-32, S-DUR-17: somebody else has it; no later scheduler begins it again."""
+    marks = Marks(tmp_path / "marks")
+    _, worker = staying(marks)
+    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the task")
+    until_recorded(home, run)
+    taken = run_blocking(store_at(StoreAddress(home=home)).take(run.id, by_force=True))
+    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    with pytest.raises(RunExistsError, match=f"process {os.getpid()}"):
+        run.result(timeout_s=PATIENCE_S)
+    assert run_blocking(Vault().kept()) == []
+    run_blocking(taken.close(RunState.CANCELLED))
+
+
+def test_run_is_cancelled_when_that_was_asked_while_there_was_no_scheduler(
+    ray_runtime: Runtime, home: str, tmp_path: Path
+) -> None:
+    """S-DUR-32, S-SET-27: the wish is not lost with the process that did not hear of it."""
+    marks = Marks(tmp_path / "marks")
+    _, worker = staying(marks)
+    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
+    until(lambda: marks.lines, "the task")
+    until_recorded(home, run)
+    scheduler = process_of("SchedulerActor")
+    os.kill(scheduler, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{scheduler}").exists(), "its end")
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
