@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ensemble_ray.errors import StaleEpochError
+from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
@@ -244,11 +244,17 @@ class RunConductor(Generic[Output, Failure]):
         """Take results; those that come while others are being taken are taken together afterwards.
 
         A task's first report counts; a late one of a replaced house is not even a fact (S-PAR-12).
+
+        Raises:
+            StaleEpochError: somebody else has this run now.
+            RecordError: a house could not write its facts. Neither is a failure of the task: the run can be gone on with.
         """
         for report in reports:
             if report.error_type == StaleEpochError.__name__:
                 # Somebody else has this run now: nothing more may be started here.
                 raise StaleEpochError(self.run_id, report.key, self._epoch, self._epoch + 1)
+            if report.error_type == RecordError.__name__:
+                raise RecordError(report.message)
             self._put(report)
         await self._drain()
 

@@ -195,6 +195,8 @@ class TaskRunner:
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         result = self._unfinished(scope, "failed", error)
+        if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
+            return self._tell_failure(scope, result)
         told = {
             "error_type": type(error).__name__,
             "message": message_of(error),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ensemble_ray.errors import StaleEpochError
+from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
@@ -213,6 +213,17 @@ async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
     with pytest.raises(StaleEpochError):
         await run.report(refused)
     assert run.houses.keys == ["a"]
+    assert run.told == ["plan run", "stimulus run RunStarted"]
+
+
+async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
+    """S-DUR-8: the task has not failed, so that the run can be resumed when the fault is mended."""
+    run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
+    unwritten: Report[str, str] = Report(
+        key="a", status="failed", at=101.0, failure="f", error_type="RecordError", message="The disk is full"
+    )
+    with pytest.raises(RecordError, match="The disk is full"):
+        await run.report(unwritten)
     assert run.told == ["plan run", "stimulus run RunStarted"]
 
 

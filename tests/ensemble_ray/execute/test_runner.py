@@ -202,6 +202,19 @@ async def test_first_failure_is_told_when_it_cannot_be_recorded(caplog: pytest.L
     assert "The failure of task 'draft' is not in the record: The disk is full" in caplog.messages
 
 
+async def test_task_has_not_failed_when_its_record_cannot_be_read() -> None:
+    """S-DUR-8: a store that cannot be reached for a moment does not make a failed task, which would never be done again."""
+
+    class OutOfReach(MemoryJournal):
+        async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+            raise RecordError(f"Cannot read {instance}")
+
+    bench = Bench(agents={"draft": writer(ScriptedModel())}, journal=OutOfReach("run"))
+    result = await bench.run(epoch=1)
+    assert (type(result.error), str(result.error)) == (RecordError, "Cannot read draft#0")
+    assert bench.named == []
+
+
 @pytest.mark.parametrize("is_timeout", [False, True])
 async def test_early_exit_is_neither_failure_nor_output(is_timeout: bool) -> None:  # noqa: FBT001  a case of the table
     """S-ENG-59, S-DUR-30: no event; that it left is a fact, so that it is not asked to leave again."""
