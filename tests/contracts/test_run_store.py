@@ -1,53 +1,21 @@
 """The contract of the `RunStore` port, over every store: who owns a run, how it stands, and what a death leaves."""
 
 import asyncio
-import json
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-import ensemble_ray
 from ensemble_ray.errors import RunExistsError, StaleEpochError, ValidationError
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress, store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
+from .owned_runs import ME, RUN, begun, fact, state_of
 from .record_stores import STORES, address_of
 
-RUN = "run-1"
-ME = f"process {os.getpid()} on {socket.gethostname()}"
 ENDED = (RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED)
-_HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
-#: Beginning of a program that owns a run; its first argument is the store's address.
-_PROGRAM = """
-import asyncio, json, os, signal, sys, time
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
-from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import StoreAddress, store_at
-
-store = store_at(StoreAddress(**json.loads(sys.argv[1])))
-
-def fact(name="a#0/0/model", kind="model", **data):
-    return Fact(run="run-1", kind=kind, name=name, at=1.0, data=data)
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-async def main():
-    run = await store.begin("run-1", origin="team.yaml")
-    await run.write_state(RunState.RUNNING)
-"""
 
 
 @pytest.fixture(params=STORES)
@@ -62,39 +30,6 @@ def store(address: StoreAddress) -> RunStore:
     return store_at(address)
 
 
-def _fact(name: str = "a#0/0/model", kind: str = "model", **data: object) -> Fact:
-    return Fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
-
-
-async def _begun(store: RunStore, run_id: str = RUN, facts: Sequence[Fact] = ()) -> OwnedRun:
-    run = await store.begin(run_id, origin="team.yaml")
-    await run.journal.append(facts or [_fact("run", "plan")], until=Until.WRITTEN)
-    await run.write_state(RunState.RUNNING)
-    return run
-
-
-async def _state(store: RunStore, run_id: str = RUN) -> RunState:
-    found = await store.summary(run_id)
-    assert found is not None
-    return found.state
-
-
-@contextmanager
-def _program(address: StoreAddress, rest: str) -> Generator[subprocess.Popen[str]]:
-    code = _PROGRAM + "".join(f"    {line}\n" for line in rest.strip().splitlines()) + "asyncio.run(main())\n"
-    command = [sys.executable, "-c", code, json.dumps(asdict(address))]
-    with subprocess.Popen(command, cwd=_HOME_OF_CODE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  our own code
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def _line(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    return process.stdout.readline().strip()
-
-
 # Beginning and ending.
 
 
@@ -106,14 +41,14 @@ async def test_new_run_is_pending_and_owned(store: RunStore) -> None:
     assert found is not None
     assert (found.run_id, found.origin, found.state, found.owner) == (RUN, "team.yaml", RunState.PENDING, ME)
     await run.write_state(RunState.RUNNING)
-    assert await _state(store) is RunState.RUNNING
+    assert await state_of(store) is RunState.RUNNING
     await run.close(RunState.COMPLETED)
 
 
 @pytest.mark.parametrize("state", ENDED)
 async def test_run_stands_as_its_owner_said_at_its_end(store: RunStore, state: RunState) -> None:
     """S-SET-14: and nobody owns it any more."""
-    run = await _begun(store)
+    run = await begun(store)
     await run.close(state)
     found = await store.summary(RUN)
     assert found is not None
@@ -123,7 +58,7 @@ async def test_run_stands_as_its_owner_said_at_its_end(store: RunStore, state: R
 
 async def test_second_owner_is_told_who_has_the_run(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15: by process id and host; whether it begins the run or takes it."""
-    run = await _begun(store)
+    run = await begun(store)
     for attempt in (store_at(address).begin, store_at(address).take):
         with pytest.raises(RunExistsError, match=rf"Run '{RUN}' is running.*process {os.getpid()} on "):
             await attempt(RUN)
@@ -133,13 +68,13 @@ async def test_second_owner_is_told_who_has_the_run(store: RunStore, address: St
 @pytest.mark.parametrize("state", [*ENDED, RunState.INTERRUPTED])
 async def test_recorded_run_is_not_begun_again(store: RunStore, state: RunState) -> None:
     """S-SET-39: the message says how it stands; what is recorded stays."""
-    run = await _begun(store)
+    run = await begun(store)
     await run.close(state)
     word = {RunState.COMPLETED: "finished", RunState.FAILED: "failed"}.get(state, state.value)
     with pytest.raises(RunExistsError, match=rf"Run '{RUN}' (is|was|has) {word}"):
         await store.begin(RUN)
     assert len(await store.facts(RUN)) == 1
-    assert await _state(store) is state
+    assert await state_of(store) is state
 
 
 async def test_run_that_recorded_nothing_is_begun_again(store: RunStore) -> None:
@@ -147,7 +82,7 @@ async def test_run_that_recorded_nothing_is_begun_again(store: RunStore) -> None
     await (await store.begin(RUN, origin="first")).close(RunState.INTERRUPTED)
     await (await store.take(RUN)).close(RunState.INTERRUPTED)
     run = await store.begin(RUN, origin="second")
-    await run.journal.append([_fact()], epoch=run.epoch, until=Until.WRITTEN)
+    await run.journal.append([fact()], epoch=run.epoch, until=Until.WRITTEN)
     found = await store.summary(RUN)
     assert found is not None
     assert (run.epoch, found.origin) == (0, "second")
@@ -165,7 +100,7 @@ async def test_buffered_journal_waits_at_its_end_only(store: RunStore) -> None:
     """S-DUR-2: durability `run`: everything is there at the run's end."""
     run = await store.begin(RUN, is_buffered=True)
     for number in range(50):
-        await run.journal.append([_fact(f"a#0/{number}/model")], until=Until.SYNCED)
+        await run.journal.append([fact(f"a#0/{number}/model")], until=Until.SYNCED)
     await run.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == 50
 
@@ -175,15 +110,15 @@ async def test_buffered_journal_waits_at_its_end_only(store: RunStore) -> None:
 
 async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore) -> None:
     """S-DUR-16: higher each time; it stands as begun again until its owner says more."""
-    run = await _begun(store, facts=[_fact("run", "plan"), _fact(text="x" * 2000)])
-    await run.journal.append([_fact("a#0/1/model")], epoch=4)
+    run = await begun(store, facts=[fact("run", "plan"), fact(text="x" * 2000)])
+    await run.journal.append([fact("a#0/1/model")], epoch=4)
     await run.close(RunState.INTERRUPTED)
     taken = await store.take(RUN)
     assert taken.epoch == 5
     assert list(taken.earlier) == await store.facts(RUN)
     assert [(fact.seq, fact.data.get("text", "")) for fact in taken.earlier] == [(1, ""), (2, "x" * 2000), (3, "")]
-    assert await _state(store) is RunState.PENDING
-    await taken.journal.append([_fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
+    assert await state_of(store) is RunState.PENDING
+    await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.CANCELLED)
     again = await store.take(RUN)
     assert (again.epoch, len(again.earlier)) == (6, 4)
@@ -202,7 +137,7 @@ async def test_unknown_run_is_not_taken(store: RunStore) -> None:
 
 async def test_one_wins_when_two_take_a_run_at_the_same_time(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15: the other one is told."""
-    await (await _begun(store)).close(RunState.INTERRUPTED)
+    await (await begun(store)).close(RunState.INTERRUPTED)
     outcomes = await asyncio.gather(*(store_at(address).take(RUN) for _ in range(4)), return_exceptions=True)
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     assert [type(error) for error in errors] == [RunExistsError] * 3
@@ -213,33 +148,33 @@ async def test_one_wins_when_two_take_a_run_at_the_same_time(store: RunStore, ad
 
 async def test_old_owner_is_refused_when_its_run_was_taken_by_force(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-16, S-DUR-17: it can neither record nor say how the run stands; its end does not free the run."""
-    old = await _begun(store)
-    await old.journal.append([_fact("a#0/0/model")], until=Until.WRITTEN)
+    old = await begun(store)
+    await old.journal.append([fact("a#0/0/model")], until=Until.WRITTEN)
     new = await store_at(address).take(RUN, by_force=True)
     await new.write_state(RunState.RUNNING)
     assert (new.epoch, len(new.earlier)) == (1, 2)
     with pytest.raises(StaleEpochError):
-        await old.journal.append([_fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
+        await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
     await old.write_state(RunState.WAITING)
     await old.close(RunState.FAILED)
-    assert await _state(store) is RunState.RUNNING
+    assert await state_of(store) is RunState.RUNNING
     with pytest.raises(RunExistsError):
         await store.take(RUN)
-    await new.journal.append([_fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
+    await new.journal.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
     await new.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == ["run", "a#0/0/model", "a#0/1/model"]
-    assert await _state(store) is RunState.COMPLETED
+    assert await state_of(store) is RunState.COMPLETED
 
 
 async def test_agents_of_the_old_owner_are_refused_when_its_run_was_taken(store: RunStore) -> None:
     """S-DUR-16: whoever had joined the run before writes nothing more."""
-    old = await _begun(store)
+    old = await begun(store)
     agent = await store.join(RUN, writer="agent")
-    await agent.append([_fact("a#0/0/model")], until=Until.WRITTEN)
+    await agent.append([fact("a#0/0/model")], until=Until.WRITTEN)
     new = await store.take(RUN, by_force=True)
     with pytest.raises(StaleEpochError):
-        await agent.append([_fact("a#0/1/model")], until=Until.WRITTEN)
-    await agent.append([_fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
+        await agent.append([fact("a#0/1/model")], until=Until.WRITTEN)
+    await agent.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
     await agent.close()
     await old.close(RunState.FAILED)
     await new.close(RunState.COMPLETED)
@@ -250,7 +185,7 @@ async def test_agents_of_the_old_owner_are_refused_when_its_run_was_taken(store:
 
 async def test_owner_learns_that_its_end_is_asked_for(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-52: from any process; the next owner begins without it."""
-    run = await _begun(store)
+    run = await begun(store)
     assert not await run.is_cancel_asked()
     await store_at(address).ask_cancel(RUN)
     assert await run.is_cancel_asked()
@@ -264,24 +199,24 @@ async def test_owner_learns_that_its_end_is_asked_for(store: RunStore, address: 
 
 async def test_owned_run_is_not_deleted(store: RunStore) -> None:
     """S-DUR-53: its owner writes to it."""
-    run = await _begun(store)
+    run = await begun(store)
     with pytest.raises(RunExistsError, match=f"Run '{RUN}' is running"):
         await store.delete(RUN)
-    await run.journal.append([_fact()], until=Until.WRITTEN)
+    await run.journal.append([fact()], until=Until.WRITTEN)
     await run.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == 2
 
 
 async def test_deleted_run_is_gone(store: RunStore) -> None:
     """S-DUR-53: and its id is free."""
-    await (await _begun(store)).close(RunState.FAILED)
+    await (await begun(store)).close(RunState.FAILED)
     await store.delete(RUN)
     assert await store.runs() == []
     assert await store.summary(RUN) is None
     assert await store.facts(RUN) == []
     with pytest.raises(ValidationError, match=f"Unknown run '{RUN}'"):
         await store.delete(RUN)
-    await (await _begun(store)).close(RunState.COMPLETED)
+    await (await begun(store)).close(RunState.COMPLETED)
 
 
 # Looking.
@@ -299,7 +234,7 @@ async def test_nothing_is_there_at_first(store: RunStore) -> None:
 async def test_runs_are_listed_newest_first(store: RunStore) -> None:
     """S-DUR-50: with their states."""
     for name in ("old", "mid", "new"):
-        await (await _begun(store, name)).close(RunState.COMPLETED)
+        await (await begun(store, name)).close(RunState.COMPLETED)
     assert [(run.run_id, run.state) for run in await store.runs()] == [
         (name, RunState.COMPLETED) for name in ("new", "mid", "old")
     ]
@@ -308,7 +243,7 @@ async def test_runs_are_listed_newest_first(store: RunStore) -> None:
 async def test_run_is_found_by_the_beginning_of_its_id(store: RunStore) -> None:
     """If it is the only one; an exact id wins over longer ones; `latest` is the newest."""
     for name in ("3f2a", "3f2a-long", "7777"):
-        await (await _begun(store, name)).close(RunState.COMPLETED)
+        await (await begun(store, name)).close(RunState.COMPLETED)
     assert (await store.find("77")).run_id == "7777"
     assert (await store.find("3f2a")).run_id == "3f2a"
     assert (await store.find("latest")).run_id == "7777"
@@ -320,107 +255,3 @@ async def test_run_is_found_by_the_beginning_of_its_id(store: RunStore) -> None:
     ):
         with pytest.raises(ValidationError, match=re.escape(text)):
             await store.find(asked)
-
-
-# Deaths.
-
-
-async def test_committed_facts_survive_a_kill(store: RunStore, address: StoreAddress) -> None:
-    """S-DUR-3, S-DUR-15, S-DUR-34: right after `append` returned; nobody owns the run then, and it can be taken."""
-    rest = """
-for turn in range(20):
-    await run.journal.append([fact(f"a#0/{turn}/model", text="x" * 1500)])
-await run.journal.append([fact("a#0/20/model")], until=Until.WRITTEN)
-die()
-"""
-    with _program(address, rest) as process:
-        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
-    assert len(await store.facts(RUN)) == 21
-    assert await _state(store) is RunState.INTERRUPTED
-    taken = await store.take(RUN)
-    assert (taken.epoch, len(taken.earlier)) == (1, 21)
-    await taken.close(RunState.COMPLETED)
-
-
-async def test_state_is_what_the_facts_say_when_the_owner_died_before_it_wrote_it(
-    store: RunStore, address: StoreAddress
-) -> None:
-    """S-DUR-30: nothing but the facts holds truth; a run that went on after its end is interrupted."""
-    rest = """
-for name, kinds in (("run-a", ["completed"]), ("run-b", ["cancelled"]), ("run-c", ["cancelled", "resume"])):
-    other = await store.begin(name)
-    await other.write_state(RunState.RUNNING)
-    facts = [fact("run", "resume") if kind == "resume" else fact("run", "end", state=kind) for kind in kinds]
-    await other.journal.append(facts, until=Until.WRITTEN)
-die()
-"""
-    with _program(address, rest) as process:
-        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
-    assert {run.run_id: run.state for run in await store.runs()} == {
-        "run-a": RunState.COMPLETED,
-        "run-b": RunState.CANCELLED,
-        "run-c": RunState.INTERRUPTED,
-        RUN: RunState.INTERRUPTED,
-    }
-    with pytest.raises(RunExistsError, match="'run-a' is finished"):
-        await store.begin("run-a")
-
-
-async def test_run_is_owned_as_long_as_its_process_lives(store: RunStore, address: StoreAddress) -> None:
-    """S-DUR-15, S-DUR-17: others are told which; when it wakes after its run was taken by force, it is refused."""
-    rest = """
-await run.journal.append([fact("run", "plan")], until=Until.WRITTEN)
-print("ready", flush=True)
-os.kill(os.getpid(), signal.SIGSTOP)
-try:
-    await run.journal.append([fact("a#0/0/call-0", "tool_intent")], until=Until.SYNCED)
-except Exception as error:
-    print(type(error).__name__, flush=True)
-await run.close(RunState.FAILED)
-"""
-    with _program(address, rest) as process:
-        assert await asyncio.to_thread(_line, process) == "ready"
-        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        with pytest.raises(RunExistsError, match=f"process {process.pid} on "):
-            await store.take(RUN)
-        taken = await store.take(RUN, by_force=True)
-        process.send_signal(signal.SIGCONT)
-        assert await asyncio.to_thread(_line, process) == "StaleEpochError"
-        assert await asyncio.to_thread(process.wait, 60) == 0
-    found = await store.summary(RUN)
-    assert found is not None
-    assert (found.state, found.owner) == (RunState.PENDING, ME)
-    await taken.close(RunState.COMPLETED)
-    assert [fact.kind for fact in await store.facts(RUN)] == ["plan"]
-
-
-async def test_run_has_no_owner_when_only_a_forked_child_is_left(store: RunStore, address: StoreAddress) -> None:
-    """S-DUR-15: a pool's process that outlives the owner keeps nothing of it."""
-    rest = """
-await run.journal.append([fact()], until=Until.WRITTEN)
-if child := os.fork():
-    print(child, flush=True)
-    die()
-time.sleep(600)
-"""
-    with _program(address, rest) as process:
-        child = int(await asyncio.to_thread(_line, process))
-        try:
-            assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
-            assert await _state(store) is RunState.INTERRUPTED
-            await (await store.take(RUN)).close(RunState.COMPLETED)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-
-async def test_facts_are_committed_without_a_wait(store: RunStore, address: StoreAddress) -> None:
-    """S-DUR-2: within the group's time: a process that is killed later has lost nothing."""
-    rest = """
-await run.journal.append([fact()])
-while not await store.facts("run-1"):
-    await asyncio.sleep(0.01)
-die()
-"""
-    with _program(address, rest) as process:
-        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
-    assert len(await store.facts(RUN)) == 1
