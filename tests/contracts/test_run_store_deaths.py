@@ -11,7 +11,7 @@ from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
-from .owned_runs import ME, RUN, program_on, state_of
+from .owned_runs import ME, RUN, line_of, program_on, state_of
 from .record_stores import STORES, address_of
 
 
