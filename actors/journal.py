@@ -102,6 +102,8 @@ class JournalLine:
         self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
         self._sending: asyncio.Task[None] | None = None
         self._is_closed = False
+        #: why facts were lost; those behind them must not be recorded as if they were there
+        self._failure: Exception | None = None
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
         """Add facts in order; see the port.
@@ -114,6 +116,8 @@ class JournalLine:
         if self._is_closed:
             msg = f"The journal of run '{self._run_id}' is closed"
             raise IllegalStateError(msg)
+        if self._failure is not None:
+            raise self._failure
         self._gate.admit(facts, epoch)
         loop = asyncio.get_running_loop()
         arrived: asyncio.Future[None] = loop.create_future()
@@ -135,7 +139,13 @@ class JournalLine:
         return cast("Mapping[tuple[str, str], Fact]", found)
 
     async def flush(self) -> None:
-        """Return when everything appended so far is committed."""
+        """Return when everything appended so far is committed.
+
+        Raises:
+            RecordError: the store refused it, or cannot be reached.
+        """
+        if self._failure is not None:
+            raise self._failure
         if self._waiting or self._sending is not None:
             arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(((), 0, Until.WRITTEN, arrived))
@@ -167,11 +177,13 @@ class JournalLine:
             results = await self._call("append", self._address, self._run_id, self._writer, groups)
         except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
             results = [error] * len(taken)
-        for (facts, epoch, _, arrived), refused in zip(taken, cast("list[BaseException | None]", results), strict=True):
+        for (facts, epoch, _, arrived), refused in zip(taken, cast("list[Exception | None]", results), strict=True):
             if isinstance(refused, StaleEpochError):
                 for fence in map(fence_of, facts):  # all of it is lost: none of its instances goes on without it
                     self._gate.learn(fence, epoch + 1)
                 self._gate.learn(refused.name, refused.newest)
+            elif refused is not None:
+                self._failure = self._failure or refused
             if arrived.done():
                 continue
             if refused is None:
@@ -180,6 +192,8 @@ class JournalLine:
                 arrived.set_exception(refused)
 
     async def _call(self, method: str, *arguments: object) -> object:
+        if self._failure is not None:  # this came in behind facts that were lost
+            raise self._failure
         for pause_s in (*_PAUSES_S, None):
             try:
                 return await getattr(self._actor, method).remote(*arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -53,6 +54,35 @@ async def test_everybody_who_waits_is_told_when_there_is_no_such_record(ray_clus
     assert str(tmp_path) in str(told[0])
     with pytest.raises(RecordError):
         await line.append([fact(9)], until=Until.WRITTEN)
+
+
+class OutOfReach:
+    """A journal actor that cannot be reached for its first group."""
+
+    def __init__(self) -> None:
+        self.numbers: list[object] = []
+        self._is_back = False
+        self.append = self
+
+    async def remote(self, *arguments: Any) -> list[None]:
+        """One group."""
+        if not self._is_back:
+            self._is_back = True
+            raise RecordError("its journal cannot be reached")
+        groups = arguments[-1]
+        self.numbers += [each.data["number"] for facts, *_ in groups for each in facts]
+        return [None] * len(groups)
+
+
+async def test_nothing_is_recorded_behind_facts_that_were_lost() -> None:
+    """S-DUR-8, S-DUR-22: an answer that nobody waited for is gone; what follows from it must not stand there alone."""
+    actor = OutOfReach()
+    line = JournalLine(actor, StoreAddress(home="/nowhere"), RUN, writer="elsewhere")
+    await line.append([fact(0)])
+    for attempt in (line.append([fact(1)], until=Until.SYNCED), line.append([fact(2)]), line.flush()):
+        with pytest.raises(RecordError, match="cannot be reached"):
+            await attempt
+    assert actor.numbers == []
 
 
 async def test_the_way_to_a_record_follows_from_where_it_lies(ray_cluster: str, tmp_path: Path) -> None:
