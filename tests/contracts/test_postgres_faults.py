@@ -245,7 +245,9 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
         assert owned.epoch == 1
         os.kill(other.process.pid, signal.SIGCONT)
         assert other.process.wait(timeout=30) == 0
-        assert "StaleEpochError Run 'run-1' was taken over: 'own#0' is written by epoch 1, epoch 0 must stop" in other.text
+        assert (
+            "StaleEpochError Run 'run-1' was taken over: 'own#0' is written by epoch 1, epoch 0 must stop" in other.text
+        )
     await owned.close(RunState.COMPLETED)
     assert await store.facts(RUN) == list(owned.earlier)
 
