@@ -24,6 +24,7 @@ from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id
 from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
@@ -116,6 +117,8 @@ class Run:
         self._origin = origin or Origin()
         self._options = options
         self._resumption = resumption
+        #: recorded answers of before scheduling, by effect name
+        self._answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
         self._state = RunState.PENDING
         self._runtime = connect(runtime)
         self._handle: RunHandle | None = None
@@ -264,6 +267,8 @@ class Run:
         """Agents for the tasks that name none; None when the run was cancelled meanwhile, so that it never begins."""
         if not needs_synthesis(resolved.tasks):
             return {}
+        if self._is_named and self._resumption is None:  # where that run is finished, nobody is asked again
+            self._answers = answers_before(await store_at(self._runtime.store_address).facts(self.id))
         if self._is_cancelling:
             return None
         asked = synthesize_agents(resolved, self._definition, recorded=self._recorded)
@@ -295,8 +300,7 @@ class Run:
 
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-        known = () if self._resumption is None else self._resumption.answers.get(name, ())
-        return RecordedModel(model, self.id, name, self._earlier.append, known=known)
+        return RecordedModel(model, self.id, name, self._earlier.append, known=self._answers.get(name, ()))
 
     async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
         self.emit(

@@ -39,7 +39,7 @@ async def test_recorded_output_is_given_when_the_run_is_completed(tmp_path: Path
 
 
 async def test_nobody_is_asked_when_the_agents_of_a_completed_run_were_made_by_a_model(tmp_path: Path) -> None:
-    """S-DUR-37, S-SET-46: each recorded answer is given to the call that it was given to, also of several for one agent."""
+    """S-DUR-37, S-SET-39, S-SET-46: each recorded answer is given to the call that it was given to, also of several for one agent."""
     home, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
 
     async def make(_: Task, context: SynthesisContext) -> Agent:
@@ -52,6 +52,7 @@ async def test_nobody_is_asked_when_the_agents_of_a_completed_run_were_made_by_a
 
     await team("Writer", "Write", "prose").arun(runtime=home, run_id="run")
     assert (await aresume("run", team(), runtime=home)).raw == "prose"
+    assert (await team().arun(runtime=home, run_id="run")).raw == "prose"
     facts = await store.facts("run")
     assert [fact.name for fact in facts[1:3]] == ["text#0/0/synthesis"] * 2
     await _interrupted(store, "torn", facts[:3])
