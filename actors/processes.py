@@ -102,6 +102,18 @@ class ProcessPool:
         process.is_alive = False
         ray.kill(process.handle)
 
+    def lose(self, process: Process, error: BaseException) -> None:
+        """Give up a process that failed a call, and tell whoever has it now; it may only be out of reach, so it is ended.
+
+        Its watch may hear of a death later than this, and tells nobody then.
+        """
+        if process.is_alive:
+            if process in self._idle:
+                self._idle.remove(process)
+            self.end(process)
+            if process.on_death is not None:
+                process.on_death(process, error)
+
     def _expire(self, process: Process) -> None:
         if process in self._idle:
             self._idle.remove(process)

@@ -82,7 +82,10 @@ class RunHouses:
         self._given_up: set[str] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._callables: Process | None = None
+        #: hosts of callables in succession that died before they were ready
+        self._stillborn = 0
         self._is_cancelled = False
+        self._is_closed = False
 
     def open(self) -> None:
         """Start all processes of the run at the same time; nobody waits for one that is not its own."""
@@ -124,10 +127,7 @@ class RunHouses:
     def end_stuck(self) -> None:
         """End processes that still hold tasks; their tasks are reported by their deaths."""
         for process in {id(p): p for p in self._where.values()}.values():
-            process_is_alive, process.is_alive = process.is_alive, False
-            if process_is_alive:
-                self._pool.end(process)
-                self._died(process, RuntimeError("ended, since it did not stop in time"))
+            self._pool.lose(process, RuntimeError("ended, since it did not stop in time"))
 
     def reported(self, reports: Sequence[WireReport]) -> list[WireReport]:
         """Note which tasks are no longer running; reports of earlier dispatches of a task are left out."""
@@ -143,8 +143,11 @@ class RunHouses:
         return fresh
 
     async def close(self, *, keep: bool) -> None:
-        """Let all processes go."""
+        """Let all processes go. From here on nothing is started, whatever dies."""
+        self._is_closed = True
         processes = [process for group in self._processes.values() for process in group]
+        for process in processes:
+            process.on_death = None
         released = await asyncio.gather(*(self._release(process) for process in processes))
         for process, is_clean in zip(processes, released, strict=True):
             self._pool.give_back(process, keep=keep and is_clean)
@@ -178,6 +181,8 @@ class RunHouses:
         if house == CALLABLES:
             agents: Mapping[str, bytes] = {}
             await process.handle.hold.remote(package.run_id, package.callables)
+            if self._is_closed:
+                return  # it was released, and is not to have the run for ever
         else:
             agents = {key: self._agents[key].body for key, home in self._housing.house_of.items() if home == house}
             if self._callables is not None:
@@ -200,14 +205,10 @@ class RunHouses:
             try:
                 await work
             except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
-                if process.is_alive:
-                    # Its watch may hear of a death later than this; until then no task must be sent there.
-                    process.is_alive = not isinstance(error, ray.exceptions.RayActorError)
-                    if process.is_alive:
-                        self._fail(process, list(process.busy), _cause_of(error))
-                    else:
-                        self._pool.end(process)  # it may only be out of reach; what it still does is refused
-                        self._died(process, error)
+                if isinstance(error, ray.exceptions.RayActorError):
+                    self._pool.lose(process, error)  # what it still does is refused
+                elif process.is_alive:
+                    self._fail(process, list(process.busy), _cause_of(error))
 
         job = asyncio.get_running_loop().create_task(sent())
         self._jobs.add(job)
@@ -219,7 +220,9 @@ class RunHouses:
         """Its tasks go on elsewhere, as often as that makes sense (S-DUR-31)."""
         # A death is heard of several times: by the watch and by each call that was on its way.
         if process is self._callables:
-            self._replace_callables()
+            self._stillborn = 0 if process.is_ready else self._stillborn + 1
+            if self._stillborn < MOST_DEATHS:
+                self._replace_callables()
         lost = [name for name, where in self._where.items() if where is process and name not in self._given_up]
         if not lost:
             return
