@@ -1,77 +1,25 @@
-"""Runs in SQLite files: which files there are, what the writer's thread does, and what happens when it cannot write."""
+"""Runs in SQLite files: which files there are, and what the writer's thread does."""
 
 import asyncio
-import errno
-import logging
-import os
-import sqlite3
 import stat
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-import ensemble_ray
-from ensemble_ray.errors import RecordError, RunExistsError
-from ensemble_ray.messages import Fact
+from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_lock import CommitLock
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
-
-RUN = "run-1"
-HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
-#: Beginning of a program that owns a run; its argument is the home.
-_PROGRAM = """
-import asyncio, errno, os, pathlib, resource, sys
-from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
-from ensemble_ray.ports import Until
-from ensemble_ray.record.store_sqlite import SqliteStore
-
-store = SqliteStore(pathlib.Path(sys.argv[1]))
-
-def fact(turn, **data):
-    return Fact(run="run-1", kind="model", name=f"a#0/{turn}/model", at=1.0, data=data)
-"""
-
-
-def _fact(name: str = "facts#0/0/model", at: float = 1.0, **data: object) -> Fact:
-    return Fact(run=RUN, kind="model", name=name, at=at, data=data)
-
-
-async def _output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE) -> str:
-    command = [sys.executable, "-c", _PROGRAM + rest, str(home)]
-    environment = {**os.environ, "PYTHONPATH": str(HOME_OF_CODE)}
-    done = await asyncio.to_thread(
-        subprocess.run, command, check=True, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment
-    )
-    return str(done.stdout)
-
-
-def _rows(home: Path, query: str) -> list[tuple[object, ...]]:
-    connection = sqlite3.connect(home / "runs" / RUN / RECORD)
-    try:
-        return connection.execute(query).fetchall()
-    finally:
-        connection.close()
-
-
-def _permit(home: Path, directories: int, files: int) -> None:
-    for path in (home, *home.rglob("*")):
-        path.chmod(directories if path.is_dir() else files)
+from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, rows
 
 
 async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     """S-DUR-5: one SQLite file, two locks, and what lists need; for their owner only."""
     run = await SqliteStore(tmp_path).begin(RUN, origin="team.yaml")
-    await run.journal.append([_fact(text="x" * 2000)], until=Until.WRITTEN)
+    await run.journal.append([fact(text="x" * 2000)], until=Until.WRITTEN)
     directory = tmp_path / "runs" / RUN
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     wal = {f"{RECORD}-wal", f"{RECORD}-shm"}
@@ -80,9 +28,9 @@ async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
     await run.close(RunState.COMPLETED)
-    assert _rows(tmp_path, "PRAGMA user_version") == [(2,)]
-    assert _rows(tmp_path, "PRAGMA journal_mode") == [("wal",)]
-    assert _rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
+    assert rows(tmp_path, "PRAGMA user_version") == [(2,)]
+    assert rows(tmp_path, "PRAGMA journal_mode") == [("wal",)]
+    assert rows(tmp_path, "PRAGMA integrity_check") == [("ok",)]
 
 
 async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
@@ -93,9 +41,9 @@ async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
     for journal in (run.journal, other):
         for turn in range(3):
             text = "x" * 2000
-            await journal.append([_fact(f"t#0/{turn}/model", text=text, again=[text], short="y" * 1024)])
+            await journal.append([fact(f"t#0/{turn}/model", text=text, again=[text], short="y" * 1024)])
         await journal.close()
-    assert _rows(tmp_path, "SELECT count(*), max(length(body)) FROM bodies") == [(1, 2000)]
+    assert rows(tmp_path, "SELECT count(*), max(length(body)) FROM bodies") == [(1, 2000)]
     assert {fact.data["text"] for fact in await store.facts(RUN)} == {"x" * 2000}
     await run.close(RunState.COMPLETED)
 
@@ -103,10 +51,10 @@ async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
 async def test_record_holds_readable_text(tmp_path: Path) -> None:
     """S-DUR-6: JSON data that the sqlite3 command shows."""
     run = await SqliteStore(tmp_path).begin(RUN)
-    await run.journal.append([_fact("a#0/0/model", at=2.5, text="ä")], epoch=3)
+    await run.journal.append([fact("a#0/0/model", at=2.5, text="ä")], epoch=3)
     await run.close(RunState.COMPLETED)
-    assert _rows(tmp_path, "SELECT * FROM facts") == [(1, "model", "a#0/0/model", "a#0", 2.5, 3, '{"text":"ä"}')]
-    assert _rows(tmp_path, "SELECT * FROM epochs") == [("a#0", 3)]
+    assert rows(tmp_path, "SELECT * FROM facts") == [(1, "model", "a#0/0/model", "a#0", 2.5, 3, '{"text":"ä"}')]
+    assert rows(tmp_path, "SELECT * FROM epochs") == [("a#0", 3)]
 
 
 async def test_appending_touches_no_file(tmp_path: Path) -> None:
@@ -119,7 +67,7 @@ async def test_appending_touches_no_file(tmp_path: Path) -> None:
             return "watched"
 
     run = await SqliteStore(tmp_path).begin(RUN)
-    await run.journal.append([_fact(value=Watched())], until=Until.WRITTEN)
+    await run.journal.append([fact(value=Watched())], until=Until.WRITTEN)
     assert seen == ["ensemble-ray-record"]
     await run.close(RunState.COMPLETED)
 
@@ -127,7 +75,7 @@ async def test_appending_touches_no_file(tmp_path: Path) -> None:
 async def test_runs_share_one_thread(tmp_path: Path) -> None:
     """However many there are."""
     runs = [await SqliteStore(tmp_path).begin(f"run-{number}") for number in range(20)]
-    await asyncio.gather(*(run.journal.append([_fact()], until=Until.WRITTEN) for run in runs))
+    await asyncio.gather(*(run.journal.append([fact()], until=Until.WRITTEN) for run in runs))
     assert sum(thread.name == "ensemble-ray-record" for thread in threading.enumerate()) == 1
     for run in runs:
         await run.close(RunState.COMPLETED)
@@ -137,7 +85,7 @@ async def test_wait_that_is_given_up_leaves_its_facts(tmp_path: Path) -> None:
     """A cancelled task's fact is appended all the same: what happened has happened."""
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
-    waiting = asyncio.ensure_future(run.journal.append([_fact()], until=Until.WRITTEN))
+    waiting = asyncio.ensure_future(run.journal.append([fact()], until=Until.WRITTEN))
     await asyncio.sleep(0)
     waiting.cancel()
     await run.close(RunState.COMPLETED)
@@ -152,7 +100,7 @@ async def main():
     await run.journal.append([fact(0, text="x")])
 asyncio.run(main())
 """
-    await _output_of(rest, tmp_path)
+    await output_of(rest, tmp_path)
     assert [fact.data for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
 
 
@@ -174,7 +122,7 @@ async def main():
     await run.close(RunState.COMPLETED)
 asyncio.run(main())
 """
-    assert await _output_of(rest, tmp_path) == "IllegalStateError\n"
+    assert await output_of(rest, tmp_path) == "IllegalStateError\n"
     assert [fact.name for fact in await SqliteStore(tmp_path).facts(RUN)] == ["a#0/0/model"]
 
 
@@ -201,7 +149,7 @@ async def main():
     print(*seen)
 asyncio.run(main())
 """
-    assert await _output_of(rest, tmp_path) == "FULL INSERT INSERT COMMIT COMMIT NORMAL INSERT\n"
+    assert await output_of(rest, tmp_path) == "FULL INSERT INSERT COMMIT COMMIT NORMAL INSERT\n"
 
 
 @pytest.mark.parametrize("doing", ["begin", "take"])
@@ -210,7 +158,7 @@ async def test_run_has_no_owner_when_nobody_waits_for_its_beginning(tmp_path: Pa
     store = SqliteStore(tmp_path)
     if doing == "take":
         run = await store.begin(RUN)
-        await run.journal.append([_fact()])
+        await run.journal.append([fact()])
         await run.close(RunState.INTERRUPTED)
     waiting = asyncio.ensure_future(getattr(store, doing)(RUN))
     await asyncio.sleep(0)
@@ -227,261 +175,3 @@ async def test_run_has_no_owner_when_nobody_waits_for_its_beginning(tmp_path: Pa
                 continue
             break
     await again.close(RunState.COMPLETED)
-
-
-# When it cannot be written.
-
-
-async def test_error_says_where_and_what_to_do_when_the_home_cannot_be_made(tmp_path: Path) -> None:
-    """S-DUR-8: a file in the way: one clear error, with its cause, before the run begins."""
-    (tmp_path / "home").write_text("a file")
-    store = SqliteStore(tmp_path / "home")
-    with pytest.raises(RecordError, match="set ENSEMBLE_RAY_HOME to a directory that can be written") as caught:
-        await store.begin(RUN)
-    assert isinstance(caught.value.__cause__, OSError)
-    assert caught.value.path == str(tmp_path / "home" / "runs")
-    with pytest.raises(RecordError, match="Is ENSEMBLE_RAY_HOME the same in all processes"):
-        await store.join(RUN, writer="w")
-
-
-async def test_writer_is_told_when_the_file_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """S-DUR-8: by whoever waits, by the next append, by close; and once in the log. Nobody owns the run then."""
-    store = SqliteStore(tmp_path)
-    directory = tmp_path / "runs" / RUN
-    (directory / RECORD).mkdir(parents=True)
-    journal = await store.join(RUN, writer="w")
-    with caplog.at_level(logging.ERROR), pytest.raises(RecordError, match=rf"{RECORD}: unable to open database file"):
-        await journal.append([_fact()], until=Until.WRITTEN)
-    for attempt in (lambda: journal.append([_fact()]), journal.flush, lambda: journal.known("a#0"), journal.close):
-        with pytest.raises(RecordError, match="Free space or correct the rights there"):
-            await attempt()
-    assert [record.levelname for record in caplog.records] == ["ERROR"]
-
-
-async def test_writer_is_told_when_its_fact_comes_while_the_failure_is_told(tmp_path: Path) -> None:
-    """S-DUR-8: what passed the check just before the failure is refused by the writer's thread; nobody waits for ever."""
-    store = SqliteStore(tmp_path)
-    (tmp_path / "runs" / RUN / RECORD).mkdir(parents=True)
-    journal = await store.join(RUN, writer="w")
-    with pytest.raises(RecordError):
-        await journal.append([_fact()], until=Until.WRITTEN)
-    async with asyncio.timeout(60):
-        with pytest.raises(RecordError, match="Free space or correct the rights there"):
-            await journal._pushed([_fact()], 0, Until.WRITTEN)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
-
-
-@pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
-async def test_writer_is_told_when_the_disk_is_full(tmp_path: Path, until: str) -> None:
-    """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
-    rest = f"""
-async def main():
-    run = await store.begin("run-1")
-    await run.journal.append([fact(-1)], until=Until.WRITTEN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
-    for turn in range(1000):
-        try:
-            await run.journal.append([fact(turn, text="x" * 500)], until=Until.{until})
-            if not turn % 50:
-                await run.journal.flush()
-        except RecordError as error:
-            print(turn, error)
-            break
-    try:
-        await run.close(RunState.FAILED)
-    except RecordError:
-        print("told")
-asyncio.run(main())
-"""
-    told, end = (await _output_of(rest, tmp_path)).splitlines()
-    turn, message = told.split(" ", 1)
-    assert end == "told"
-    assert message.startswith(f"Cannot write the run's record to {tmp_path}/runs/{RUN}/{RECORD}: ")
-    store = SqliteStore(tmp_path)
-    facts = await store.facts(RUN)
-    assert [fact.name for fact in facts] == [f"a#0/{number}/model" for number in range(-1, len(facts) - 1)]
-    assert len(facts) == int(turn) + 1 or until == "TAKEN"
-    found = await store.summary(RUN)
-    assert found is not None
-    assert found.state is RunState.INTERRUPTED
-    taken = await store.take(RUN)
-    await taken.journal.append([_fact("a#0/2000/model")], epoch=taken.epoch, until=Until.SYNCED)
-    await taken.close(RunState.COMPLETED)
-    assert len(await store.facts(RUN)) == len(facts) + 1
-
-
-async def test_run_is_refused_and_its_records_stay_readable_when_the_home_is_read_only(tmp_path: Path) -> None:
-    """S-DUR-8: a user without rights reads what there is, and is told when beginning or taking a run."""
-    run = await SqliteStore(tmp_path).begin("run-0")
-    await run.journal.append([_fact()])
-    await run.close(RunState.INTERRUPTED)
-    while (tmp_path / "runs" / "run-0" / f"{RECORD}-wal").exists():  # noqa: ASYNC110  closing goes on in the background
-        await asyncio.sleep(0.01)
-    _permit(tmp_path, 0o555, 0o444)
-    rest = """
-store = SqliteStore(pathlib.Path())
-if not os.getuid():
-    os.setuid(65534)
-async def main():
-    for attempt in (store.begin("run-1"), store.take("run-0"), store.ask_cancel("run-0"), store.delete("run-0")):
-        try:
-            await attempt
-        except RecordError as error:
-            print(error)
-    print(len(await store.facts("run-0")), len(await store.runs()))
-asyncio.run(main())
-"""
-    try:
-        *told, counts = (await _output_of(rest, tmp_path, cwd=tmp_path)).splitlines()
-    finally:
-        _permit(tmp_path, 0o700, 0o600)
-    assert counts == "1 1"
-    assert len(told) == 4
-    for message in told:
-        assert message.startswith("Cannot write the run's record to runs/")
-        assert os.strerror(errno.EACCES) in message
-
-
-# Taking turns.
-
-
-async def test_holder_is_named_when_the_turn_does_not_come(tmp_path: Path) -> None:
-    """S-DUR-8: a process that is stopped in the middle of a commit holds up its run, and no other one."""
-    store = SqliteStore(tmp_path, patience_s=0.1)
-    run, other = await store.begin(RUN), await store.begin("run-2")
-    await run.journal.append([_fact()], until=Until.WRITTEN)
-    lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
-    assert lock.take()
-    try:
-        waiting = asyncio.ensure_future(run.journal.append([_fact()], until=Until.WRITTEN))
-        await other.journal.append([_fact()], until=Until.WRITTEN)
-        with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock for 0 s. Is it stopped?"):
-            await waiting
-        with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock"):
-            await SqliteStore(tmp_path, patience_s=0.1).take(RUN, by_force=True)
-    finally:
-        lock.close()
-    with pytest.raises(RecordError):
-        await run.close(RunState.FAILED)
-    await other.close(RunState.COMPLETED)
-
-
-async def test_commit_goes_on_when_its_turn_comes(tmp_path: Path) -> None:
-    """Longer than the writer waits at a time, shorter than its patience."""
-    store = SqliteStore(tmp_path)
-    run, other = await store.begin(RUN), await store.begin("run-2")
-    await run.journal.append([_fact()], until=Until.WRITTEN)
-    lock = CommitLock(tmp_path / "runs" / RUN / COMMIT_LOCK)
-    assert lock.take()
-    waiting = asyncio.ensure_future(run.journal.append([_fact()], until=Until.WRITTEN))
-    for _ in range(5):
-        await other.journal.append([_fact()], until=Until.WRITTEN)
-    assert not waiting.done()
-    lock.close()
-    await waiting
-    assert len(await store.facts(RUN)) == 2
-    await run.close(RunState.COMPLETED)
-    await other.close(RunState.COMPLETED)
-
-
-# Damage.
-
-
-async def _recorded(home: Path, groups: int) -> Path:
-    """A record whose writer was killed: its log was never brought into the file."""
-    rest = f"""
-import signal
-async def main():
-    run = await store.begin("run-1")
-    for group in range({groups}):
-        await run.journal.append([fact(group, text="x" * 900), fact(group + 100)], until=Until.WRITTEN)
-    print("done", flush=True)
-    os._exit(1)
-asyncio.run(main())
-"""
-    with pytest.raises(subprocess.CalledProcessError):
-        await _output_of(rest, home)
-    return home / "runs" / RUN / RECORD
-
-
-@pytest.mark.parametrize("has_shm", [True, False])
-async def test_last_group_is_missing_when_it_was_torn(tmp_path: Path, *, has_shm: bool) -> None:
-    """S-DUR-9: the others are read, and the run goes on after them."""
-    path = await _recorded(tmp_path, 5)
-    log = path.with_name(f"{RECORD}-wal")
-    os.truncate(log, log.stat().st_size - 1000)
-    if not has_shm:
-        path.with_name(f"{RECORD}-shm").unlink()
-    store = SqliteStore(tmp_path)
-    names = [f"a#0/{number}/model" for group in range(4) for number in (group, group + 100)]
-    taken = await store.take(RUN)
-    assert [fact.name for fact in taken.earlier] == names
-    await taken.journal.append([_fact("b#0/0/model")], epoch=taken.epoch, until=Until.WRITTEN)
-    await taken.close(RunState.COMPLETED)
-    assert [fact.name for fact in await store.facts(RUN)] == [*names, "b#0/0/model"]
-
-
-def _garbage(path: Path) -> None:
-    path.write_bytes(b"garbage " * 1000)
-
-
-def _cut(path: Path) -> None:
-    os.truncate(path, path.stat().st_size // 2)
-
-
-def _empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def _newer(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=3")
-    connection.close()
-
-
-def _no_data(path: Path) -> None:
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE facts SET data = '[1]' WHERE seq = 3")
-    connection.close()
-
-
-@pytest.mark.parametrize(
-    ("damage", "text"),
-    [
-        (_garbage, "The record is damaged: {path} cannot be read (file is not a database)"),
-        (_cut, "The record is damaged: {path} cannot be read (database disk image is malformed)"),
-        (_empty, "The record is damaged: {path} cannot be read (it holds no record)"),
-        (_newer, "The record {path} is of format 3, this version reads up to 2: update ensemble-ray"),
-        (_no_data, "The record is damaged: fact 3 in {path} cannot be read (the data of a fact is an object)"),
-    ],
-)
-async def test_damaged_record_is_told(tmp_path: Path, damage: Callable[[Path], None], text: str) -> None:
-    """S-DUR-9: by name, to readers and to whoever wants to go on; never guessed at. Lists show the run all the same."""
-    path = await _recorded(tmp_path, 20)
-    connection = sqlite3.connect(path)  # the last one to close brings the log into the file
-    connection.execute("SELECT count(*) FROM facts").fetchone()
-    connection.close()
-    damage(path)
-    store = SqliteStore(tmp_path)
-    for attempt in (store.facts, store.take, store.begin):
-        with pytest.raises(RecordError) as caught:
-            await attempt(RUN)
-        assert str(caught.value) == text.format(path=path)
-        assert caught.value.path == str(path)
-    assert [(run.run_id, run.state) for run in await store.runs()] == [(RUN, RunState.INTERRUPTED)]
-    journal = await store.join(RUN, writer="w")
-    if damage is not _no_data:
-        with pytest.raises(RecordError):
-            await journal.append([_fact()], until=Until.WRITTEN)
-
-
-async def test_missing_body_is_told_in_its_place(tmp_path: Path) -> None:
-    """S-DUR-9: a record without one of its bodies still shows the rest."""
-    store = SqliteStore(tmp_path)
-    run = await store.begin(RUN)
-    await run.journal.append([_fact(text="x" * 2000)])
-    await run.close(RunState.COMPLETED)
-    connection = sqlite3.connect(tmp_path / "runs" / RUN / RECORD, isolation_level=None)
-    connection.execute("DELETE FROM bodies")
-    connection.close()
-    (fact,) = await store.facts(RUN)
-    assert str(fact.data["text"]).endswith("is missing from the record]")

@@ -1,0 +1,59 @@
+"""Runs in SQLite files for tests: facts, rows as they lie there, and programs that own a run."""
+
+import asyncio
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import ensemble_ray
+from ensemble_ray.messages import Fact
+from ensemble_ray.record.sqlite_file import RECORD
+
+RUN = "run-1"
+HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
+#: Beginning of a program that owns a run; its argument is the home.
+_PROGRAM = """
+import asyncio, errno, os, pathlib, resource, sys
+from ensemble_ray.errors import RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Until
+from ensemble_ray.record.store_sqlite import SqliteStore
+
+store = SqliteStore(pathlib.Path(sys.argv[1]))
+
+def fact(turn, **data):
+    return Fact(run="run-1", kind="model", name=f"a#0/{turn}/model", at=1.0, data=data)
+"""
+
+
+def fact(name: str = "facts#0/0/model", at: float = 1.0, **data: object) -> Fact:
+    """A model's answer."""
+    return Fact(run=RUN, kind="model", name=name, at=at, data=data)
+
+
+async def output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE) -> str:
+    """What a program prints that begins with a store of that home and goes on with this."""
+    command = [sys.executable, "-c", _PROGRAM + rest, str(home)]
+    environment = {**os.environ, "PYTHONPATH": str(HOME_OF_CODE)}
+    done = await asyncio.to_thread(
+        subprocess.run, command, check=True, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment
+    )
+    return str(done.stdout)
+
+
+def rows(home: Path, query: str) -> list[tuple[object, ...]]:
+    """What a query of the run's file gives."""
+    connection = sqlite3.connect(home / "runs" / RUN / RECORD)
+    try:
+        return connection.execute(query).fetchall()
+    finally:
+        connection.close()
+
+
+def permit(home: Path, directories: int, files: int) -> None:
+    """Set the rights of everything in a home."""
+    for path in (home, *home.rglob("*")):
+        path.chmod(directories if path.is_dir() else files)
