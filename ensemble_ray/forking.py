@@ -16,6 +16,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id as fresh_run_id
 from ensemble_ray.loader import load_source
@@ -221,10 +222,31 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
     copies = copied_facts(offer.facts, run_id, offer.plan.reused, made_again=same)
     owned = await offer.store.begin(run_id, origin=str(header.get("origin") or ""))
     try:
+        planned, answers = await _made(offer, run_id, copies)
+        header |= run_data(planned, _as_run(offer.ensemble, offer.recovered))
         first = Fact(run=run_id, kind="plan", name="run", at=now, data=header)
-        await owned.journal.append((first, started, *copies), until=Until.WRITTEN)
+        await owned.journal.append((first, *answers, started, *copies), until=Until.WRITTEN)
     finally:
         await owned.close(RunState.INTERRUPTED)
+
+
+async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
+    """The plan with the agents that the new run has, and the answers of the calls that made some of them anew.
+
+    They are made before the plan is recorded: whoever goes on with the fork must find the definition that it has.
+    """
+    definition = _as_run(offer.ensemble, offer.recovered)
+    answers: list[Fact] = []
+    if not needs_synthesis(definition.tasks):
+        return offer.planned, answers
+    resolved = check(definition, cast("Mapping[str, object]", offer.recovered.header.get("inputs") or {}))
+    known = answers_before(copies)
+    agents = await synthesize_agents(
+        resolved,
+        definition,
+        recorded=lambda name, model: RecordedModel(model, run_id, name, answers.append, known=known.get(name, ())),
+    )
+    return plan_run(definition, resolved, agents), answers
 
 
 def _check(found: RunSummary, recovered: Recovered) -> None:

@@ -1,17 +1,18 @@
 """A new run that uses what another one recorded."""
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray import Agent, Ensemble, InlineRuntime, RunOptions, RunState, Task, aresume
+from ensemble_ray import Agent, AgentSynthesizer, Ensemble, InlineRuntime, RunOptions, RunState, Task, aresume
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError
 from ensemble_ray.forking import afork, begin_fork, fork, offer_fork
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.record.stores import store_at
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
 
 
 def _team(
@@ -115,6 +116,29 @@ async def test_fork_of_a_run_with_options_can_be_resumed(home: InlineRuntime) ->
     assert (await begun.aresult()).exit_reason is ExitReason.CANCELLED
     again = _team(_model("C")).replace(durability="off")
     assert (await aresume("two", again, runtime=home)).raw == "C"
+
+
+async def test_fork_is_recorded_with_the_agents_that_it_has(home: InlineRuntime) -> None:
+    """S-DUR-54, S-DUR-36, S-DUR-37: one made anew for a changed task is asked for once; then the fork can be resumed."""
+
+    def team(*answers: str | Callable[[ScriptedCall], object], second: str = "Edit it") -> Ensemble:
+        first = Task(name="first", description="Read it", expected_output="Notes")
+        last = Task(name="last", description=second, expected_output="Prose")
+        by_model = AgentSynthesizer.llm_based()
+        return Ensemble(tasks=[first, last], llm=ScriptedModel(*answers), agent_synthesizer=by_model)
+
+    def made(role: str) -> str:
+        return f'{{"role": "{role}", "goal": "Work", "backstory": "Long"}}'
+
+    await team(made("Reader"), made("Editor"), "a", "b").arun(runtime=home, run_id="one")
+    hanging = team(made("Author"), lambda _: asyncio.sleep(600), second="Edit it otherwise")
+    begun = await bridge(begin_fork("one", "last", hanging, runtime=home, new_run_id="two"))
+    await begun.acancel()
+    assert (await begun.aresult()).exit_reason is ExitReason.CANCELLED
+    output = await aresume("two", team("B", second="Edit it otherwise"), runtime=home)
+    assert [(each.raw, each.agent_role) for each in output.task_outputs] == [("a", "Reader"), ("B", "Author")]
+    assert output.trace is not None
+    assert [each.role for each in output.trace.agents] == ["Reader", "Author"]
 
 
 async def test_fork_without_a_record_is_refused(home: InlineRuntime) -> None:
