@@ -176,6 +176,7 @@ class RunConductor(Generic[Output, Failure]):
         self._inbox: list[Report[Output, Failure]] = []
         self._reported: set[str] = set()
         self._is_draining = False
+        self._telling = asyncio.Lock()
         self._ending: EndRun | None = None
         self._errors: list[dict[str, str]] = []
         self._started_at = clock.now()
@@ -313,13 +314,14 @@ class RunConductor(Generic[Output, Failure]):
         A stimulus need not be committed before: a task's own facts are, so that a lost one is told again (S-DUR-30).
         """
         facts = [self._told(stimulus, len(stimuli) - position) for position, stimulus in enumerate(stimuli, start=1)]
-        await self._journal.append(facts, epoch=self._epoch, until=until)
-        was_going_on = (
-            self._ending is None
-        )  # asked now: others may have told the machine while the journal was waited for
-        self._carry_out(self._machine.handle(*stimuli))
-        if was_going_on and self._ending is not None:
-            await self._end(self._ending)
+        async with self._telling:  # the machine is told in the order of the record, whoever waits for the journal
+            if self._ending is not None and isinstance(stimuli[0], RunStarted | CancelRequested):
+                return  # it was cancelled before it began, or has ended meanwhile
+            await self._journal.append(facts, epoch=self._epoch, until=until)
+            was_going_on = self._ending is None
+            self._carry_out(self._machine.handle(*stimuli))
+            if was_going_on and self._ending is not None:
+                await self._end(self._ending)
 
     def _told(self, stimulus: Stimulus, more: int) -> Fact:
         """The fact of a stimulus; `more` says how many of the same group follow, since a group is told at once."""

@@ -157,7 +157,8 @@ class ToolCalls:
             "tool_intent",
             name,
             {"tool_name": call.name, "arguments": call.arguments, "effect": bound.effect},
-            until=Until.TAKEN if bound.effect == "none" else Until.SYNCED,
+            # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
+            until=Until.WRITTEN if bound.effect == "none" else Until.SYNCED,
         )
         try:
             outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))

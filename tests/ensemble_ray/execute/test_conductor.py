@@ -12,7 +12,7 @@ from ensemble_ray.execute.conductor import Report
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
-from tests.ensemble_ray.execute.conducting import PAIR, conducting, done, ended_early, failed
+from tests.ensemble_ray.execute.conducting import PAIR, Conducting, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
@@ -201,6 +201,20 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     assert (ended.completed, ended.unfinished) == ([("a", "output of a")], ["trace of b"])
 
 
+async def test_run_never_begins_when_it_is_cancelled_while_its_first_fact_is_on_its_way() -> None:
+    """S-SET-27: nothing starts, and the machine is not told of a beginning after its end."""
+    run = Conducting(PAIR)
+    run.journal.free.clear()
+    starting = asyncio.create_task(run.conductor.start())
+    cancelling = asyncio.create_task(run.conductor.cancel())
+    await asyncio.sleep(0)  # both have begun, and wait for the journal
+    run.journal.free.set()
+    await asyncio.gather(starting, cancelling)
+    assert run.houses.started == []
+    assert run.ended().state is RunState.CANCELLED
+    assert "stimulus run RunStarted" not in run.told
+
+
 async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
     """S-SET-27: neither an error nor a fact."""
     run = await conducting(plan_of("sequential", {"a": ()}))
@@ -212,10 +226,10 @@ async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
 
 
 async def test_run_ends_once_when_it_is_cancelled_while_it_ends() -> None:
-    """S-SET-27: the cancellation waits for the journal while the last report is taken."""
+    """S-SET-27: a wish that comes while the last report is taken comes too late."""
     run = await conducting(plan_of("sequential", {"a": ()}))
     await asyncio.gather(run.report(done("a")), run.conductor.cancel())
-    assert run.journal.batches[-2:] == [["stimulus run CancelRequested"], ["end run"]]
+    assert run.journal.batches[-2:] == [["stimulus a#0 TaskCompleted"], ["end run"]]
     assert run.ended().state is RunState.COMPLETED
 
 

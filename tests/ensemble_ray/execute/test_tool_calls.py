@@ -26,10 +26,10 @@ def bench_of(
 
 
 @pytest.mark.parametrize(
-    ("effect", "begun"), [("none", Until.TAKEN), ("idempotent", Until.SYNCED), ("once", Until.SYNCED)]
+    ("effect", "begun"), [("none", Until.WRITTEN), ("idempotent", Until.SYNCED), ("once", Until.SYNCED)]
 )
 async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect, begun: Until) -> None:
-    """S-DUR-3, S-DUR-22: what only reads need not wait; every result is written before the model is asked again."""
+    """S-DUR-3, S-DUR-22: what only reads need not wait for the disk; every result is written before the model is asked again."""
     bench, journal = bench_of(Search(effect), calls=("search",))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [("tool_intent", begun), ("tool_result", Until.WRITTEN)]
@@ -48,7 +48,7 @@ async def test_batch_is_written_when_an_unknown_tool_comes_last() -> None:
     bench, journal = bench_of(Search("none"), calls=("search", "nowhere"))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [
-        ("tool_intent", Until.TAKEN),
+        ("tool_intent", Until.WRITTEN),
         ("tool_result", Until.WRITTEN),
     ]
 
