@@ -6,6 +6,7 @@ Each adapter is used inside one process and knows one run or one shared actor.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import pickle
 from collections.abc import Mapping, Sequence
@@ -176,15 +177,17 @@ class SchedulerCourier:
         self._house = house
 
     async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
-        """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm."""
-        for pause_s in _PAUSES_S:
+        """Return when the scheduler has them. It ignores what it has had already, so sending again does no harm.
+
+        Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.
+        """
+        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
             try:
                 await self._scheduler.report.remote(run_id, self._house, list(reports))
             except ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(pause_s)
             else:
                 return
-        await self._scheduler.report.remote(run_id, self._house, list(reports))
 
 
 class RemoteCallables:

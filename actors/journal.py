@@ -71,6 +71,11 @@ class JournalActor:
         if opening is not None:
             await (await opening).close()
 
+    async def leave(self, writer: str) -> None:
+        """A writer died: its journals are of no use to anybody."""
+        for run_id, _ in [key for key in self._journals if key[1] == writer]:
+            await self.close(run_id, writer)
+
     async def _journal(self, address: StoreAddress, run_id: str, writer: str) -> Journal:
         key = (run_id, writer)
         if key not in self._journals:

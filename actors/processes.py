@@ -130,11 +130,13 @@ class ProcessPool:
                 self._idle.remove(process)
             if was_alive and process.on_death is not None:
                 process.on_death(process, error)
-            _leave_limiter(process.name)
+            _leave(process.name)
 
 
-def _leave_limiter(name: str) -> None:
-    """Free the permits that a dead process held or waited for; without a limiter there are none."""
-    limiter = spawn.existing("rate_limiter")
+def _leave(name: str) -> None:
+    """Free what a dead process held or waited for: its permits, its journals. Who was never asked holds nothing."""
+    limiter, journal = spawn.existing("rate_limiter"), spawn.existing("journal")
     if limiter is not None:
         limiter.receive.remote(Leave(holder=name))
+    if journal is not None:
+        journal.leave.remote(name)

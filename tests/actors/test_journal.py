@@ -10,6 +10,7 @@ import pytest
 import ray
 
 from actors.journal import JournalLine, open_journal
+from actors.processes import ProcessPool
 from actors.wire import RunPlace
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
@@ -99,4 +100,29 @@ async def test_the_way_to_a_record_follows_from_where_it_lies(ray_cluster: str, 
     assert [type(each) for each in ways] == [SqliteJournal, JournalLine, MemoryJournal]
     for each in ways:
         await each.close()
+    await owned.close(RunState.COMPLETED)
+
+
+async def test_journals_of_a_writer_are_let_go_when_its_process_died(ray_cluster: str, tmp_path: Path) -> None:
+    """S-DUR-7: whoever dies closes nothing; what it wrote stays, the others write on."""
+    del ray_cluster
+    pool, address = ProcessPool(), StoreAddress(home=str(tmp_path))
+    owned = await store_at(address).begin(RUN)
+    process = pool.take()
+    lines = [line_to(address, RUN, writer) for writer in (process.name, "other")]
+    for line in lines:
+        await line.append([fact(0)], until=Until.WRITTEN)
+    actor = ray.get_actor("journal", namespace="ensemble_ray")
+
+    async def writers() -> set[str]:
+        held = await actor.__ray_call__.remote(lambda journals: [writer for _, writer in journals._journals])
+        return set(held) & {process.name, "other"}
+
+    assert await writers() == {process.name, "other"}
+    ray.kill(process.handle)
+    await asyncio.gather(*pool._watches)
+    assert await writers() == {"other"}
+    await lines[1].append([fact(1)], until=Until.WRITTEN)
+    assert len(await store_at(address).facts(RUN)) == 3
+    await lines[1].close()
     await owned.close(RunState.COMPLETED)
