@@ -16,7 +16,7 @@ import ray.exceptions
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 
-__all__ = ["LOCAL", "check_version", "connection_id", "join_or_start", "on_living_cluster"]
+__all__ = ["LOCAL", "Pulse", "check_version", "connection_id", "join_or_start"]
 
 #: Address that means: start one on this machine.
 LOCAL = "local"
@@ -64,25 +64,46 @@ def _reach(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
 
 
-async def on_living_cluster(reference: Any, run_id: str) -> Any:
-    """What a call gives, as long as the cluster lives: Ray itself notices its death after a minute only.
+class Pulse:
+    """Whether the cluster of a run lives: Ray itself notices its death after a minute only."""
 
-    Raises:
-        EnsembleError: nobody answers at the cluster's address any more.
-    """
-    waiting = asyncio.ensure_future(reference)
-    misses = 0
-    while not (await asyncio.wait([waiting], timeout=_LOOK_S))[0]:
-        misses = 0 if await _answers() else misses + 1
-        if misses >= _MOST_MISSES:
-            waiting.cancel()
+    def __init__(self, run_id: str) -> None:
+        self._run_id = run_id
+        self._misses = 0
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether it was found to be dead."""
+        return self._misses >= _MOST_MISSES
+
+    async def given(self, reference: Any) -> Any:
+        """What a call gives, as long as the cluster lives.
+
+        Raises:
+            EnsembleError: nobody answers at the cluster's address any more.
+        """
+        waiting = asyncio.ensure_future(reference)
+        try:
+            while not (await asyncio.wait([waiting], timeout=_LOOK_S))[0]:
+                await self.look()
+        finally:
+            waiting.cancel()  # of no effect where it is done
+        return await waiting
+
+    async def look(self) -> None:
+        """See whether it is there; calls to a dead cluster may fail faster than anybody looks during them.
+
+        Raises:
+            EnsembleError: nobody answered, again and again.
+        """
+        self._misses = 0 if await _answers() else self._misses + 1
+        if self.is_gone:
             gone = EnsembleError(
-                f"Run {run_id}: the cluster is gone. What was recorded is kept; continue the run: "
-                f"ensemble-ray resume {run_id}"
+                f"Run {self._run_id}: the cluster is gone. What was recorded is kept; continue the run: "
+                f"ensemble-ray resume {self._run_id}"
             )
-            gone.run_id = run_id
+            gone.run_id = self._run_id
             raise gone
-    return await waiting
 
 
 async def _answers() -> bool:

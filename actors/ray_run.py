@@ -17,7 +17,7 @@ import cloudpickle
 import ray.exceptions
 
 from actors import spawn
-from actors.connection import on_living_cluster
+from actors.connection import Pulse
 from actors.event_hub import Page, Request
 from actors.failures import last_line, ours
 from actors.wire import RunPackage, unpack_output, unpack_result
@@ -68,6 +68,7 @@ class RayRun:
         self._attending: asyncio.Task[None] | None = None
         self._is_leaving = False
         self._is_cancelled = False
+        self._pulse = Pulse(request.run_id)
         #: answers that somebody in the run waits for
         self._answers: set[asyncio.Task[None]] = set()
         #: what this process was told, such as counts for the user's metrics
@@ -122,15 +123,20 @@ class RayRun:
 
     async def _ended(self) -> Conducted[bytes, bytes]:
         """How the run ended, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
+        is_told = False
         while True:
             try:
-                ended: Conducted[bytes, bytes] | None = await on_living_cluster(
-                    self._scheduler.wait.remote(self.run_id), self.run_id
+                ended: Conducted[bytes, bytes] | None = await self._pulse.given(
+                    self._scheduler.wait.remote(self.run_id)
                 )
             except ray.exceptions.ActorUnavailableError:
-                _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self.run_id)
+                if not is_told:
+                    _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self.run_id)
+                    is_told = True
                 await asyncio.sleep(_RETRY_S)
+                await self._pulse.look()
                 continue
+            is_told = False
             if ended is not None:
                 return ended
             if self._package.store is None:
@@ -158,6 +164,9 @@ class RayRun:
         if self._attending is None:
             return
         self._is_leaving = True
+        if self._pulse.is_gone:
+            self._attending.cancel()
+            return
         try:
             # Woken, not cancelled: a page that is on its way has requests that nobody could take again.
             await self._hub.publish.remote(self.run_id, [])

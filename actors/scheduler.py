@@ -146,6 +146,8 @@ class SchedulerActor:
 
     async def _recover(self) -> None:
         for package in await self._vault.kept():
+            if package.run_id in self._runs:
+                continue  # it went on before the vault was out of reach
             again = replace(package, is_resumed=True, is_restart=True, takes_over=False)
             try:
                 run = await self._begin(again, spawn.event_hub() if again.is_attended else None)
