@@ -78,7 +78,10 @@ class AgentActor:
         except Exception as error:
             refuse(bound, error)
             raise
-        bound.set_result(None)
+        if bound.done():  # the run ended while its journal was opened
+            await self._host.release(frame.run_id)
+        else:
+            bound.set_result(None)
 
     async def _bind(
         self, frame: RunFrame, agents: Mapping[str, bytes], *, store: RunPlace | None, hub: Any, callables: Any
@@ -165,8 +168,9 @@ class AgentActor:
 
 def refuse(awaited: asyncio.Future[Any], error: BaseException) -> None:
     """Let everybody who waits for it hear of that error, now and later; that nobody does is no defect."""
-    awaited.set_exception(error)
-    awaited.exception()
+    if not awaited.done():  # else nobody waits for it any more
+        awaited.set_exception(error)
+        awaited.exception()
 
 
 def _loaded(key: str, body: bytes) -> Any:

@@ -1,0 +1,64 @@
+"""AgentActor as a plain class on an event loop: a run that ends while this process gets ready for it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from actors import agent, spawn
+from actors.agent import AgentActor
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.limits.endpoints import process_endpoints
+from ensemble_ray.ports import Journal
+from ensemble_ray.record.journal import MemoryJournal
+
+FRAME = RunFrame(run_id="run-1", workflow="sequential", total_tasks=1)
+
+
+@pytest.fixture
+def house(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> AgentActor:
+    """One in this process."""
+    del ray_cluster
+    spawn.scheduler()
+    monkeypatch.setattr(agent, "freeze_modules", lambda: None)
+    monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
+    return AgentActor("house")
+
+
+async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
+    house: AgentActor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-SET-42: a process that serves the next run has nothing of this one, and its journal is closed."""
+    opening, journal = asyncio.Event(), MemoryJournal("run-1")
+
+    async def open_slowly(*_: object, **__: object) -> Journal:
+        await opening.wait()
+        return journal
+
+    monkeypatch.setattr(agent, "open_journal", open_slowly)
+    binding = asyncio.ensure_future(house.bind(FRAME, {}, store=None))
+    await asyncio.sleep(0)
+    assert await house.release("run-1")
+    opening.set()
+    await binding
+    assert house._host._runs == {}
+    assert journal._is_closed
+
+
+async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error itself, and not that nobody waits for it."""
+    opening = asyncio.Event()
+
+    async def refuse_slowly(*_: object, **__: object) -> Journal:
+        await opening.wait()
+        raise ValidationError("no such record")
+
+    monkeypatch.setattr(agent, "open_journal", refuse_slowly)
+    binding = asyncio.ensure_future(house.bind(FRAME, {}, store=None))
+    await asyncio.sleep(0)
+    await house.release("run-1")
+    opening.set()
+    with pytest.raises(ValidationError, match="no such record"):
+        await binding
