@@ -14,7 +14,7 @@ import cloudpickle
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import AgentExecutionError, message_of, portable
+from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of, portable
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
@@ -178,6 +178,7 @@ def _packed(result: TaskResult) -> WireReport:
         status=result.status,
         at=result.at,
         epoch=result.epoch,
+        newer_epoch=error.newest if isinstance(error, StaleEpochError) else 0,
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,

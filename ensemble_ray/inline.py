@@ -275,6 +275,7 @@ def report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
         status=result.status,
         at=result.at,
         epoch=result.epoch,
+        newer_epoch=result.error.newest if isinstance(result.error, StaleEpochError) else 0,
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,

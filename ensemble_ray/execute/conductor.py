@@ -76,6 +76,8 @@ class Report(Generic[Output, Failure]):
     message: str = ""
     #: of the dispatch that it is the report of
     epoch: int = 0
+    #: the epoch that took the task's place, where that is why it failed
+    newer_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +253,9 @@ class RunConductor(Generic[Output, Failure]):
             RecordError: a house could not write its facts. Neither is a failure of the task: the run can be gone on with.
         """
         for report in reports:
-            if report.error_type == StaleEpochError.__name__:
+            if report.newer_epoch:
                 # Somebody else has this run now: nothing more may be started here.
-                raise StaleEpochError(self.run_id, report.key, self._epoch, self._epoch + 1)
+                raise StaleEpochError(self.run_id, report.key, self._epoch, report.newer_epoch)
             if report.error_type == RecordError.__name__:
                 raise RecordError(report.message)
             self._put(report)

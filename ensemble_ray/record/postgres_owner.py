@@ -22,6 +22,7 @@ from ensemble_ray.outputs import RunState
 from ensemble_ray.record.postgres_group import Target
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
+from ensemble_ray.record.stores import EPOCH_STEP
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection, Database
@@ -285,13 +286,13 @@ async def _take(database: Database, connection: Connection, run_id: str, *, by_f
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
         begun, _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
-        values = {"run": run_id, "begun": begun, "epoch": newest + 1, "owner": this_process()}
+        values = {"run": run_id, "begun": begun, "epoch": newest + EPOCH_STEP, "owner": this_process()}
         await connection.execute(_TAKE, values)
         await connection.execute(
             "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
         )  # all below the run's now
         await connection.execute(_LOCK, values)
-    return begun, newest + 1
+    return begun, newest + EPOCH_STEP
 
 
 async def _delete(connection: Connection, run_id: str) -> None:

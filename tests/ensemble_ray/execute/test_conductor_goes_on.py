@@ -209,8 +209,8 @@ async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() 
 async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
     """S-DUR-16, S-DUR-17: somebody else has the run; nothing more is started here, nothing more is recorded."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
-    refused: Report[str, str] = Report(key="a", status="failed", at=101.0, failure="f", error_type="StaleEpochError")
-    with pytest.raises(StaleEpochError):
+    refused: Report[str, str] = Report(key="a", status="failed", at=101.0, failure="f", newer_epoch=12)
+    with pytest.raises(StaleEpochError, match="'a' is written by epoch 12, epoch 0 must stop"):
         await run.report(refused)
     assert run.houses.keys == ["a"]
     assert run.told == ["plan run", "stimulus run RunStarted"]
