@@ -227,7 +227,7 @@ class Run:
                 await self._delivery.close()
                 self._events.close()
                 if self._definition.durability is not Durability.OFF:
-                    await apply_retention(store_at(self._runtime.store_address))
+                    await apply_retention(store_at(self._runtime.store_address), spared=self.id)
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)

@@ -51,6 +51,7 @@ async def prune(
     *,
     keep: int = 0,
     states: Collection[RunState] = (),
+    spared: str = "",
     is_dry: bool = False,
     now: datetime | None = None,
 ) -> list[RunSummary]:
@@ -62,6 +63,7 @@ async def prune(
         keep: So many of the newest are kept, however old they are.
         states: Only of runs in these states; none named: of those that completed, failed or were cancelled. Runs that
             somebody owns are never removed.
+        spared: Id of a run that is kept in any case.
         is_dry: Only say what would be removed.
         now: What ages are measured by; None: the clock.
 
@@ -71,7 +73,7 @@ async def prune(
     wanted = set(states) or _ENDED
     removable = [run for run in await store.runs() if run.state in wanted]
     until = (now or utc_now()) - older_than
-    old = [run for run in removable[keep:] if run.created_at < until]
+    old = [run for run in removable[keep:] if run.created_at < until and run.run_id != spared]
     removed: list[RunSummary] = []
     for run in old:
         try:
@@ -83,13 +85,18 @@ async def prune(
     return removed
 
 
-async def apply_retention(store: RunStore, environ: Mapping[str, str] | None = None) -> Sequence[RunSummary]:
-    """Remove what `ENSEMBLE_RAY_RETENTION` calls old; nothing where it says nothing. Failures are WARN lines."""
+async def apply_retention(
+    store: RunStore, environ: Mapping[str, str] | None = None, *, spared: str = ""
+) -> Sequence[RunSummary]:
+    """Remove what `ENSEMBLE_RAY_RETENTION` calls old; nothing where it says nothing. Failures are WARN lines.
+
+    The run that has just ended is spared, since it may have begun long ago.
+    """
     given = (os.environ if environ is None else environ).get(RETENTION_VARIABLE, "").strip()
     if not given:
         return ()
     try:
-        removed = await prune(store, age_from(given))
+        removed = await prune(store, age_from(given), spared=spared)
     except EnsembleError as error:
         _log.warning("%s: old records were not removed: %s", RETENTION_VARIABLE, message_of(error))
         return ()

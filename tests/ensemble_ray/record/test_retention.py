@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import Ensemble, Task
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.retention import age_from, apply_retention, prune
+from ensemble_ray.record.runs import list_runs
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RunSummary
 from ensemble_ray.values import utc_now
@@ -120,3 +122,14 @@ async def test_end_of_a_run_does_not_fail_when_records_cannot_be_removed(
     with caplog.at_level(logging.WARNING, logger="ensemble_ray"):
         assert await apply_retention(Broken(tmp_path), {"ENSEMBLE_RAY_RETENTION": given}) == ()
     assert told in caplog.text
+
+
+def test_old_records_go_when_a_run_ends_and_the_environment_says_so(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-53: all but that of the run itself."""
+    ensemble = Ensemble(tasks=[Task(name="t", description="d", expected_output="e", handler=lambda _: "done")])
+    for run_id in ("first", "second"):
+        ensemble.run(runtime="inline", run_id=run_id)
+    assert {run.run_id for run in list_runs(Path(home))} == {"first", "second"}
+    monkeypatch.setenv("ENSEMBLE_RAY_RETENTION", "0d")
+    ensemble.run(runtime="inline", run_id="third")
+    assert [run.run_id for run in list_runs(Path(home))] == ["third"]
