@@ -14,7 +14,9 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash test chaos check bench clean
+.PHONY: help demo demo-crash test test-near test-far chaos check bench clean
+#: Tests that mostly compute; the others mostly wait, for clusters and programs. So both halves run at the same time.
+NEAR := tests/ensemble_ray tests/contracts tests/typing tests/architecture docs README.md
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -25,8 +27,18 @@ demo: $(STAMPS)/local ## Let a team of agents read texts with a model on this ma
 demo-crash: $(STAMPS)/local ## The same, killed half-way and resumed: what was answered is not asked again.
 	@$(BIN)/ensemble-ray demo --crash $(ARGS) $(FILES)
 
-test: $(STAMPS)/dev ## Run the tests.
+test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.
+ifeq ($(ARGS),)
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line test-near test-far
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
+
+test-near: $(STAMPS)/dev
+	$(BIN)/python -m pytest $(NEAR)
+
+test-far: $(STAMPS)/dev
+	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
 
 chaos: $(STAMPS)/dev ## Kill runs at random moments and check what they promise; KILLS=200 SEED=1.
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)

@@ -32,7 +32,7 @@ def killed(scenario: str, victims: Sequence[str], *, seed: int, kills: int, clus
     return report
 
 
-@pytest.mark.parametrize(("scenario", "seed"), [("chain-with-tools", 7), ("dag-with-tools", 103), ("dag", 2)])
+@pytest.mark.parametrize(("scenario", "seed"), [("chain-with-tools", 7), ("dag-with-tools", 103)])
 def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, seed: int) -> None:
     """S-DUR-3, S-DUR-16, S-DUR-22, S-DUR-23, S-DUR-27, S-DUR-30, S-DUR-35, S-DUR-37, S-DUR-38, S-DUR-51."""
     report = killed(scenario, ["process"], seed=seed, kills=3)
