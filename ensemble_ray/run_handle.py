@@ -271,6 +271,9 @@ class Run:
             self._answers = answers_before(await store_at(self._runtime.store_address).facts(self.id))
         if self._is_cancelling:
             return None
+        if self._definition.durability is not Durability.OFF:
+            # A store that cannot be had is told of before anybody is asked (S-DUR-5).
+            await store_at(self._runtime.store_address).summary(self.id)
         asked = synthesize_agents(resolved, self._definition, recorded=self._recorded)
         self._synthesizing = asyncio.get_running_loop().create_task(asked)
         await asyncio.wait([self._synthesizing])

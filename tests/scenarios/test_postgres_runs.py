@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ensemble_ray import Ensemble, InlineRuntime, RecordError, Runtime
+from ensemble_ray import AgentSynthesizer, Ensemble, InlineRuntime, RecordError, Runtime, Task
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_trace
@@ -65,7 +65,10 @@ def test_no_model_is_asked_when_the_database_is_not_there() -> None:
     """S-DUR-5: the error says which and what to do."""
     (port,) = free_ports(1)
     model = ScriptedModel("never")
-    team = Ensemble(tasks=[task("Write", agent(model))])
-    with pytest.raises(RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records.*Check that"):
-        team.run(runtime=InlineRuntime(store=f"postgresql://me:secret@127.0.0.1:{port}/records"))
+    with_agent = Ensemble(tasks=[task("Write", agent(model))])
+    synthesized = Ensemble(tasks=[Task.of("Write")], llm=model, agent_synthesizer=AgentSynthesizer.llm_based())
+    runtime = InlineRuntime(store=f"postgresql://me:secret@127.0.0.1:{port}/records")
+    for team in (with_agent, synthesized):
+        with pytest.raises(RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records.*Check that"):
+            team.run(runtime=runtime)
     assert not model.calls
