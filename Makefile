@@ -29,7 +29,7 @@ demo-crash: $(STAMPS)/local ## The same, killed half-way and resumed: what was a
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.
 ifeq ($(ARGS),)
-	@$(MAKE) --no-print-directory --jobs=2 --keep-going --output-sync=line test-near test-far
+	@$(MAKE) --no-print-directory --jobs=2 --keep-going test-near test-far
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

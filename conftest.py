@@ -18,6 +18,7 @@ import io
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,6 +38,12 @@ _PRINTED = "__printed__"
 _USED = {"word_count": '{"text": "The moon pulls the sea."}', "order": '{"item": "tea"}'}
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _python = PythonEvaluator()
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C be heard: a shell starts what it runs in the background deaf to it, and tests interrupt things."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _run_python(example: Example) -> None:
