@@ -15,8 +15,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-crash test test-near test-far chaos check bench clean
-#: Tests that mostly compute; the others mostly wait, for clusters and programs. So both halves run at the same time.
-NEAR := tests/ensemble_ray tests/contracts tests/typing tests/architecture docs README.md
+#: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time.
+NEAR := tests/ensemble_ray tests/contracts tests/typing tests/architecture tests/chaos tests/serve docs README.md
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
