@@ -42,9 +42,8 @@ class Kill:
 
     def lasting_until(self, facts: Sequence[Fact]) -> Kill:
         """This kill, with the time at which a new owner went on with the run."""
-        return replace(
-            self, until=min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
-        )
+        taken = min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
+        return replace(self, until=max(self.until, taken))
 
     def explains(self, begun_at: float, again_at: float) -> bool:
         """Whether what was begun then could have been under way in it, and was begun again after it."""

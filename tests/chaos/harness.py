@@ -258,7 +258,14 @@ class _Disturbed:
                 if fact.kind == "model" and (key := key_of(self.run_id, fact.name))
             }
         self.kills.append(
-            Kill(victim=victim.name, at=at, repeats_calls=victim.repeats_calls, when=str(moment), settled=settled)
+            Kill(
+                victim=victim.name,
+                at=at,
+                repeats_calls=victim.repeats_calls,
+                when=str(moment),
+                settled=settled,
+                until=at + victim.lives_on_s,
+            )
         )
         self.report.story.append(f"kill {moment}")
         if victim.interrupts_run:

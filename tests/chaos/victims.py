@@ -48,6 +48,8 @@ class Victim:
     interrupts_run: bool = False
     #: whether a model call that was on its way may be made again
     repeats_calls: bool = True
+    #: how long what belonged to it may work on until it notices, s
+    lives_on_s: float = 0.0
     #: how often one run may suffer it; None: as often as one likes
     most: int | None = None
 
@@ -65,7 +67,8 @@ VICTIMS = {
         Victim(name="driver", ground="cluster", takes_driver=True, repeats_calls=False),
         Victim(name="own-driver", ground="own_cluster", takes_driver=True, interrupts_run=True),
         Victim(name="cluster", ground="own_cluster", takes_driver=True, interrupts_run=True),
-        Victim(name="node", ground="two_nodes", most=2),
+        # Only its raylet is killed; its workers notice that it is gone, or are told.
+        Victim(name="node", ground="two_nodes", most=2, lives_on_s=15.0),
     )
 }
 
