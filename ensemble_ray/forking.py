@@ -19,7 +19,6 @@ from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, Vali
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id as fresh_run_id
-from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.messages import ChatResponse, Fact
 from ensemble_ray.outputs import EnsembleOutput, RunState
@@ -31,7 +30,7 @@ from ensemble_ray.record.fork import ForkPlan, copied_facts, plan_fork, reused_d
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.resuming import begin_again
+from ensemble_ray.resuming import begin_again, recorded_definition
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
@@ -45,7 +44,6 @@ if TYPE_CHECKING:
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
 
 _log = logging.getLogger(__name__)
-_GOING_ON = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
 _NAMED = 20
 
 
@@ -143,7 +141,8 @@ async def offer_fork(
     facts = await store.facts(found.run_id)
     recovered = Recovered(facts)
     _check(found, recovered)
-    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    call = f"fork('{found.run_id}', TASK, ensemble)"
+    definition = await threads.run(recorded_definition, found, recovered, call) if ensemble is None else ensemble
     planned = await _planned(_as_run(definition, recovered), recovered, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
     plan = plan_fork(planned.plan, recorded, from_task)
@@ -250,7 +249,7 @@ async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[
 
 
 def _check(found: RunSummary, recovered: Recovered) -> None:
-    if found.state in _GOING_ON:
+    if found.state.is_going_on:
         raise RunExistsError(
             f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"
         )
@@ -258,16 +257,6 @@ def _check(found: RunSummary, recovered: Recovered) -> None:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to fork", found.place
         )
-
-
-def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
-    source = recovered.source
-    if not source.place:
-        raise ValidationError(
-            f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
-            f"call ensemble_ray.fork('{found.run_id}', TASK, ensemble) in that program"
-        )
-    return load_source(source)
 
 
 def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:

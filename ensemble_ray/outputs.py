@@ -52,6 +52,11 @@ class RunState(StrEnum):
         """Whether nothing will happen any more."""
         return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 
+    @property
+    def is_going_on(self) -> bool:
+        """Whether somebody must own the run."""
+        return self in {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
+
 
 def full_name(kind: type[object]) -> str:
     """`module.qualname` of a class (S-CONV-10)."""

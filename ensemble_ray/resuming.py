@@ -24,12 +24,11 @@ from ensemble_ray.run_handle import Resumption, Run
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.threads import threads
 
-__all__ = ["aresume", "begin_again", "resume"]
+__all__ = ["aresume", "begin_again", "recorded_definition", "resume"]
 
 _log = logging.getLogger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
 _ENDING_S = 15.0
-_GOING_ON = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
 
 
 def resume(
@@ -92,7 +91,8 @@ async def begin_again(
     recovered = Recovered(facts)
     _check(found, recovered, take_over=take_over)
     # Loading runs user code, which may take its time.
-    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    call = f"resume('{found.run_id}', ensemble)"
+    definition = await threads.run(recorded_definition, found, recovered, call) if ensemble is None else ensemble
     header, is_completed = recovered.header, recovered.state is RunState.COMPLETED
     options = RunOptions(**cast("dict[str, Any]", header.get("options") or {}))
     if definition.with_options(options).durability is Durability.OFF and not is_completed:
@@ -120,12 +120,12 @@ async def begin_again(
 
 async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
     """The run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
-    recorded = await store.facts(found.run_id) if found.state in _GOING_ON and not take_over else []
+    recorded = await store.facts(found.run_id) if found.state.is_going_on and not take_over else []
     if not any(fact.kind == "plan" and fact.data.get("runtime") == "ray" for fact in recorded):
         return found
     _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
     for _ in range(int(_ENDING_S)):
-        if found.state not in _GOING_ON:
+        if not found.state.is_going_on:
             break
         await asyncio.sleep(1.0)
         found = await store.summary(found.run_id) or found
@@ -140,7 +140,7 @@ def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
             f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
             f"failed: ensemble-ray fork {run_id} --from TASK"
         )
-    if found.state in _GOING_ON and not take_over:
+    if found.state.is_going_on and not take_over:
         owner = found.owner or "a process"
         raise RunExistsError(
             f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
@@ -150,11 +150,15 @@ def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
         raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
 
 
-def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
-    """The definition that the run was recorded with, as it stands today."""
+def recorded_definition(found: RunSummary, recovered: Recovered, call: str) -> Ensemble:
+    """The definition that the run was recorded with, as it stands today.
+
+    Raises:
+        ValidationError: only the program that began the run has it; the message names the call to make there.
+    """
     if not recovered.source.place:
         raise ValidationError(
             f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
-            f"call ensemble_ray.resume('{found.run_id}', ensemble) in that program"
+            f"call ensemble_ray.{call} in that program"
         )
     return load_source(recovered.source)

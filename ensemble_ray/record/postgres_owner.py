@@ -19,6 +19,7 @@ from uuid import UUID, uuid4
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.naming import taken
 from ensemble_ray.record.postgres_group import Target
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
@@ -63,13 +64,6 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid() AND a.xact_st
         WHERE l.pid = a.pid AND l.relation = 'ensemble_ray.runs'::regclass AND l.mode <> 'AccessShareLock' AND l.granted
     )
 """
-#: How a run that is there stands, and what to do when one wants to begin it.
-_STANDING = {
-    RunState.COMPLETED: "is finished: choose another run_id",
-    RunState.FAILED: "has failed: choose another run_id",
-    RunState.CANCELLED: "was cancelled: resume it, or choose another run_id",
-    RunState.INTERRUPTED: "was interrupted: resume it, or choose another run_id",
-}
 
 
 class Claim:
@@ -273,8 +267,7 @@ async def _begin(database: Database, connection: Connection, run_id: str, origin
             _, has_facts, _ = await _lock(connection, run_id, database.place, is_free=True)
             if has_facts:
                 (found,) = await read_runs(connection, database.place, run_id)
-                msg = f"Run '{run_id}' {_STANDING.get(found.state, _STANDING[RunState.INTERRUPTED])}"
-                raise RunExistsError(msg)
+                raise RunExistsError(taken(run_id, found.state))
             await _delete(connection, run_id)
             await connection.execute(_NEW, values)
         await connection.execute(_LOCK, values)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
-from collections.abc import Sequence
 from datetime import UTC
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from ensemble_ray.record.stores import RunSummary
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection
 
-__all__ = ["HELD", "chosen", "read_runs", "unknown_run"]
+__all__ = ["HELD", "read_runs", "unknown_run"]
 
 #: Keys of all locks of owners; looking does not take a lock, which others would stumble over.
 HELD = """
@@ -86,38 +85,3 @@ async def unknown_run(connection: Connection | None, run_id: str, place: str) ->
     near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5)
     shown = f". Nearest: [{', '.join(near)}]" if near else ""
     return ValidationError(f"Unknown run '{run_id}' in {place}{shown}")
-
-
-def chosen(text: str, runs: Sequence[RunSummary], place: str) -> RunSummary:
-    """The run of that id, the only one whose id begins so, or the newest for `latest`.
-
-    Args:
-        text: What a user wrote.
-        runs: All runs, newest first.
-        place: Where they are, for people.
-
-    Raises:
-        ValidationError: there is none, or several; the message names the nearest.
-    """
-    by_id = {run.run_id: run for run in runs}
-    if text in by_id:
-        return by_id[text]
-    if not runs:
-        msg = (
-            f"There are no runs in {place}"
-            if text == "latest"
-            else f"Unknown run '{text}': there are no runs in {place}"
-        )
-        raise ValidationError(msg)
-    if text == "latest":
-        return runs[0]
-    begins = sorted(each for each in by_id if text and each.startswith(text))
-    if len(begins) == 1:
-        return by_id[begins[0]]
-    if begins:
-        msg = f"Several runs begin with '{text}': [{', '.join(begins[:5])}]"
-        raise ValidationError(msg)
-    near = difflib.get_close_matches(text, list(by_id), n=3, cutoff=0.5)
-    shown = near or [run.run_id for run in runs[:3]]
-    msg = f"Unknown run '{text}' in {place}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]"
-    raise ValidationError(msg)

@@ -47,7 +47,7 @@ def recorded_output(
         ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
         RecordError: its record is damaged.
     """
-    if state in {RunState.PENDING, RunState.RUNNING, RunState.WAITING}:
+    if state.is_going_on:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
         raise RunExistsError(msg)
     fold = RunFold(facts)

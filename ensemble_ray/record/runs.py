@@ -20,6 +20,7 @@ from pathlib import Path
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.naming import chosen_id, taken
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite_file import RECORD, cannot_write, last_of_run, read_all
@@ -31,15 +32,6 @@ __all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "read_facts", 
 _META = "meta.json"
 _CANCEL = "cancel"
 _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
-#: States in which somebody must own the run; nobody does: it was interrupted.
-_OWNED = {RunState.PENDING, RunState.RUNNING, RunState.WAITING}
-#: How a run that is there stands, and what to do when one wants to begin it.
-_STANDING = {
-    RunState.COMPLETED: "is finished: choose another run_id",
-    RunState.FAILED: "has failed: choose another run_id",
-    RunState.CANCELLED: "was cancelled: resume it, or choose another run_id",
-    RunState.INTERRUPTED: "was interrupted: resume it, or choose another run_id",
-}
 
 
 def runs_directory(home: Path) -> Path:
@@ -149,7 +141,7 @@ class RunDirectory:
         created_at, origin, state = self._read_meta()
         owner = ""
         if not state.is_final and self.ownership.is_taken():
-            state, owner = state if state in _OWNED else RunState.RUNNING, self.ownership.owner()
+            state, owner = state if state.is_going_on else RunState.RUNNING, self.ownership.owner()
         else:
             state = self._unowned_state(state)
         return RunSummary(
@@ -211,7 +203,7 @@ class RunDirectory:
 
     def _unowned_state(self, written: RunState) -> RunState:
         """How a run stands that nobody owns: as its facts say, where its owner died before it wrote the state."""
-        if written not in _OWNED and (self.path / _META).exists():
+        if not written.is_going_on and (self.path / _META).exists():
             return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
             last = last_of_run(self.path, self.run_id, ("end", "resume"))
@@ -223,8 +215,7 @@ class RunDirectory:
         """Remove what a run left that recorded nothing."""
         if self.facts():
             state = self._unowned_state(self._read_meta()[2])
-            msg = f"Run '{self.run_id}' {_STANDING[state]}"
-            raise RunExistsError(msg)
+            raise RunExistsError(taken(self.run_id, state))
         for name in (RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
             (self.path / name).unlink(missing_ok=True)
 
@@ -279,27 +270,10 @@ def find_run(text: str, home: Path) -> RunDirectory:
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
     """
-    known = _known_ids(home)
-    if text in known:
-        return RunDirectory(home, text)
-    where = runs_directory(home)
-    if text == "latest":
-        if not known:
-            msg = f"There are no runs in {where}"
-            raise ValidationError(msg)
-        return RunDirectory(home, list_runs(home)[0].run_id)
-    begins = [each for each in known if text and each.startswith(text)]
-    if len(begins) == 1:
-        return RunDirectory(home, begins[0])
-    if begins:
-        msg = f"Several runs begin with '{text}': [{', '.join(begins[:5])}]"
-    elif not known:
-        msg = f"Unknown run '{text}': there are no runs in {where}"
-    else:
-        near = difflib.get_close_matches(text, known, n=3, cutoff=0.5)
-        shown = near or [run.run_id for run in list_runs(home)[:3]]
-        msg = f"Unknown run '{text}' in {where}. {'Nearest' if near else 'Newest'}: [{', '.join(shown)}]"
-    raise ValidationError(msg)
+    found = chosen_id(
+        text, _known_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home))
+    )
+    return RunDirectory(home, found)
 
 
 def known_run(run_id: str, home: Path) -> RunDirectory:

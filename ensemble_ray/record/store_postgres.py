@@ -12,10 +12,11 @@ import weakref
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
+from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres_database import Database
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
-from ensemble_ray.record.postgres_runs import chosen, read_runs
+from ensemble_ray.record.postgres_runs import read_runs
 from ensemble_ray.record.postgres_writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.record.stores import OwnedRun, RunSummary
@@ -123,7 +124,8 @@ class PostgresStore:
             ValidationError: there is none, or several; the message names the nearest.
             RecordError: the database cannot be used.
         """
-        return chosen(text, await self.runs(), self._database.place)
+        runs = {run.run_id: run for run in await self.runs()}  # newest first
+        return runs[chosen_id(text, list(runs), lambda: list(runs), self._database.place)]
 
     async def ask_cancel(self, run_id: str) -> None:
         """Ask the owner of a run to end it.
