@@ -14,10 +14,11 @@ import cloudpickle
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of, portable
+from ensemble_ray.errors import AgentExecutionError, message_of, portable
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.execute.reports import report_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
@@ -172,22 +173,9 @@ def cannot_leave(task: str, agent_role: str, error: Exception) -> AgentExecution
 
 def _packed(result: TaskResult) -> WireReport:
     error = None if result.error is None else portable(result.error)
+    travelling = replace(result, error=error)
     output = None if result.output is None else _dumps(result.output)
-    return Report(
-        key=result.key,
-        status=result.status,
-        at=result.at,
-        epoch=result.epoch,
-        newer_epoch=error.newest if isinstance(error, StaleEpochError) else 0,
-        duration_s=result.duration_s,
-        total_tokens=result.total_tokens,
-        tool_call_count=result.tool_call_count,
-        is_timeout=result.is_timeout,
-        output=output,
-        failure=_dumps(replace(result, error=error)) if output is None else None,
-        error_type="" if error is None else type(error).__name__,
-        message="" if error is None else message_of(error),
-    )
+    return report_of(travelling, output=output, failure=_dumps(travelling) if output is None else None)
 
 
 def _dumps(value: TaskOutput | TaskResult) -> bytes:

@@ -19,6 +19,7 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunConductor
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, TaskResult
+from ensemble_ray.execute.reports import report_of
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.limits.local_limiter import process_limiter
@@ -214,7 +215,7 @@ class InlineRun:
         )
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
-        job = asyncio.get_running_loop().create_task(self._conductor.report([report_of(result) for result in results]))
+        job = asyncio.get_running_loop().create_task(self._conductor.report([_report_of(result) for result in results]))
         self._reporting.add(job)
         job.add_done_callback(self._reported)
 
@@ -268,23 +269,9 @@ async def watch_for_cancel(owned: OwnedRun, run: _Cancellable) -> None:
     await run.cancel()
 
 
-def report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
-    """A task's result, as scheduling sees it."""
-    return Report(
-        key=result.key,
-        status=result.status,
-        at=result.at,
-        epoch=result.epoch,
-        newer_epoch=result.error.newest if isinstance(result.error, StaleEpochError) else 0,
-        duration_s=result.duration_s,
-        total_tokens=result.total_tokens,
-        tool_call_count=result.tool_call_count,
-        is_timeout=result.is_timeout,
-        output=result.output,
-        failure=result if result.output is None else None,
-        error_type="" if result.error is None else type(result.error).__name__,
-        message="" if result.error is None else message_of(result.error),
-    )
+def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
+    """A result as this process holds it: as objects."""
+    return report_of(result, output=result.output, failure=result if result.output is None else None)
 
 
 def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutcome:

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.definition.origin import Origin
-from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import failure_of, typed_output
+from ensemble_ray.execute.reports import report_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
@@ -146,9 +147,9 @@ class Recovered:
         for key in self._by_key:
             data = self.output_data(key)
             if data is not None:
-                reports[key] = _report(self._completed(key, data), output_of(key, data), None)
+                reports[key] = report_of(self._completed(key, data), output=output_of(key, data), failure=None)
             elif (result := self.failure(key)) is not None:
-                reports[key] = _report(result, None, failure_of(result))
+                reports[key] = report_of(result, output=None, failure=failure_of(result))
         return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
 
     def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
@@ -193,23 +194,6 @@ def resumed_inline(
     """What a conductor in the process of the definition needs: outputs as objects of the types that tasks declare."""
     types = output_types or {}
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
-
-
-def _report(result: TaskResult, output: Output | None, failure: Failure | None) -> Report[Output, Failure]:
-    error = result.error
-    return Report(
-        key=result.key,
-        status=result.status,
-        at=result.at,
-        duration_s=result.duration_s,
-        total_tokens=result.total_tokens,
-        tool_call_count=result.tool_call_count,
-        is_timeout=result.is_timeout,
-        output=output,
-        failure=failure,
-        error_type="" if error is None else type(error).__name__,
-        message="" if error is None else message_of(error),
-    )
 
 
 def _last_resume(facts: Sequence[Fact]) -> int:
