@@ -24,6 +24,7 @@ __all__ = [
     "ManagerPromptStrategy",
     "check_constraints",
     "check_roles",
+    "spoken_role",
 ]
 
 _PREFIX = "HierarchicalConstraints."
@@ -129,22 +130,22 @@ def check_roles(roles: Sequence[str]) -> None:
         ValidationError: the reserved role before any duplicate.
     """
     for role in roles:
-        if _spoken(role) == _RESERVED:
+        if spoken_role(role) == _RESERVED:
             raise ValidationError(
                 "Agent role 'Manager' is reserved for the virtual manager in HIERARCHICAL workflow. "
                 f"Choose a different role for agent '{role}'."
             )
     seen: set[str] = set()
     for role in roles:
-        if _spoken(role) in seen:
+        if spoken_role(role) in seen:
             raise ValidationError(
                 f"Duplicate agent role '{role}' detected in HIERARCHICAL workflow. "
                 "All agent roles must be unique (case-insensitive) to avoid ambiguous delegation."
             )
-        seen.add(_spoken(role))
+        seen.add(spoken_role(role))
 
 
-def _spoken(role: str) -> str:
+def spoken_role(role: str) -> str:
     """A role as a delegation finds it: white space around it and case make no difference (S-HIER-21)."""
     return role.strip().casefold()
 

@@ -7,13 +7,20 @@ called here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.ports import ChatModel
 
-__all__ = ["infer_workflow", "refuse_cycles", "validate"]
+__all__ = ["check_hierarchy", "infer_workflow", "known_agents", "manager_model", "refuse_cycles", "validate"]
+
+#: Times that a delegation is sent again, at most; each costs a worker's whole work.
+_MOST_RETRIES = 9
 
 
 def validate(definition: EnsembleDefinition) -> list[str]:
@@ -25,10 +32,6 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     Raises:
         ValidationError: the first check that fails.
     """
-    if definition.workflow is Workflow.HIERARCHICAL:
-        raise ValidationError(
-            "The hierarchical workflow is not available in this version. Use 'sequential' or 'parallel'."
-        )
     if not definition.tasks:
         raise ValidationError("Ensemble must have at least one task")
     if definition.rate_limit is not None and definition.llm is None:
@@ -38,9 +41,14 @@ def validate(definition: EnsembleDefinition) -> list[str]:
         )
     _check_agents(definition)
     _check_models(definition)
+    _check_delegation(definition)
     workflow = infer_workflow(definition)
+    if workflow is Workflow.HIERARCHICAL:
+        _check_manager(definition)
     if workflow is Workflow.PARALLEL and definition.parallel_error_strategy is None:
         raise ValidationError("Ensemble parallel_error_strategy must not be None for PARALLEL workflow")
+    if workflow is Workflow.HIERARCHICAL:
+        _check_hierarchical(definition)
     refuse_cycles(definition.tasks)
     if workflow is Workflow.SEQUENTIAL:
         _check_order(definition.tasks)
@@ -54,6 +62,49 @@ def infer_workflow(definition: EnsembleDefinition) -> Workflow:
     listed = {task.object_id for task in definition.tasks}
     is_linked = any(entry.object_id in listed for task in definition.tasks for entry in task.context)
     return Workflow.PARALLEL if is_linked else Workflow.SEQUENTIAL
+
+
+def known_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
+    """The ensemble's agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65); each once."""
+    given = definition.agents
+    named = given if given is not None else (task.agent for task in definition.tasks if task.agent is not None)
+    return tuple(dict.fromkeys(named))
+
+
+def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
+    """The model of a hierarchical run's manager (S-HIER-2).
+
+    Args:
+        definition: Names the manager's own model, and one for everybody.
+        workers: All of them, those made for tasks included, in order.
+
+    Raises:
+        ValidationError: there is none.
+    """
+    model = definition.llm if not workers else workers[0].llm
+    if definition.manager_llm is not None:
+        model = definition.manager_llm
+    if model is None:
+        raise ValidationError(
+            "No Manager LLM available for hierarchical workflow. Set manager_llm, an agent's llm, or an ensemble-level llm."
+        )
+    return model
+
+
+def check_hierarchy(definition: EnsembleDefinition, roles: Sequence[str]) -> None:
+    """Check a hierarchical ensemble against the roles of all its workers (S-HIER-4, S-HIER-30 to S-HIER-37).
+
+    `validate` does it where all roles are known then; where agents are made for tasks, whoever made them does it.
+
+    Args:
+        definition: Validated.
+        roles: One per worker, in order.
+
+    Raises:
+        ValidationError: the first rule that is broken.
+    """
+    check_roles(roles)
+    check_constraints(definition.hierarchical_constraints, roles)
 
 
 def refuse_cycles(tasks: Sequence[Task]) -> None:
@@ -110,6 +161,47 @@ def _check_models(definition: EnsembleDefinition) -> None:
             )
 
 
+def _check_delegation(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.6, and how a delegation that is lost or hangs is dealt with; for every workflow."""
+    depth, timeout, retries = (
+        definition.max_delegation_depth,
+        definition.delegation_timeout,
+        definition.delegation_retries,
+    )
+    if depth <= 0:
+        raise ValidationError(f"Ensemble max_delegation_depth must be > 0, got: {depth}")
+    if timeout is not None and timeout <= timedelta(0):
+        raise ValidationError(f"Ensemble delegation_timeout must be > 0 when set, got: {timeout}")
+    if not 0 <= retries <= _MOST_RETRIES:
+        raise ValidationError(f"Ensemble delegation_retries must be between 0 and {_MOST_RETRIES}, got: {retries}")
+
+
+def _check_manager(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.7."""
+    for name, value, least in (
+        ("manager_max_iterations", definition.manager_max_iterations, 1),
+        ("manager_stall_turns", definition.manager_stall_turns, 0),
+    ):
+        if value < least:
+            needed = "> 0" if least else ">= 0"
+            raise ValidationError(f"Ensemble {name} must be {needed} for HIERARCHICAL workflow, got: {value}")
+
+
+def _check_hierarchical(definition: EnsembleDefinition) -> None:
+    """S-DOM-61.9: roles, constraints, handler tasks; roles of agents that are yet to be made are checked after that."""
+    roles = [agent.role for agent in known_agents(definition)]
+    check_roles(roles)
+    is_complete = all(task.agent is not None or task.handler is not None for task in definition.tasks)
+    check_constraints(definition.hierarchical_constraints, roles if is_complete else None)
+    for task in definition.tasks:
+        if task.handler is not None:
+            raise ValidationError(
+                "Deterministic handler tasks are not supported in HIERARCHICAL workflow. "
+                f"Task '{task.description}' has a handler configured. "
+                "Give the task to an agent, or use the sequential or parallel workflow."
+            )
+
+
 def _check_order(tasks: Sequence[Task]) -> None:
     """S-DOM-61.11 before S-DOM-61.12, each for the first task it concerns."""
     listed = {task.object_id for task in tasks}
@@ -129,8 +221,14 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _warnings(definition: EnsembleDefinition) -> list[str]:
-    """Agents that were registered and have nothing to do (S-DOM-64)."""
+    """Agents that were registered and have nothing to do (S-DOM-64).
+
+    Where work can be handed over, every agent may be asked: by a manager, or by an agent of a task that may delegate.
+    """
     used = {task.agent for task in definition.tasks}
+    may_ask = any(agent is not None and agent.allow_delegation for agent in used)
+    if may_ask or definition.workflow is Workflow.HIERARCHICAL:
+        return []
     return [
         f"Agent '{agent.role}' is registered but not assigned to any task"
         for agent in definition.agents or ()

@@ -16,10 +16,14 @@ from typing import Any, cast
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.hierarchy import spoken_role
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.validation import known_agents
+from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse
+from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.threads import USER_ERRORS, call_user
@@ -174,7 +178,30 @@ async def synthesize_agents(
         slow[object_id] = _ask_synthesizer(synthesizer, task, context, model)
     if slow:
         made.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
-    return made
+    return _told_apart(made, definition) if resolved.workflow is Workflow.HIERARCHICAL else made
+
+
+def _told_apart(made: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
+    """The same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
+
+    The roles that the user wrote stay as they are, and the manager's is left to the manager.
+    """
+    known = known_agents(definition)
+    taken = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in known)}
+    # An agent that a synthesizer gave to several tasks, or took from the ensemble, is one worker.
+    workers = {agent.object_id: agent for agent in known}
+    numbers: dict[str, int] = {}
+    for agent in made.values():
+        if agent.object_id in workers:
+            continue
+        role, number = agent.role, numbers.get(agent.role, 1)
+        while spoken_role(role) in taken:
+            number += 1
+            role = f"{agent.role} {number}"
+        numbers[agent.role] = number
+        taken.add(spoken_role(role))
+        workers[agent.object_id] = agent if role == agent.role else agent.rewritten(role=role)
+    return {object_id: workers[agent.object_id] for object_id, agent in made.items()}
 
 
 def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:

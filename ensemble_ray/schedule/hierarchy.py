@@ -205,7 +205,7 @@ class DelegationEnforcer:
         for place in range(self._stage_of.get(role, 0)):
             needed.update(self._open_roles(place))
         cap = self._rules.global_max_delegations
-        if cap and len(needed) > cap - self._approved.total():
+        if 0 < cap < self._approved.total() + len(needed):
             return False
         allowed = self._rules.allowed_workers
         return all((not allowed or each in allowed) and self._calls_left(each) != 0 for each in needed)
