@@ -154,8 +154,8 @@ class DelegationEnforcer:
         possible = [self._with_calls_left(role) for role in self._workers if self._refusal(role) is None]
         cap = self._rules.global_max_delegations
         if possible:
-            left = f" ({_calls(cap - self._approved.total())} left in all)" if cap > 0 else ""
-            told = f"You may delegate now to: {', '.join(possible)}{left}."
+            left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
+            told = f"You may delegate now to: {', '.join(possible)}.{left}"
         else:
             told = "No delegation is possible any more: give your final answer from the results that you have."
         missing = self._missing() if possible else ""
@@ -217,7 +217,7 @@ class DelegationEnforcer:
 
     def _with_calls_left(self, role: str) -> str:
         left = self._calls_left(role)
-        return f"'{role}'" if left is None else f"'{role}' ({_calls(left)} left)"
+        return f"'{role}'" if left is None else f"'{role}' ({left} left)"
 
     # Invariants, for tests and for hunting defects.
 
@@ -271,10 +271,6 @@ def _normalised(text: str) -> str:
 
 def _quoted(roles: Iterable[str]) -> str:
     return ", ".join(f"'{role}'" for role in roles)
-
-
-def _calls(count: int) -> str:
-    return "1 delegation" if count == 1 else f"{count} delegations"
 
 
 def _times(count: int) -> str:
