@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.validation import infer_workflow, validate
+from ensemble_ray.definition.validation import (
+    check_hierarchy,
+    infer_workflow,
+    known_agents,
+    manager_model,
+    validate,
+)
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
@@ -39,6 +47,9 @@ def refusal(**fields: object) -> str:
 
 
 FACTS = task("Find facts on {topic}")
+HANDLER_TOLD = (
+    "Deterministic handler tasks are not supported in HIERARCHICAL workflow. Task 'Check' has a handler configured."
+)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +86,128 @@ def test_run_is_refused_with_the_exact_text_when_a_check_fails(fields: dict[str,
     assert refusal(**fields) == message
 
 
-def test_hierarchical_is_refused_first_when_chosen() -> None:
-    """S-SET-41: the word is known, the workflow comes with a later version; nothing else is said before it."""
-    assert refusal(tasks=[], workflow="hierarchical") == (
-        "The hierarchical workflow is not available in this version. Use 'sequential' or 'parallel'."
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_delegation_depth": 0}, "max_delegation_depth must be > 0, got: 0"),
+        ({"max_delegation_depth": -1}, "max_delegation_depth must be > 0, got: -1"),
+        ({"delegation_timeout": 0}, "delegation_timeout must be > 0 when set, got: 0:00:00"),
+        (
+            {"delegation_timeout": timedelta(seconds=-1)},
+            "delegation_timeout must be > 0 when set, got: -1 day, 23:59:59",
+        ),
+        ({"delegation_retries": -1}, "delegation_retries must be between 0 and 9, got: -1"),
+        ({"delegation_retries": 10}, "delegation_retries must be between 0 and 9, got: 10"),
+    ],
+)
+@pytest.mark.parametrize("workflow", ["sequential", "parallel", "hierarchical"])
+def test_run_is_refused_when_a_limit_of_delegations_cannot_work(
+    fields: dict[str, object], message: str, workflow: str
+) -> None:
+    """S-DOM-61.6, S-DOM-60: in every workflow, since agents delegate in all of them; what can work passes."""
+    team: dict[str, object] = {"tasks": [task("a", agent=WRITER)], "workflow": workflow}
+    assert refusal(**team, **fields) == f"Ensemble {message}"
+    most = {"max_delegation_depth": 1, "delegation_timeout": 0.1, "delegation_retries": 9}
+    assert validate(EnsembleDefinition(**team, **most)) == []
+    assert validate(EnsembleDefinition(**team, delegation_retries=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "needed"),
+    [("manager_max_iterations", 0, "> 0"), ("manager_max_iterations", -1, "> 0"), ("manager_stall_turns", -1, ">= 0")],
+)
+def test_run_is_refused_when_a_limit_of_the_manager_cannot_work(field: str, value: int, needed: str) -> None:
+    """S-DOM-61.7: other workflows have no manager and do not mind."""
+    team: dict[str, object] = {"tasks": [task("a", agent=WRITER)], field: value}
+    assert refusal(**team, workflow="hierarchical") == (
+        f"Ensemble {field} must be {needed} for HIERARCHICAL workflow, got: {value}"
     )
+    for workflow in ("sequential", "parallel"):
+        assert validate(EnsembleDefinition(**team, workflow=workflow)) == []
+
+
+def test_constraints_are_ignored_when_the_workflow_has_no_manager() -> None:
+    """S-DOM-60, S-DOM-61.9: even those that could not work, and roles that a manager could not tell apart."""
+    broken = HierarchicalConstraints(required_workers=["Nobody"], global_max_delegations=-1)
+    twin = Agent(role="writer", goal="g", llm=MODEL)
+    manager = Agent(role="Manager", goal="g", llm=MODEL)
+    team = [task("a", agent=WRITER), task("b", agent=twin), task("c", agent=manager), task("d", handler=handle)]
+    for workflow in ("sequential", "parallel"):
+        definition = EnsembleDefinition(tasks=team, workflow=workflow, hierarchical_constraints=broken)
+        assert validate(definition) == []
+
+
+def test_hierarchical_rules_are_told_in_order_when_several_are_broken() -> None:
+    """S-DOM-61.9, S-HIER-4, S-HIER-31, S-DET-8: roles, constraints, handler tasks; then cycles (S-DOM-61.10)."""
+    manager = Agent(role="manager", goal="g", llm=MODEL)
+    twin = Agent(role="WRITER", goal="g", llm=MODEL)
+    ring = closed_ring("x", "y")
+    fields: dict[str, object] = {
+        "tasks": [*ring, task("Check", handler=handle)],
+        "llm": MODEL,
+        "agents": [WRITER, twin, manager],
+        "workflow": "hierarchical",
+        "hierarchical_constraints": HierarchicalConstraints(global_max_delegations=-1),
+        "max_delegation_depth": 0,
+        "manager_max_iterations": 0,
+    }
+    for mend, message in (
+        ({}, "Ensemble max_delegation_depth must be > 0"),
+        ({"max_delegation_depth": 1}, "Ensemble manager_max_iterations must be > 0"),
+        ({"manager_max_iterations": 1}, "Agent role 'Manager' is reserved for the virtual manager"),
+        ({"agents": [WRITER, twin]}, "Duplicate agent role 'WRITER' detected"),
+        ({"agents": [WRITER]}, "HierarchicalConstraints.global_max_delegations must be >= 0"),
+        ({"hierarchical_constraints": None}, HANDLER_TOLD),
+        ({"tasks": ring}, "Circular context dependency"),
+    ):
+        fields |= mend
+        assert refusal(**fields).startswith(message)
+
+
+def test_any_order_passes_when_a_manager_decides() -> None:
+    """S-DOM-63, S-DOM-64, S-HIER-1, S-HIER-4: context may come later or be absent, every agent is a worker."""
+    idle = Agent(role="Idle", goal="Wait", llm=MODEL)
+    article = task("Write", FACTS, task("absent"), agent=WRITER)
+    team = [article, FACTS.replace(agent=WRITER), FACTS]
+    definition = EnsembleDefinition(tasks=team, llm=MODEL, agents=[idle, WRITER, WRITER], workflow="hierarchical")
+    assert validate(definition) == []
+
+
+def test_unknown_roles_wait_for_the_agents_when_some_are_yet_to_be_made() -> None:
+    """S-DET-26, S-HIER-31: all else is told before any model call."""
+    rules = HierarchicalConstraints(required_workers=["Researcher"])
+    fields: dict[str, object] = {"llm": MODEL, "workflow": "hierarchical", "hierarchical_constraints": rules}
+    made = EnsembleDefinition(tasks=[task("a", agent=WRITER), FACTS], **fields)
+    assert validate(made) == []
+    check_hierarchy(made, ["Writer", "Researcher"])
+    for roles, message in (
+        (["Writer", "Agent"], "required_workers references unknown agent: 'Researcher'"),
+        (["Writer", "manager"], "is reserved for the virtual manager"),
+        (["Writer", "writer"], "Duplicate agent role 'writer'"),
+    ):
+        with pytest.raises(ValidationError, match=message):
+            check_hierarchy(made, roles)
+    assert "unknown agent: 'Researcher'" in refusal(tasks=[task("a", agent=WRITER)], **fields)
+
+
+def test_agents_are_those_given_else_those_of_the_tasks_when_asked_who_is_known() -> None:
+    """S-DOM-65, S-HIER-1: each once, in first-use order."""
+    other = Agent(role="Other", goal="g", llm=MODEL)
+    tasks = [task("a", agent=other), task("b", agent=WRITER), task("c", agent=other), FACTS]
+    assert known_agents(EnsembleDefinition(tasks=tasks)) == (other, WRITER)
+    assert known_agents(EnsembleDefinition(tasks=tasks, agents=[WRITER, other])) == (WRITER, other)
+
+
+def test_managers_model_is_the_first_that_there_is_when_asked() -> None:
+    """S-HIER-2: its own, the first worker's, the ensemble's; none is refused."""
+    own, shared, first = ScriptedModel(), ScriptedModel(), ScriptedModel()
+    workers = [Agent(role="First", goal="g", llm=first), WRITER]
+    assert manager_model(EnsembleDefinition(manager_llm=own, llm=shared), workers) is own
+    assert manager_model(EnsembleDefinition(llm=shared), workers) is first
+    assert manager_model(EnsembleDefinition(llm=shared), []) is shared
+    with pytest.raises(ValidationError) as caught:
+        manager_model(EnsembleDefinition(), [])
+    assert str(caught.value).startswith("No Manager LLM available for hierarchical workflow.")
 
 
 def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
@@ -140,7 +268,7 @@ def closed_ring(*descriptions: str) -> Sequence[Task]:
     return ring
 
 
-@pytest.mark.parametrize("workflow", ["sequential", "parallel", None])
+@pytest.mark.parametrize("workflow", ["sequential", "parallel", "hierarchical", None])
 def test_cycle_is_refused_when_context_leads_back(workflow: str | None) -> None:
     """S-DOM-61.10, S-DOM-62: for every workflow, before the order is looked at."""
     ring = closed_ring("a", "b", "c")
@@ -203,6 +331,16 @@ def test_warning_is_given_when_an_agent_has_nothing_to_do(caplog: pytest.LogCapt
         warnings = validate(EnsembleDefinition(tasks=[task("a", agent=WRITER)], agents=[idle, WRITER]))
     assert warnings == ["Agent 'Idle' is registered but not assigned to any task"]
     assert not caplog.records
+
+
+def test_no_warning_is_given_when_an_agent_may_be_asked_by_another() -> None:
+    """S-DOM-64, S-DEL-2: delegation makes every agent a possible worker; one that does nothing itself asks nobody."""
+    idle = Agent(role="Idle", goal="Wait", llm=MODEL, allow_delegation=True)
+    asking = WRITER.replace(allow_delegation=True)
+    assert validate(EnsembleDefinition(tasks=[task("a", agent=asking)], agents=[idle, asking])) == []
+    assert validate(EnsembleDefinition(tasks=[task("a", agent=WRITER)], agents=[idle, WRITER])) == [
+        "Agent 'Idle' is registered but not assigned to any task"
+    ]
 
 
 def test_workflow_is_inferred_when_none_is_chosen() -> None:

@@ -205,6 +205,38 @@ async def test_custom_synthesizer_is_asked_when_given() -> None:
     assert await made(definition.replace(agent_synthesizer=lambda *_: agent)) == [agent]
 
 
+def roles_of(agents: list[Agent]) -> list[str]:
+    """Their roles."""
+    return [agent.role for agent in agents]
+
+
+async def test_roles_are_numbered_when_a_manager_has_to_tell_them_apart() -> None:
+    """S-DET-26: from the second on, in task order; roles of the user's agents and the manager's are taken too."""
+    model = ScriptedModel()
+    writer = Agent(role="writer", goal="g", llm=model)
+    idle = Agent(role="Researcher 2", goal="g", llm=model)
+    tasks = [task("Research a"), task("Write b"), task("Research c"), task("Draw", agent=writer), task("Research d")]
+    team = EnsembleDefinition(tasks=tasks, llm=model, agents=[writer, idle], workflow="hierarchical")
+    agents = await made(team)
+    assert roles_of(agents) == ["Researcher", "Writer 2", "Researcher 3", "Researcher 4"]
+    assert [agent.goal for agent in agents] == ["Research a", "Write b", "Research c", "Research d"]
+    assert roles_of(await made(team.replace(workflow="parallel"))) == ["Researcher", "Writer", *["Researcher"] * 2]
+    boss = Custom(Agent(role=" Manager", goal="g", llm=model))
+    assert roles_of(await made(team.replace(agent_synthesizer=boss, tasks=[task("x")]))) == [" Manager 2"]
+
+
+async def test_one_agent_stays_one_worker_when_a_synthesizer_gives_it_again() -> None:
+    """S-DET-26, S-HIER-4: an agent object that serves several tasks is no duplicate, but a copy of it is."""
+    model = ScriptedModel()
+    custom = Custom(Agent(role="Expert", goal="g", llm=model))
+    tasks = [task("a"), task("b"), task("c", max_iterations=3)]
+    team = EnsembleDefinition(tasks=tasks, llm=model, agent_synthesizer=custom, workflow="hierarchical")
+    first, second, copied = await made(team)
+    assert first is second is custom.agent
+    assert (copied.role, copied.max_iterations) == ("Expert 2", 3)
+    assert roles_of(await made(team.replace(agents=[custom.agent]))) == ["Expert", "Expert", "Expert 2"]
+
+
 async def test_synthesizer_is_refused_when_it_gives_no_agent() -> None:
     """S-DET-25."""
     definition = EnsembleDefinition(tasks=[task("a")], llm=ScriptedModel(), agent_synthesizer=lambda *_: "Agent")
