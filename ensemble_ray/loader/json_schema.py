@@ -13,9 +13,11 @@ from pydantic_core import PydanticUndefined
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.loader.hierarchy import CONSTRAINT
 from ensemble_ray.loader.kinds import Field
 from ensemble_ray.loader.models import MODEL_FIELDS
 from ensemble_ray.loader.tables import AGENT, COST, LIMIT, RETRY, TASK, TEAM
@@ -58,6 +60,7 @@ def team_schema() -> dict[str, JsonValue]:
             "rate_limit": _object(LIMIT, RateLimit),
             "cost_configuration": _object(COST, CostConfiguration),
             "retry": _object(RETRY, RetryPolicy),
+            "hierarchical_constraints": _object(CONSTRAINT, HierarchicalConstraints),
         },
     }
 

@@ -17,6 +17,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.loader.document import Entries, Located, Scalar
+from ensemble_ray.loader.hierarchy import CONSTRAINTS, POLICIES, STRATEGY
 from ensemble_ray.loader.kinds import (
     BAD,
     FLAG,
@@ -171,6 +172,7 @@ AGENT: Mapping[str, Field] = {
     "verbose": Field(kind=FLAG),
     "max_iterations": Field(kind=WHOLE),
     "response_format": Field(kind=TEXT),
+    "allow_delegation": Field(kind=FLAG),
     "rate_limit": Field(kind=_LIMIT, doc=_LIMITED.format(what="Limit of this agent's model calls, kept across runs")),
     "max_concurrency": Field(kind=WHOLE, doc="Tasks it works on at the same time in one process; default: no cap."),
     "replicas": Field(kind=WHOLE),
@@ -207,8 +209,9 @@ TASK: Mapping[str, Field] = {
 #: Keys of the whole file.
 TEAM: Mapping[str, Field] = {
     "workflow": Field(
-        kind=choice((Workflow.SEQUENTIAL.value, Workflow.PARALLEL.value), "workflow"),
-        doc="`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there.",
+        kind=choice([each.value for each in Workflow], "workflow"),
+        doc="`sequential`, in list order, unless told; `parallel`: each task as soon as its context is there; "
+        "`hierarchical`: a manager hands the tasks to the agents.",
     ),
     "verbose": Field(kind=FLAG),
     "llm": Field(kind=LLM, doc="Model of the agents that name none, and of those that are made for tasks."),
@@ -261,6 +264,21 @@ TEAM: Mapping[str, Field] = {
         kind=choice([each.value for each in OnUnknown], "word"),
         doc="What becomes of a tool call that was begun before a crash and has no result.",
     ),
+    "manager_llm": Field(kind=LLM, doc="Model of a hierarchical team's manager; default: the first agent's."),
+    "manager_max_iterations": Field(kind=WHOLE),
+    "manager_prompt_strategy": Field(kind=STRATEGY, doc="Writes the manager's prompts, as module:attribute."),
+    "hierarchical_constraints": Field(kind=CONSTRAINTS),
+    "enforce_required": Field(
+        kind=choice(("remind", "fail"), "word"),
+        doc="`remind`: a manager that wants to finish without a required worker is told so once; `fail`: it is not.",
+    ),
+    "manager_stall_turns": Field(kind=WHOLE),
+    "max_delegation_depth": Field(kind=WHOLE),
+    "delegation_policies": Field(
+        kind=POLICIES, doc="Asked in order about each delegation, each as module:attribute: allow, reject or change it."
+    ),
+    "delegation_timeout": Field(kind=NUMBER, doc="Longest time of one delegation, seconds; default: no limit."),
+    "delegation_retries": Field(kind=WHOLE),
     **{
         method: Field(kind=_CALLBACKS, doc="Called with each event of that kind; module:function, or several.")
         for method in EVENT_TYPES

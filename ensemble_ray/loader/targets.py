@@ -156,4 +156,7 @@ def _with_model(ensemble: Ensemble, model: ChatModel | None) -> Ensemble:
     listed = None if ensemble.agents is None else [agent_with_model(agent) for agent in ensemble.agents]
     if len(tasks) < len({task.object_id for task in ensemble.tasks}):
         return ensemble  # the tasks wait for each other in a circle; the run says so
-    return ensemble.replace(tasks=[tasks[task.object_id] for task in ensemble.tasks], agents=listed, llm=model)
+    # None stays None: the manager has the model of the first agent then, which is the given one.
+    manager = None if ensemble.manager_llm is None else model
+    listed_tasks = [tasks[task.object_id] for task in ensemble.tasks]
+    return ensemble.replace(tasks=listed_tasks, agents=listed, llm=model, manager_llm=manager)

@@ -22,7 +22,8 @@ def _validator() -> Any:
     return jsonschema.Draft7Validator(team_schema())
 
 
-def _errors(text: str) -> list[str]:
+def schema_errors(text: str) -> list[str]:
+    """Where the schema refuses a team file."""
     return [error.json_path for error in _validator().iter_errors(yaml.safe_load(text))]
 
 
@@ -35,7 +36,7 @@ def test_the_published_file_is_what_the_loader_says() -> None:
 def test_a_whole_team_passes() -> None:
     """Everything that the loader takes in its own test."""
     # Editors read YAML 1.2, where this is a number; the parser of this test does not.
-    assert _errors(WHOLE.replace("1e-6", "0.000001")) == []
+    assert schema_errors(WHOLE.replace("1e-6", "0.000001")) == []
 
 
 @pytest.mark.parametrize(
@@ -51,7 +52,7 @@ def test_a_whole_team_passes() -> None:
 )
 def test_mistakes_are_found_in_the_editor(text: str, path: str) -> None:
     """Unknown keys, words and tools, missing keys."""
-    assert path in _errors(text)
+    assert path in schema_errors(text)
 
 
 def test_everything_is_described() -> None:

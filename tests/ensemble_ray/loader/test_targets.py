@@ -24,6 +24,9 @@ number = 5
 def make_team():
     return team
 
+def make_managed():
+    return team.replace(workflow="hierarchical", manager_llm="local")
+
 def make_nothing():
     return None
 
@@ -113,6 +116,13 @@ def test_tasks_stay_the_same_ones_when_the_model_is_replaced(module: str) -> Non
     assert (second.llm, team.llm) == (model, model)
     assert original.agents is not None
     assert original.agents[0].llm is not model
+
+
+def test_manager_has_the_given_model_when_it_had_one_of_its_own(module: str) -> None:
+    """`--llm`, S-HIER-2: else it has the first agent's, as ever."""
+    model = ScriptedModel("x")
+    assert load_ensemble(f"{module}:make_managed", llm=model).manager_llm is model
+    assert load_ensemble(f"{module}:team", llm=model).manager_llm is None
 
 
 @pytest.mark.parametrize(

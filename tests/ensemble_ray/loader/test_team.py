@@ -11,12 +11,14 @@ import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.loader import load_ensemble
+from ensemble_ray.loader.hierarchy import CONSTRAINT
 from ensemble_ray.loader.tables import AGENT, TASK, TEAM
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.testing import ScriptedModel
@@ -227,12 +229,12 @@ def test_user_code_is_found_when_the_file_names_it(load: Load, folder: Path) -> 
 def test_every_model_is_replaced_when_another_is_given(folder: Path) -> None:
     """`--llm`: none of the models that the file names is even looked at, nor their keys."""
     text = "agents: {a: {goal: g, llm: {model: m, api_key_env: NOT_THERE}}, b: {goal: g}}\n"
-    text += "tasks: {t: {description: d, agent: a}, u: {description: d, llm: nonsense}}\n"
+    text += "tasks: {t: {description: d, agent: a}, u: {description: d, llm: nonsense}}\nmanager_llm: nonsense\n"
     (folder / "team.yaml").write_text(text, encoding="utf-8")
     model = ScriptedModel("x")
     team = load_ensemble("team.yaml", llm=model)
     assert team.agents is not None
-    assert {team.llm, team.tasks[1].llm, *(agent.llm for agent in team.agents)} == {model}
+    assert {team.llm, team.manager_llm, team.tasks[1].llm, *(agent.llm for agent in team.agents)} == {model}
 
 
 def test_the_key_comes_from_the_environment_when_a_variable_is_named(
@@ -266,6 +268,7 @@ NOT_IN_FILES = {"revision_feedback", "prior_attempt_output", "attempt_number"}
         (AGENT, Agent, set[str]()),
         (TASK, Task, {"name", *NOT_IN_FILES}),
         (TEAM, EnsembleDefinition, {"agents", "tasks"}),
+        (CONSTRAINT, HierarchicalConstraints, set[str]()),
     ],
 )
 def test_keys_are_the_fields_of_the_classes(table: dict[str, object], kind: type[Task], beside: set[str]) -> None:
