@@ -165,7 +165,7 @@ def test_hierarchical_rules_are_told_in_order_when_several_are_broken() -> None:
 
 
 def test_any_order_passes_when_a_manager_decides() -> None:
-    """S-DOM-63, S-DOM-64, S-HIER-1, S-HIER-4: context may come later or be absent, every agent is a worker."""
+    """S-DOM-63, S-DOM-64, S-HIER-4: context may come later or be absent, every agent is a worker."""
     idle = Agent(role="Idle", goal="Wait", llm=MODEL)
     article = task("Write", FACTS, task("absent"), agent=WRITER)
     team = [article, FACTS.replace(agent=WRITER), FACTS]
@@ -334,7 +334,7 @@ def test_warning_is_given_when_an_agent_has_nothing_to_do(caplog: pytest.LogCapt
 
 
 def test_no_warning_is_given_when_an_agent_may_be_asked_by_another() -> None:
-    """S-DOM-64, S-DEL-2: delegation makes every agent a possible worker; one that does nothing itself asks nobody."""
+    """S-DOM-64: delegation makes every agent a possible worker; one that does nothing itself asks nobody."""
     idle = Agent(role="Idle", goal="Wait", llm=MODEL, allow_delegation=True)
     asking = WRITER.replace(allow_delegation=True)
     assert validate(EnsembleDefinition(tasks=[task("a", agent=asking)], agents=[idle, asking])) == []

@@ -65,7 +65,7 @@ def newsroom(folder: Path) -> None:
 
 
 def test_every_rule_arrives_when_a_team_has_a_manager(load: Load) -> None:
-    """S-HIER-2, S-HIER-3, S-DEL-1, S-DEL-40, S-CONV-19: by the names that they have in Python."""
+    """S-CONV-19: by the names that they have in Python."""
     team = load(NEWSROOM)
     assert team.workflow is Workflow.HIERARCHICAL
     assert isinstance(team.manager_llm, OpenAIChatModel)

@@ -119,7 +119,7 @@ def test_tasks_stay_the_same_ones_when_the_model_is_replaced(module: str) -> Non
 
 
 def test_manager_has_the_given_model_when_it_had_one_of_its_own(module: str) -> None:
-    """`--llm`, S-HIER-2: else it has the first agent's, as ever."""
+    """`--llm`: else it has the first agent's, as ever."""
     model = ScriptedModel("x")
     assert load_ensemble(f"{module}:make_managed", llm=model).manager_llm is model
     assert load_ensemble(f"{module}:team", llm=model).manager_llm is None

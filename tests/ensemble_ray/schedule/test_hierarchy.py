@@ -24,7 +24,7 @@ def succeed(machine: DelegationEnforcer, *roles: str) -> None:
 
 
 def test_everything_is_approved_when_no_rule_is_set() -> None:
-    """S-HIER-63, S-HIER-71, S-HIER-72: empty means all, 0 means unlimited; nothing is told either."""
+    """S-HIER-71, S-HIER-72: empty means all, 0 means unlimited; nothing is told either."""
     machine = enforcer()
     assert [machine.approve(role) for role in WORKERS * 30] == [None] * 120
     assert (machine.hint(), machine.reminder(), machine.violations()) == ("", None, ())
@@ -128,7 +128,7 @@ def test_attempt_stays_charged_when_it_may_not_be_moved() -> None:
 
 
 def test_attempt_keeps_its_place_when_it_is_moved_to_where_it_is() -> None:
-    """S-HIER-46, S-HIER-45: a policy that only spells the role otherwise changes nothing."""
+    """S-HIER-46: a policy that only spells the role otherwise changes nothing."""
     machine = enforcer(max_calls_per_worker={"Writer": 1})
     assert machine.approve("Writer") is None
     assert machine.move("Writer", "Writer") is None
@@ -188,7 +188,7 @@ def test_exactly_the_cap_is_approved_when_one_turn_asks_for_fifty(cap: int) -> N
 
 
 def test_rules_are_told_when_any_is_set() -> None:
-    """S-HIER-20: for the tool's description; each rule in a sentence of its own, with its roles."""
+    """06: for the tool's description; each rule in a sentence of its own, with its roles."""
     text = rules_text(
         HierarchyRules(
             allowed_workers=("Researcher", "Analyst", "Writer"),
@@ -209,7 +209,7 @@ def test_rules_are_told_when_any_is_set() -> None:
 
 
 def test_hint_says_what_is_possible_when_something_is() -> None:
-    """S-HIER-61: what may be asked for now, what is left, what is missing."""
+    """06: what may be asked for now, what is left, what is missing."""
     machine = enforcer(
         required_stages=STAGES,
         required_workers=("Writer",),
@@ -228,7 +228,7 @@ def test_hint_says_what_is_possible_when_something_is() -> None:
 
 
 def test_hint_says_to_finish_when_nothing_is_possible() -> None:
-    """S-HIER-61, S-HIER-72."""
+    """06: a cap that is used up (S-HIER-72) leaves nothing else."""
     machine = enforcer(global_max_delegations=1, required_workers=("Writer",))
     succeed(machine, "Analyst")
     assert machine.hint() == (
@@ -237,7 +237,7 @@ def test_hint_says_to_finish_when_nothing_is_possible() -> None:
 
 
 def test_notice_is_given_when_the_same_was_done_already() -> None:
-    """06, S-HIER-24: the same worker and words, white space apart; a failed one may be asked again without a word."""
+    """06: the same worker and words, white space apart; a failed one may be asked again without a word."""
     machine = enforcer()
     assert machine.approve("Writer") is None
     assert machine.repeated("Writer", "Write it") is None
@@ -256,7 +256,7 @@ def test_notice_is_given_when_the_same_was_done_already() -> None:
 
 
 def test_manager_is_reminded_once_when_a_required_worker_is_missing() -> None:
-    """S-SET-41, S-HIER-50: what is missing, what has to come before it, and that the answer comes after."""
+    """`enforce_required`, S-HIER-50: what is missing, what has to come before it, and that the answer comes after."""
     machine = enforcer(required_workers=("Editor", "Analyst"), required_stages=STAGES)
     succeed(machine, "Analyst")
     assert machine.reminder() == (
@@ -270,7 +270,7 @@ def test_manager_is_reminded_once_when_a_required_worker_is_missing() -> None:
 
 
 def test_manager_is_not_reminded_when_nothing_is_missing_or_the_run_is_to_fail() -> None:
-    """S-SET-41: `fail` gives no second chance."""
+    """`enforce_required`: `fail` gives no second chance."""
     done = enforcer(required_workers=("Writer",))
     succeed(done, "Writer")
     assert done.reminder() is None
@@ -288,7 +288,7 @@ def test_manager_is_not_reminded_when_nothing_is_missing_or_the_run_is_to_fail()
     ],
 )
 def test_manager_is_not_reminded_when_what_is_missing_cannot_be_done(rules: dict[str, object]) -> None:
-    """S-SET-41, S-HIER-41: caps that are used up, by the worker or by those before it; nothing is asked in vain."""
+    """`enforce_required`, S-HIER-41: caps that are used up, by the worker or by those before it; nothing is asked in vain."""
     machine = enforcer(required_workers=("Writer",), **rules)
     machine.recall("Researcher" if "required_stages" in rules else "Writer")
     assert machine.reminder() is None
@@ -296,7 +296,7 @@ def test_manager_is_not_reminded_when_what_is_missing_cannot_be_done(rules: dict
 
 
 def test_only_what_can_be_done_is_asked_for_when_something_else_cannot() -> None:
-    """S-SET-41: a reminder that could not be spent is kept for later."""
+    """`enforce_required`: a reminder that could not be spent is kept for later."""
     machine = enforcer(required_workers=("Writer", "Editor"), max_calls_per_worker={"Writer": 1})
     machine.recall("Writer")
     told = machine.reminder()
