@@ -10,9 +10,20 @@ from ensemble_ray.context import LogContextFilter
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptContext, ManagerPromptStrategy
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.delegation import (
+    DelegationContext,
+    DelegationPolicy,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationPriority,
+    DelegationRequest,
+    DelegationResponse,
+    DelegationStatus,
+)
 from ensemble_ray.ensemble import Ensemble, run
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -22,6 +33,7 @@ from ensemble_ray.errors import (
     ExitEarlyError,
     GuardrailViolationError,
     IllegalStateError,
+    ManagerStalledError,
     MaxIterationsExceededError,
     OutputParsingError,
     ParallelExecutionError,
@@ -39,6 +51,9 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.event_log import EventStream
 from ensemble_ray.events import (
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
     Event,
@@ -72,6 +87,7 @@ from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
 from ensemble_ray.plan.templates import resolve_template
 from ensemble_ray.ports import ChatModel, StreamingChatModel, ToolMetrics
 from ensemble_ray.prompts.agent import build_system_prompt
+from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt
 from ensemble_ray.record.exporters import JsonTraceExporter
 from ensemble_ray.run_handle import Run
@@ -95,6 +111,7 @@ from ensemble_ray.trace import (
     AgentSummary,
     CapturedMessage,
     CaptureMode,
+    DelegationTrace,
     ErrorTrace,
     ExecutionTrace,
     ExecutionTraceExporter,
@@ -142,6 +159,19 @@ __all__ = [
     "CostEstimate",
     "CustomSchemaAgentTool",
     "DateTimeTool",
+    "DefaultManagerPromptStrategy",
+    "DelegationCompletedEvent",
+    "DelegationContext",
+    "DelegationFailedEvent",
+    "DelegationPolicy",
+    "DelegationPolicyContext",
+    "DelegationPolicyResult",
+    "DelegationPriority",
+    "DelegationRequest",
+    "DelegationResponse",
+    "DelegationStartedEvent",
+    "DelegationStatus",
+    "DelegationTrace",
     "Durability",
     "DynamicToolProvider",
     "Effect",
@@ -167,6 +197,7 @@ __all__ = [
     "GuardrailResult",
     "GuardrailType",
     "GuardrailViolationError",
+    "HierarchicalConstraints",
     "HttpAgentTool",
     "IllegalStateError",
     "InlineRuntime",
@@ -177,6 +208,9 @@ __all__ = [
     "LlmIterationStartedEvent",
     "LocalChatModel",
     "LogContextFilter",
+    "ManagerPromptContext",
+    "ManagerPromptStrategy",
+    "ManagerStalledError",
     "MaxIterationsExceededError",
     "MemoryOperationCounts",
     "NoOpToolMetrics",

@@ -1,4 +1,4 @@
-"""The error tree. Floor: lowest; imported by everybody, imports nothing of ours.
+"""The error tree. Floor: lowest but for how errors travel; imported by everybody.
 
 Exception
 ├─ EnsembleError                     everything that `run()` raises by contract
@@ -8,6 +8,7 @@ Exception
 │  ├─ ParallelExecutionError         continue_on_error, and some tasks failed
 │  ├─ ConstraintViolationError       a hierarchical constraint was not met
 │  ├─ AgentExecutionError            model, handler or tool batch failed
+│  │  └─ ManagerStalledError         a manager's turns brought nothing new
 │  ├─ MaxIterationsExceededError     the agent went on calling tools
 │  ├─ ToolExecutionError             tool infrastructure; logged, never raised out of a run
 │  ├─ PromptTemplateError            inputs are missing
@@ -29,12 +30,12 @@ replaced by a stand-in of the same class name and text (S-ERR-31).
 
 from __future__ import annotations
 
-import importlib
-import pickle
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
+
+from ensemble_ray.error_travel import Chain, Portable, message_of, portable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
     from ensemble_ray.limits.rate_limit import RateLimit
@@ -49,6 +50,7 @@ __all__ = [
     "ExitEarlyError",
     "GuardrailViolationError",
     "IllegalStateError",
+    "ManagerStalledError",
     "MaxIterationsExceededError",
     "OutputParsingError",
     "ParallelExecutionError",
@@ -68,121 +70,7 @@ __all__ = [
 ]
 
 
-def message_of(error: BaseException) -> str:
-    """The text of an error, or its class name where the text is empty (S-ENG-61)."""
-    return str(error) or type(error).__name__
-
-
-def _stand_in_class(name: str) -> type[Exception]:
-    """An exception class of that name whose instances pickle; it stands for one that does not."""
-
-    def reduce(self: Exception) -> tuple[object, ...]:
-        return (_stand_in, (name, str(self)))
-
-    return type(name, (Exception,), {"__reduce__": reduce, "__doc__": f"Stands for a {name} of another process."})
-
-
-def _stand_in(name: str, text: str) -> Exception:
-    return _stand_in_class(name)(text)
-
-
-def portable(error: BaseException) -> BaseException:
-    """The error itself if it travels unchanged, else a stand-in of the same class name and text.
-
-    Source: S-ERR-31. The chain of causes is kept in both cases.
-    """
-    if _travels(error, pickle.dumps) is not None or _travels(error, _dumps_by_value) is not None:
-        return error
-    return _join(_links(error))
-
-
-#: Longest chain of causes that travels; what lies deeper is dropped.
-_MAX_CHAIN = 32
-
-
-def _links(error: BaseException) -> list[tuple[object, ...]]:
-    """The chain of causes as data, one link per error; pickling alone would lose the causes of foreign errors."""
-    links: list[tuple[object, ...]] = []
-    seen: set[int] = set()
-    at: BaseException | None = error
-    while at is not None and id(at) not in seen and len(links) < _MAX_CHAIN:
-        seen.add(id(at))
-        links.append((_rebuild, type(at), at.args, at.state()) if isinstance(at, _Portable) else _foreign_link(at))
-        at = at.__cause__
-    return links
-
-
-def _foreign_link(error: BaseException) -> tuple[object, ...]:
-    """An error that is not ours: as it is, else by value, else as a stand-in."""
-    data = _travels(error, pickle.dumps) or _travels(error, _dumps_by_value)
-    told = (type(error).__name__, message_of(error))
-    return (_stand_in, *told) if data is None else (_loaded_or_stand_in, data, *told)
-
-
-def _loaded_or_stand_in(data: bytes, name: str, text: str) -> BaseException:
-    """The error, or its stand-in where its class cannot be had, such as that of a package only the sender has."""
-    try:
-        return cast("BaseException", pickle.loads(data))  # noqa: S301  bytes of our own cluster
-    except Exception:  # noqa: BLE001  whatever loading raised, what went wrong must still be told
-        return _stand_in(name, text)
-
-
-def _travels(error: BaseException, dumps: Callable[[object], bytes]) -> bytes | None:
-    """The pickled error if it comes out with its class name and text, else None."""
-    try:
-        data = dumps(error)
-        copy = pickle.loads(data)  # noqa: S301  our own bytes, made one line up
-    except Exception:  # noqa: BLE001  any failure here means one thing: it does not travel this way
-        return None
-    return data if type(copy).__name__ == type(error).__name__ and str(copy) == str(error) else None
-
-
-def _dumps_by_value(error: object) -> bytes:
-    """For classes that only this process can import, such as those of a script."""
-    cloudpickle = importlib.import_module("cloudpickle")  # untyped, and only needed where plain pickling failed
-    return cast("bytes", cloudpickle.dumps(error))
-
-
-def _join(links: Sequence[tuple[object, ...]]) -> BaseException:
-    """The chain of causes again; gives its first error."""
-    cause: BaseException | None = None
-    for make, *args in reversed(links):
-        error = cast("Callable[..., BaseException]", make)(*args)
-        error.__cause__ = cause
-        cause = error
-    return cast("BaseException", cause)
-
-
-def _rebuild(cls: type[BaseException], args: tuple[object, ...], state: Mapping[str, object]) -> BaseException:
-    """One of our errors as it was; its constructor does not run again."""
-    error = cls.__new__(cls, *args)
-    error.args = args
-    error.__dict__.update(state)
-    return error
-
-
-class _Chain:
-    """An error on its way through a pickle; it comes out as the error, with its causes."""
-
-    def __init__(self, error: BaseException) -> None:
-        self._error = error
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_join, (_links(self._error),))
-
-
-class _Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as such
-    """Pickles with text, fields and causes; no constructor runs again on the other side."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (_join, (_links(self),))
-
-    def state(self) -> dict[str, object]:
-        """The fields, in a form that pickles."""
-        return dict(self.__dict__)
-
-
-class EnsembleError(_Portable):
+class EnsembleError(Portable):
     """Root of everything that `run()` raises by contract.
 
     Attributes:
@@ -263,7 +151,7 @@ class ParallelExecutionError(EnsembleError):
 
     def state(self) -> dict[str, object]:
         """The fields; the failed tasks' causes keep their own causes."""
-        return {**super().state(), "failed_task_causes": {key: _Chain(e) for key, e in self.failed_task_causes.items()}}
+        return {**super().state(), "failed_task_causes": {key: Chain(e) for key, e in self.failed_task_causes.items()}}
 
 
 class ConstraintViolationError(EnsembleError):
@@ -286,6 +174,26 @@ class AgentExecutionError(EnsembleError):
         super().__init__(message)
         self.agent_role = agent_role
         self.task_description = task_description
+
+
+class ManagerStalledError(AgentExecutionError):
+    """A manager's turns brought nothing new for too long; what its workers gave stands on the run's error.
+
+    Attributes:
+        turns: How many turns in a row.
+        last_results: What the manager was told in its last turns, the newest last.
+    """
+
+    def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
+        told = f" The last thing it was told: {last_results[-1][:200]}" if last_results else ""
+        super().__init__(
+            f"The manager made no progress in {turns} turns: no worker completed anything that had not been done."
+            f"{told} Change its tasks, constraints or model, or set manager_stall_turns",
+            "Manager",
+            task_description,
+        )
+        self.turns = turns
+        self.last_results = tuple(last_results)
 
 
 class MaxIterationsExceededError(EnsembleError):
@@ -384,7 +292,7 @@ class CircuitOpenError(EnsembleError):
         self.endpoint = endpoint
 
 
-class IllegalStateError(_Portable, RuntimeError):
+class IllegalStateError(Portable, RuntimeError):
     """The object is not in a state for that call; never fed to a model (S-TOOL-23)."""
 
 
@@ -392,7 +300,7 @@ class ToolConfigurationError(IllegalStateError):
     """A tool is set up in a way that cannot work (S-ERR-21)."""
 
 
-class ExitEarlyError(_Portable):
+class ExitEarlyError(Portable):
     """Ends the run with what is done so far; it becomes `exit_reason`, never an error of `run()` (S-ERR-22)."""
 
     def __init__(self, message: str = "", timed_out: bool = False) -> None:  # noqa: FBT001, FBT002  S-SET-3 fixes the order

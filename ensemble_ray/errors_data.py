@@ -14,11 +14,7 @@ from typing import cast
 import pydantic
 
 from ensemble_ray import errors
-from ensemble_ray.errors import (
-    _rebuild,  # pyright: ignore[reportPrivateUsage]  the other half of how errors travel; no user calls it
-    _stand_in,  # pyright: ignore[reportPrivateUsage]  same
-    message_of,
-)
+from ensemble_ray.error_travel import message_of, rebuild, stand_in
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.trace import jsonable
 
@@ -100,18 +96,18 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
     name, text = str(link.get("type") or "Exception"), str(link.get("text") or "")
     kind, args, fields = _OURS.get(name), link.get("args"), link.get("fields")
     if kind is None or not isinstance(args, Sequence) or not isinstance(fields, Mapping):
-        return _stand_in(name, text)
+        return stand_in(name, text)
     try:
         given = cast("Mapping[str, object]", fields)
         state = {field: _value(field, value, output_type) for field, value in given.items()}
     except (KeyError, TypeError, ValueError):
-        return _stand_in(name, text)
+        return stand_in(name, text)
     left_out: dict[str, object] = {}
     if issubclass(kind, errors.TaskExecutionError | errors.ParallelExecutionError | errors.ConstraintViolationError):
         left_out["completed_task_outputs"] = ()
     if issubclass(kind, errors.OutputParsingError):
         left_out["output_type"] = output_type
-    return _rebuild(kind, tuple(cast("Sequence[object]", args)), {**left_out, **state})
+    return rebuild(kind, tuple(cast("Sequence[object]", args)), {**left_out, **state})
 
 
 def _value(field: str, value: object, output_type: type[object] | None) -> object:

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import ClassVar, Literal
 
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.messages import ChatMessage, ToolCall
 from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.trace import jsonable
 
 __all__ = [
     "EVENT_TYPES",
+    "DelegationCompletedEvent",
+    "DelegationFailedEvent",
+    "DelegationStartedEvent",
     "EnsembleCompletedEvent",
     "EnsembleStartedEvent",
     "Event",
@@ -179,6 +183,48 @@ class TokenEvent(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationStartedEvent(Event):
+    """A worker is asked, after guards and policies (S-EVT-40). `instance` is the delegating task's."""
+
+    method: ClassVar[str] = "on_delegation_started"
+    #: `task_id` of the request; the same in the delegation's other event (S-DEL-50)
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    task_description: str
+    #: 1 for the first (S-DEL-53)
+    delegation_depth: int
+    request: DelegationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationCompletedEvent(Event):
+    """A worker answered (S-EVT-41)."""
+
+    method: ClassVar[str] = "on_delegation_completed"
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    response: DelegationResponse
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationFailedEvent(Event):
+    """A delegation was refused, or its worker failed (S-EVT-42)."""
+
+    method: ClassVar[str] = "on_delegation_failed"
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    failure_reason: str
+    #: what the worker raised; None for a refusal (S-DEL-51)
+    cause: BaseException | None
+    response: DelegationResponse
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FileChangedEvent(Event):
     """A file tool wrote a file (S-EVT-43)."""
 
@@ -205,6 +251,9 @@ EVENT_TYPES: Mapping[str, type[Event]] = {
         LlmIterationStartedEvent,
         LlmIterationCompletedEvent,
         TokenEvent,
+        DelegationStartedEvent,
+        DelegationCompletedEvent,
+        DelegationFailedEvent,
         FileChangedEvent,
     )
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-__all__ = ["RUN", "effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
+__all__ = ["RUN", "delegated_instance", "effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
 
 #: The name of facts about a run as a whole.
 RUN = "run"
@@ -39,6 +39,11 @@ def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
     """The instance of a task key: `parent/key#occurrence`."""
     here = f"{key}#{occurrence}"
     return f"{parent}/{here}" if parent else here
+
+
+def delegated_instance(effect: str) -> str:
+    """The instance of the work that a call hands to another agent: `facts#0/2/call-1/delegate#0`."""
+    return instance_of("delegate", parent=effect)
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:

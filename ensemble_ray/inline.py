@@ -131,7 +131,7 @@ class InlineRun:
             clock=clock,
             journal=self._journal,
             events=request.events,
-            callables=LocalCallables(request.planned.tasks),
+            callables=LocalCallables(request.planned.tasks, request.delegation_policies),
             services=services,
             tool_metrics=request.tool_metrics,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
@@ -271,7 +271,9 @@ async def watch_for_cancel(owned: OwnedRun, run: _Cancellable) -> None:
 
 def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
     """A result as this process holds it: as objects."""
-    return report_of(result, output=result.output, failure=result if result.output is None else None)
+    given = [(output.agent_role, output) for _, output in result.delegated]
+    failure = result if result.output is None else None
+    return report_of(result, output=result.output, failure=failure, delegated=given)
 
 
 def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutcome:
@@ -283,6 +285,7 @@ def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutc
         started_at=ended.started_at,
         completed_at=ended.completed_at,
         completed=tuple(ended.completed),
+        delegated=tuple(ended.delegated),
         failures=tuple(
             TaskFailure(
                 key=failed.key,

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from ensemble_ray.events import (
     EVENT_TYPES,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
     Event,
@@ -60,6 +63,15 @@ class EnsembleListener:
 
     def on_token(self, event: TokenEvent) -> object:
         """A streamed fragment came."""
+
+    def on_delegation_started(self, event: DelegationStartedEvent) -> object:
+        """A worker is asked."""
+
+    def on_delegation_completed(self, event: DelegationCompletedEvent) -> object:
+        """A worker answered."""
+
+    def on_delegation_failed(self, event: DelegationFailedEvent) -> object:
+        """A delegation was refused, or its worker failed."""
 
     def on_file_changed(self, event: FileChangedEvent) -> object:
         """A file tool wrote a file."""

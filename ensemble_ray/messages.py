@@ -14,6 +14,7 @@ __all__ = [
     "ChatResponse",
     "Effect",
     "Fact",
+    "JsonSchema",
     "JsonValue",
     "Role",
     "TokenUsage",
@@ -60,6 +61,17 @@ class ToolSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The form of an answer as a JSON schema that an endpoint can enforce (S-OUT-42)."""
+
+    #: letters, digits, `_` and `-`, at most 64
+    name: str
+    schema: Mapping[str, object]
+    #: whether it keeps within the subset that endpoints enforce to the letter
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """One message of a conversation (S-CONV-21)."""
 
@@ -88,7 +100,7 @@ class Fact:
 
     #: run id
     run: str
-    #: what kind of fact: `plan`, `stimulus`, `model`, `tool_intent`, `tool_result`, `output`, `end`
+    #: what kind of fact: `plan`, `stimulus`, `model`, `tool_intent`, `tool_result`, `delegation`, `output`, `end`
     kind: str
     #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
     name: str

@@ -14,30 +14,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.context import current_log_context, log_context
-from ensemble_ray.definition.durability import Durability, OnUnknown
+from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.validation import validate
+from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
 from ensemble_ray.execute.model_calls import RecordedModel
-from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id
 from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
+from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import check_same, recorded_output
-from ensemble_ray.record.result import assemble
+from ensemble_ray.record.result import assemble, manager_failure
 from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.stores import store_at
+from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
+from ensemble_ray.threads import USER_ERRORS, threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 if TYPE_CHECKING:
@@ -235,7 +239,7 @@ class Run:
         if agents is None:
             self._state = RunState.CANCELLED
             return EnsembleOutput(exit_reason=ExitReason.CANCELLED, run_id=self.id)
-        planned = plan_run(self._definition, resolved, agents)
+        planned = plan_run(self._definition, resolved, agents, await self._manager_prompts(resolved, agents))
         plan = planned.plan
         _log.info("Run started: workflow %s, %d tasks, %d agents", plan.workflow, len(plan.nodes), len(plan.agents))
         _log.debug("Inputs: %s", dict(plan.inputs))
@@ -283,6 +287,25 @@ class Run:
             return None
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
+    async def _manager_prompts(self, resolved: ResolvedTasks, made: Mapping[str, Agent]) -> tuple[str, str] | None:
+        """What the manager of a hierarchical run is told; None in other runs.
+
+        Raises:
+            TaskExecutionError: the user's strategy raised (S-HIER-13).
+        """
+        if resolved.workflow is not Workflow.HIERARCHICAL:
+            return None
+        workers = [agent for agent, _ in workers_of(self._definition, resolved.tasks, made)]
+        strategy, context = self._definition.manager_prompt_strategy, manager_context(workers, resolved.tasks)
+        try:
+            return await threads.run(manager_prompts, strategy, context)
+        except USER_ERRORS as error:
+            failure = manager_failure(error)
+            failure.run_id = self.id
+            for event in failed_manager_events(self.id, error):
+                self.emit(event)
+            raise failure from error
+
     async def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
         """What a finished run of that id gave; it is not run again (S-SET-39). None for a run that begins or goes on."""
         resumption = self._resumption
@@ -324,22 +347,14 @@ class Run:
             await export_safely(exporter, output.trace)
 
     def _request(self, planned: Planned, mode: CaptureMode) -> RunRequest:
-        definition, plan = self._definition, planned.plan
-        frame = RunFrame(
+        definition = self._definition
+        frame = frame_of(
+            definition,
+            planned,
             run_id=self.id,
-            workflow=plan.workflow,
-            total_tasks=len(plan.nodes),
             interest=self._delivery.interest | self._events.interest,
             capture_mode=mode,
-            is_verbose=definition.verbose,
-            max_tool_output_length=definition.max_tool_output_length,
-            tool_log_truncate_length=definition.tool_log_truncate_length,
             log_fields=self._fields,
-            cost=definition.cost_configuration,
-            has_tool_metrics=definition.tool_metrics is not None,
-            durability=definition.durability,
-            on_unknown=definition.on_unknown if isinstance(definition.on_unknown, OnUnknown) else OnUnknown.ASK,
-            retry=definition.retry,
         )
         # It is for the record, and to be compared with that of an earlier run of the same id.
         is_needed = definition.durability is not Durability.OFF or self._is_named
@@ -352,6 +367,7 @@ class Run:
             events=self,
             earlier=tuple(self._earlier),
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
+            delegation_policies=definition.delegation_policies,
             on_unknown=definition.on_unknown,
             is_resumed=self._resumption is not None,
             takes_over=self._resumption is not None and self._resumption.takes_over,

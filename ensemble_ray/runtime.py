@@ -38,6 +38,8 @@ class RunRequest:
     #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
     earlier: Sequence[Fact] = ()
     tool_metrics: ToolMetrics
+    #: asked in order about each delegation
+    delegation_policies: Sequence[object] = ()
     #: how a person or a callable is asked what became of an effect (S-DUR-24)
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
     #: whether the run is in the record already and goes on

@@ -6,7 +6,7 @@ Only shapes and their JSON form; the folds that make them live in `record` and `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -29,6 +29,7 @@ __all__ = [
     "AgentSummary",
     "CaptureMode",
     "CapturedMessage",
+    "DelegationTrace",
     "ErrorTrace",
     "ExecutionTrace",
     "ExecutionTraceExporter",
@@ -161,6 +162,29 @@ class TaskPrompts(Value):
     user_prompt: str
 
 
+class DelegationTrace(Value):
+    """One attempt of a task to hand work to another agent (S-TRC-40)."""
+
+    delegator_role: str
+    #: who was asked; the role as the model wrote it where nobody has it
+    worker_role: str
+    task_description: str
+    started_at: Instant
+    completed_at: Instant
+    duration: timedelta
+    #: 0: by a task of the plan; the event's `delegation_depth` says 1 (S-DEL-53)
+    depth: int
+    #: the text that the delegating model was given
+    result: str
+    succeeded: bool
+    #: what a peer did; None for workers of a manager, whose traces stand beside the manager's (S-TRC-41)
+    worker_trace: TaskTrace | None = None
+    #: the request as it was when the worker was asked, or refused; its `task_id` is the delegation's id
+    request: JsonObject = Field(default_factory=dict[str, Any])
+    #: what came of it, under the same id
+    response: JsonObject = Field(default_factory=dict[str, Any])
+
+
 class TaskTrace(Value):
     """All that happened in one task (S-TRC-10). Durations equal the difference of their instants."""
 
@@ -172,6 +196,8 @@ class TaskTrace(Value):
     duration: timedelta
     prompts: TaskPrompts | None = None
     llm_interactions: tuple[LlmInteraction, ...] = ()
+    #: attempts in order, refused ones included
+    delegations: tuple[DelegationTrace, ...] = ()
     final_output: str = ""
     parsed_output: Any = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
@@ -181,6 +207,13 @@ class TaskTrace(Value):
     @field_serializer("parsed_output", mode="wrap", when_used="json")
     def _as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
         return jsonable(value)
+
+    def with_workers(self) -> Iterator[TaskTrace]:
+        """This trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""
+        yield self
+        for delegation in self.delegations:
+            if delegation.worker_trace is not None:
+                yield from delegation.worker_trace.with_workers()
 
 
 class AgentSummary(Value):

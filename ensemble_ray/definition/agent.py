@@ -45,6 +45,7 @@ class Agent(Identified):
         verbose: Whether prompts and answers are logged at INFO.
         max_iterations: Tool requests allowed per task; > 0.
         response_format: Instructions on the form of the answer, put at the end of the system prompt.
+        allow_delegation: Whether it may hand work to the ensemble's other agents, by a tool named `delegate`.
         rate_limit: Limit of this agent's model calls, kept across runs; `llm` is then the limited model.
         max_concurrency: Tasks it works on at the same time in one process; None: no cap.
         replicas: Processes that host it on Ray; its tools' state is then one copy per process.
@@ -60,6 +61,7 @@ class Agent(Identified):
     verbose: bool = False
     max_iterations: StrictInt = 25
     response_format: StrictText = ""
+    allow_delegation: bool = False
     rate_limit: RateLimit | None = None
     max_concurrency: StrictInt | None = None
     replicas: StrictInt = 1

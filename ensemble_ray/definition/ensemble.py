@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeAlias, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SkipValidation, model_validator
 
@@ -22,6 +22,7 @@ from ensemble_ray.definition.fields import (
     ErrorStrategyField,
     OnUnknownField,
     OptionalDurabilityField,
+    OptionalDurationField,
     OptionalModelField,
     StrictInt,
     WorkflowField,
@@ -30,12 +31,17 @@ from ensemble_ray.definition.fields import (
     items_of,
     model_of,
 )
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptStrategy
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.delegation import DelegationPolicy, PolicyFunction
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import (
     EVENT_TYPES,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     FileChangedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
@@ -95,6 +101,20 @@ def _exporter_of(value: object) -> object:
     )
 
 
+def _policies_of(value: object) -> object:
+    """Policies as a tuple; an entry that could never be asked is refused."""
+    entries = items_of(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"Ensemble delegation_policies must be given as a list, got: {type(entries).__name__}")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if not callable(entry) and not callable(getattr(entry, "evaluate", None)):
+            raise ValidationError(
+                f"Ensemble delegation policy at index {index} ({type(entry).__name__}) is neither callable nor has a "
+                "method 'evaluate'"
+            )
+    return cast("object", entries)
+
+
 def _inputs_of(value: object) -> object:
     return {} if value is None else value
 
@@ -104,6 +124,9 @@ def _copied(value: Mapping[str, object]) -> Mapping[str, object]:
 
 
 if TYPE_CHECKING:
+    _Policies: TypeAlias = Accepts[
+        tuple[DelegationPolicy | PolicyFunction, ...], Sequence[DelegationPolicy | PolicyFunction] | None
+    ]
     _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
     _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
     _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
@@ -112,6 +135,7 @@ if TYPE_CHECKING:
     _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
     _OnCompleted: TypeAlias = Accepts[tuple[_Completed, ...], _Completed | Sequence[_Completed] | None]
 else:
+    _Policies = Annotated[tuple[Any, ...], SkipValidation, BeforeValidator(_policies_of)]
     _Synthesizer = Annotated[Any, BeforeValidator(_synthesizer_of)]
     _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
     _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
@@ -177,6 +201,19 @@ class EnsembleDefinition(Value):
             `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
             `"repeat"` or `"fail"`.
         retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
+        manager_llm: Model of a hierarchical run's manager; None: the first agent's, else `llm`.
+        manager_max_iterations: Delegations that the manager may ask for; > 0.
+        manager_prompt_strategy: Writes the manager's prompts; None: `DefaultManagerPromptStrategy`.
+        hierarchical_constraints: What the manager is held to, whatever its model says.
+        enforce_required: What happens when the manager wants to finish and a required worker is missing: `"remind"`: it
+            is told once and gets another turn; `"fail"`: the run fails at once.
+        manager_stall_turns: Turns of the manager without progress that end the run; 0: none do.
+        max_delegation_depth: How deep delegations of agents with `allow_delegation` may be nested; > 0.
+        delegation_policies: Asked in order about each delegation; functions of a `DelegationRequest` and a
+            `DelegationPolicyContext`, sync or async, or objects with `evaluate`.
+        delegation_timeout: How long one delegation may take, a `timedelta` or seconds; then the worker is stopped and
+            the delegating model is told. None: as long as it likes.
+        delegation_retries: How often a delegation whose worker's process died is sent to another process; 0 to 9.
         on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
     """
 
@@ -202,6 +239,16 @@ class EnsembleDefinition(Value):
     durability: DurabilityField = initially(Durability.EFFECTS)
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     retry: RetryPolicy | None = RetryPolicy()
+    manager_llm: OptionalModelField = initially(None)
+    manager_max_iterations: StrictInt = 20
+    manager_prompt_strategy: ManagerPromptStrategy | None = None
+    hierarchical_constraints: HierarchicalConstraints | None = None
+    enforce_required: Literal["remind", "fail"] = "remind"
+    manager_stall_turns: StrictInt = 5
+    max_delegation_depth: StrictInt = 3
+    delegation_policies: _Policies = initially(())
+    delegation_timeout: OptionalDurationField = initially(None)
+    delegation_retries: StrictInt = 2
     # One field per kind of event, in the order in which they are registered (S-EVT-2).
     on_ensemble_started: _OnStarted = initially(())
     on_ensemble_completed: _OnCompleted = initially(())
@@ -213,6 +260,9 @@ class EnsembleDefinition(Value):
     on_llm_iteration_started: Callbacks[LlmIterationStartedEvent] = initially(())
     on_llm_iteration_completed: Callbacks[LlmIterationCompletedEvent] = initially(())
     on_token: Callbacks[TokenEvent] = initially(())
+    on_delegation_started: Callbacks[DelegationStartedEvent] = initially(())
+    on_delegation_completed: Callbacks[DelegationCompletedEvent] = initially(())
+    on_delegation_failed: Callbacks[DelegationFailedEvent] = initially(())
     on_file_changed: Callbacks[FileChangedEvent] = initially(())
 
     @model_validator(mode="before")
@@ -222,7 +272,8 @@ class EnsembleDefinition(Value):
             return data
         given = dict(cast("Mapping[str, Any]", data))
         check_positive(given.get("max_parallel_tasks"), "Ensemble max_parallel_tasks must be > 0 when set")
-        given["llm"] = model_of(given.get("llm"))
+        for name in ("llm", "manager_llm"):
+            given[name] = model_of(given.get(name))
         return given
 
     def replace(self, **changes: object) -> Self:

@@ -7,6 +7,7 @@ told so with a descriptor type (`Accepts`); pydantic is told with a validator. B
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
@@ -18,6 +19,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.trace import CaptureMode
+from ensemble_ray.values import Duration
 
 __all__ = [
     "Accepts",
@@ -28,6 +30,7 @@ __all__ = [
     "ModelField",
     "OnUnknownField",
     "OptionalDurabilityField",
+    "OptionalDurationField",
     "OptionalModelField",
     "StrictInt",
     "StrictText",
@@ -197,6 +200,8 @@ if TYPE_CHECKING:
     CaptureModeField = Accepts[CaptureMode | None, CaptureMode | str | None]
     DurabilityField = Accepts[Durability, Durability | str]
     OptionalDurabilityField = Accepts[Durability | None, Durability | str | None]
+    #: a `timedelta`, or seconds
+    OptionalDurationField = Accepts[timedelta | None, timedelta | float | None]
     #: a word, or a callable that is asked with an `UnknownEffect`
     OnUnknownField = Accepts[OnUnknown | Callable[[Any], object], OnUnknown | str | Callable[[Any], object]]
     #: listeners to one kind of event: a callable or several
@@ -228,4 +233,5 @@ else:
     CaptureModeField = Annotated[CaptureMode | None, BeforeValidator(_member(CaptureMode, "capture_mode"))]
     DurabilityField = Annotated[Durability, BeforeValidator(_member(Durability, "durability"))]
     OptionalDurabilityField = Annotated[Durability | None, BeforeValidator(_member(Durability, "durability"))]
+    OptionalDurationField = Duration | None
     OnUnknownField = Annotated[OnUnknown | Callable[..., object], BeforeValidator(_member(OnUnknown, "on_unknown"))]

@@ -103,6 +103,9 @@ class AgentLoop:
                 case CallTools():
                     self._effects.tool_call_count = machine.tool_call_count
                     step = machine.handle(ToolsReturned(texts=await self._call_tools(step, tools)))
+                case Finish() if (reminder := tools.reminder()) is not None:
+                    _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
+                    step = machine.remind(reminder)
                 case Finish():
                     return step.text
                 case Fail():

@@ -1,14 +1,16 @@
-"""Where a run's own callables are asked: guardrails and handlers. Room: execute.
+"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Room: execute.
 
 One process holds one copy of each (S-SET-31): inline this process, on Ray the run's `CallableHost`. The path names the
-callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`.
+callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`; `/policy/0` is one of the run itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
+from ensemble_ray.delegation import DelegationPolicyResult
+from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.threads import call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 
@@ -18,11 +20,14 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.handler import TaskHandlerContext
 
-__all__ = ["Callables", "LocalCallables", "callable_path"]
+__all__ = ["Callables", "LocalCallables", "callable_path", "policy_name"]
 
 
 def callable_path(key: str, kind: str, index: int = 0) -> str:
-    """Path of one callable of a task; `kind` is `input`, `output` or `handler`."""
+    """Path of one callable of a task, or of the run where the key is empty.
+
+    `kind` is `input`, `output` or `handler`, and `policy` for a run's.
+    """
     return f"{key}/{kind}/{index}"
 
 
@@ -35,10 +40,11 @@ class Callables(Protocol):
 
 
 class LocalCallables:
-    """Callables of tasks that live in this process."""
+    """Callables of a run that live in this process."""
 
-    def __init__(self, tasks: Mapping[str, Task]) -> None:
+    def __init__(self, tasks: Mapping[str, Task], policies: Sequence[object] = ()) -> None:
         self._tasks = tasks
+        self._policies = policies
 
     async def evaluate(self, path: str, argument: object) -> object:
         """Call it here: async on the loop, sync in a thread (S-CONV-16)."""
@@ -46,6 +52,8 @@ class LocalCallables:
 
     def _find(self, path: str) -> Callable[[object], object]:
         key, kind, position = path.rsplit("/", 2)
+        if kind == "policy":
+            return _as_asked(self._policies[int(position)])
         task = self._tasks[key]
         if kind == "handler":
             found: object = task.handler
@@ -66,3 +74,26 @@ def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
         return await call_user(tool.execute, text)
 
     return handle
+
+
+def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
+    """A delegation policy as a callable of its pair of arguments, its answer checked (S-DEL-43)."""
+    evaluate = getattr(policy, "evaluate", policy)
+
+    async def ask(argument: object) -> object:
+        request, context = cast("tuple[object, object]", argument)
+        answer: object = await call_user(cast("Callable[..., object]", evaluate), request, context)
+        if not isinstance(answer, DelegationPolicyResult):
+            given = "None" if answer is None else type(answer).__name__
+            raise IllegalStateError(
+                f"Delegation policy '{policy_name(policy)}' returned {given}, expected DelegationPolicyResult. Return "
+                "DelegationPolicyResult.allow(), .reject(reason) or .modify(request)"
+            )
+        return answer
+
+    return ask
+
+
+def policy_name(policy: object) -> str:
+    """What a policy is called in logs and messages: the function's name, or its object's class."""
+    return str(getattr(policy, "__name__", type(policy).__name__))

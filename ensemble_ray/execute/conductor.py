@@ -70,6 +70,8 @@ class Report(Generic[Output, Failure]):
     tool_call_count: int = 0
     is_timeout: bool = False
     output: Output | None = None
+    #: of a manager: what its workers gave, in completion order: (role, output)
+    delegated: Sequence[tuple[str, Output]] = ()
     #: error and trace of a task that gave no output, as the house gave them
     failure: Failure | None = None
     error_type: str = ""
@@ -113,6 +115,8 @@ class Conducted(Generic[Output, Failure]):
     started_at: float
     completed_at: float
     completed: list[tuple[str, Output]] = field(default_factory=list["tuple[str, Output]"])
+    #: outputs of a manager's workers in completion order
+    delegated: list[Output] = field(default_factory=list["Output"])
     failures: list[Failed[Failure]] = field(default_factory=list["Failed[Failure]"])
     #: failures of tasks that were cancelled or exited, for the trace
     unfinished: list[Failure] = field(default_factory=list["Failure"])
@@ -173,6 +177,7 @@ class RunConductor(Generic[Output, Failure]):
         #: reports that the record gives when their tasks are started
         self._recorded: dict[str, Report[Output, Failure]] = {} if resumed is None else dict(resumed.reports)
         self._outputs: dict[str, Output] = {}
+        self._delegated: list[Output] = []
         self._failed: list[Failed[Failure]] = []
         self._unfinished: list[Failure] = []
         self._inbox: list[Report[Output, Failure]] = []
@@ -279,6 +284,7 @@ class RunConductor(Generic[Output, Failure]):
 
     def _take(self, report: Report[Output, Failure]) -> Stimulus:
         """Keep what a report brought; gives what the machine is told."""
+        self._delegated.extend(output for _, output in report.delegated)
         match report.status:
             case "completed":
                 if report.output is not None:
@@ -289,6 +295,7 @@ class RunConductor(Generic[Output, Failure]):
                     duration_s=report.duration_s,
                     total_tokens=report.total_tokens,
                     tool_call_count=report.tool_call_count,
+                    delegated_roles=tuple(role for role, _ in report.delegated),
                 )
             case "failed":
                 if report.failure is not None:
@@ -376,6 +383,7 @@ class RunConductor(Generic[Output, Failure]):
             started_at=self._started_at,
             completed_at=self._clock.now(),
             completed=[(key, self._outputs[key]) for key in self._machine.completed],
+            delegated=list(self._delegated),
             failures=list(self._failed),
             unfinished=list(self._unfinished),
         )

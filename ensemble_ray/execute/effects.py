@@ -12,12 +12,22 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall
 from ensemble_ray.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
-from ensemble_ray.trace import CapturedMessage, CaptureMode, LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.trace import (
+    CapturedMessage,
+    CaptureMode,
+    DelegationTrace,
+    LlmInteraction,
+    TaskPrompts,
+    TaskTrace,
+    ToolCallTrace,
+)
 from ensemble_ray.values import utc_of
 
-__all__ = ["ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
+__all__ = ["DelegationEffect", "ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
 
 #: What came of a tool request (S-TRC-31, S-DUR-26).
 Outcome = Literal["success", "failure", "error", "unknown", "skipped_max_iterations"]
@@ -52,6 +62,53 @@ class ModelEffect:
     def retries(self) -> int:
         """How often the request was sent again."""
         return len(self.attempts_failed)
+
+
+@dataclass(slots=True, kw_only=True)
+class DelegationEffect:
+    """One attempt to hand work on, refused ones included, and what came of it."""
+
+    request: DelegationRequest
+    response: DelegationResponse
+    #: role of who was asked; as the model wrote it where nobody has it
+    worker_role: str
+    #: 0: by a task of the plan
+    depth: int
+    started_at: float
+    #: turn and index of the call
+    position: tuple[int, int] = (0, 0)
+    #: what the model was told
+    text: str
+    #: whether a worker began with it
+    is_started: bool = False
+    #: instance of the worker's task
+    instance: str = ""
+    output: TaskOutput | None = None
+    #: what the worker did, whether or not it gave an output
+    trace: TaskTrace | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the worker gave a result."""
+        return self.response.status is DelegationStatus.SUCCESS
+
+    def as_trace(self, delegator_role: str, *, is_nested: bool) -> DelegationTrace:
+        """As it stands in the task's trace, with the worker's trace if those are nested (S-TRC-41)."""
+        started = utc_of(self.started_at)
+        return DelegationTrace(
+            delegator_role=delegator_role,
+            worker_role=self.worker_role,
+            task_description=self.request.task_description,
+            started_at=started,
+            completed_at=started + self.response.duration,
+            duration=self.response.duration,
+            depth=self.depth,
+            result=self.text,
+            succeeded=self.is_success,
+            worker_trace=self.trace if is_nested else None,
+            request=self.request.model_dump(mode="json"),
+            response=self.response.model_dump(mode="json"),
+        )
 
 
 def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
@@ -92,6 +149,10 @@ class TaskEffects:
     #: (input tokens, output tokens, latency s) of calls that are no interaction of the loop: structured retries
     models: list[ModelEffect] = field(default_factory=list[ModelEffect])
     tool_call_count: int = 0
+    #: attempts to hand work on, in request order
+    delegations: list[DelegationEffect] = field(default_factory=list[DelegationEffect])
+    #: whether its workers' traces stand beside its own, and not in it
+    is_manager: bool = False
     #: model calls that were made again; also those that were never answered
     retry_count: int = 0
     is_handler: bool = False
@@ -117,6 +178,7 @@ class TaskEffects:
             llm_call_count=len(self.models),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
+            delegation_count=sum(each.is_started for each in self.delegations),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
         )
 
@@ -134,6 +196,9 @@ class TaskEffects:
             duration=completed - started,
             prompts=self.prompts,
             llm_interactions=tuple(self._interaction(index, model) for index, model in enumerate(self.models)),
+            delegations=tuple(
+                each.as_trace(self.agent_role, is_nested=not self.is_manager) for each in self.delegations
+            ),
             final_output=final_output,
             parsed_output=parsed_output,
             metrics=metrics,

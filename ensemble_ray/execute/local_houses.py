@@ -7,13 +7,13 @@ in batches: all that finish in one turn of the loop go together.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.execute.slots import Slot
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -37,6 +37,8 @@ class LocalHouses:
         grace_s: float,
     ) -> None:
         self._runner = runner
+        if runner.colleagues is None:
+            runner.colleagues = self  # all agents of the run live here
         self._deliver = deliver
         self._grace_s = grace_s
         self._slots = {
@@ -47,6 +49,8 @@ class LocalHouses:
         self._tasks: dict[str, tuple[TaskOrder, asyncio.Task[None]]] = {}
         self._stopped: set[str] = set()
         self._finished: list[TaskResult] = []
+        #: who waits for the result of an instance, in place of its delivery
+        self._asked: dict[str, list[asyncio.Future[TaskResult]]] = {}
         #: tasks that did not let go when cancelled and may still be at work
         self.left_behind = 0
 
@@ -63,6 +67,22 @@ class LocalHouses:
             self._tasks[order.instance] = (order, task)
             task.add_done_callback(partial(self._ended, order))
 
+    async def perform(self, order: TaskOrder) -> TaskResult:
+        """Run one task and give its result. Fulfils `Colleagues`.
+
+        A caller that is cancelled stops it. One that asks for what is at work here already, since its own process was
+        replaced meanwhile, gets the result of that: nothing is begun twice.
+        """
+        asked: asyncio.Future[TaskResult] = asyncio.get_running_loop().create_future()
+        self._asked.setdefault(order.instance, []).append(asked)
+        if order.instance not in self._tasks:
+            self.start((order,))
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            self.stop((order.instance,))
+            raise
+
     def stop(self, instances: Sequence[str]) -> None:
         """Cancel these; one that does not let go within the grace is reported cancelled all the same."""
         loop = asyncio.get_running_loop()
@@ -74,9 +94,8 @@ class LocalHouses:
                 loop.call_later(self._grace_s, self._give_up, order)
 
     async def _run(self, order: TaskOrder) -> None:
-        slot = self._slots.get(order.agent_key or "") or contextlib.nullcontext()
-        async with slot:
-            result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped)
+        async with Slot(self._slots.get(order.agent_key or "")) as slot:
+            result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
         self._report(order, result)
 
     def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
@@ -108,6 +127,13 @@ class LocalHouses:
 
     def _report(self, order: TaskOrder, result: TaskResult) -> None:
         if self._tasks.pop(order.instance, None) is None:
+            return
+        self._stopped.discard(order.instance)
+        asked = self._asked.pop(order.instance, None)
+        if asked is not None:
+            for waiting in asked:
+                if not waiting.done():
+                    waiting.set_result(result)
             return
         self._finished.append(result)
         if len(self._finished) == 1:

@@ -12,8 +12,10 @@ from typing import Literal
 
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
+from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.trace import CaptureMode, TaskTrace
 
 __all__ = ["RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
@@ -45,6 +47,10 @@ class RunFrame:
     on_unknown: str = "tell_model"
     #: what becomes of model calls that fail by the provider's fault; None: they fail the task
     retry: RetryPolicy | None = None
+    #: who may hand work to whom, and how deep
+    delegation: DelegationContext = field(default_factory=DelegationContext)
+    #: what the manager of a hierarchical run is held to
+    hierarchy: HierarchyRules | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +77,12 @@ class TaskOrder:
     #: how many guardrails the task has; they are asked through `Callables` and need not travel with the task
     input_guardrails: int = 0
     output_guardrails: int = 0
+    #: 0: a task of the plan; else how deep it was delegated (S-DEL-11)
+    depth: int = 0
+    #: who delegated it
+    caller_role: str = ""
+    #: of a delegated task; its request's id
+    delegation_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +104,8 @@ class TaskResult:
     total_tokens: int = -1
     tool_call_count: int = 0
     is_timeout: bool = False
+    #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)
+    delegated: Sequence[tuple[str, TaskOutput]] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +131,8 @@ class RunOutcome:
     completed_at: float
     #: (task key, output) in completion order
     completed: Sequence[tuple[str, TaskOutput]] = ()
+    #: outputs of a manager's workers in completion order
+    delegated: Sequence[TaskOutput] = ()
     failures: Sequence[TaskFailure] = ()
     #: what unfinished tasks did: cancelled or exited ones
     unfinished: Sequence[TaskTrace] = ()

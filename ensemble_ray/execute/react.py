@@ -64,6 +64,12 @@ class ReactMachine:
         """The first step."""
         return CallModel(turn=0)
 
+    def remind(self, text: str) -> StepInstruction:
+        """The answer is not taken yet: tell the model that, and ask again."""
+        self.messages.append(ChatMessage(role="user", content=text))
+        self._turn += 1
+        return CallModel(turn=self._turn)
+
     def handle(self, stimulus: StepStimulus) -> StepInstruction:
         """Take what happened, give the next step."""
         match stimulus:

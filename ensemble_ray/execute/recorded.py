@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Mapping
-from functools import lru_cache
-from typing import Any, cast
-
-import pydantic
+from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.structured import parse_output
+from ensemble_ray.execute.type_adapters import adapter_of
+from ensemble_ray.ids import delegated_instance
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.trace import TaskTrace
 
-__all__ = ["answers_before", "as_mapping", "began_at", "failure_of", "trace_of", "typed_data", "typed_output"]
+if TYPE_CHECKING:
+    from ensemble_ray.ports import Journal
+
+__all__ = [
+    "answers_before",
+    "as_mapping",
+    "began_at",
+    "failure_of",
+    "recorded_workers",
+    "trace_of",
+    "typed_data",
+    "typed_output",
+]
 
 _log = logging.getLogger(__name__)
 #: End of the names of model calls that made a task's agent.
@@ -69,6 +80,27 @@ def trace_of(fact: Fact) -> TaskTrace | None:
         raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
 
 
+async def recorded_workers(
+    journal: Journal, known: Mapping[tuple[str, str], Fact]
+) -> tuple[tuple[str, TaskOutput], ...]:
+    """What the workers of a task gave, by instance, in the order in which they were done.
+
+    Args:
+        journal: The run's.
+        known: What is recorded of the task that asked them.
+    """
+    given: list[tuple[str, TaskOutput]] = []
+    for name, kind in known:
+        result = known.get((name, "tool_result"))
+        if kind != "delegation" or result is None or result.data.get("outcome") != "success":
+            continue
+        instance = delegated_instance(name)
+        fact = (await journal.known(instance)).get((instance, "output"))
+        if fact is not None:
+            given.append((instance, typed_output(as_mapping(fact.data.get("output")))))
+    return tuple(sorted(given, key=lambda pair: pair[1].completed_at))
+
+
 def typed_data(data: object, output_type: type[Any]) -> object:
     """Recorded JSON data as the type that it was recorded of.
 
@@ -76,7 +108,7 @@ def typed_data(data: object, output_type: type[Any]) -> object:
         ValueError: it does not fit that type (any more).
     """
     # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-    return _adapter(cast("Hashable", output_type)).validate_json(_adapter(object).dump_json(data))
+    return adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(data))
 
 
 def typed_output(data: Mapping[str, object], output_type: type[Any] | None = None) -> TaskOutput:
@@ -115,9 +147,3 @@ def _parsed(given: Mapping[str, object], output_type: type[Any]) -> object:
 
 def _task_of(data: Mapping[str, object]) -> str:
     return str(data.get("task_description", ""))[:80]
-
-
-@lru_cache(maxsize=256)
-def _adapter(kind: Hashable) -> pydantic.TypeAdapter[object]:
-    """Building one costs a hundred parses."""
-    return pydantic.TypeAdapter(cast("type[object]", kind))

@@ -12,6 +12,8 @@ from ensemble_ray.errors import StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Report
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ensemble_ray.execute.orders import TaskResult
 
 __all__ = ["report_of"]
@@ -20,13 +22,20 @@ Output = TypeVar("Output")
 Failure = TypeVar("Failure")
 
 
-def report_of(result: TaskResult, *, output: Output | None, failure: Failure | None) -> Report[Output, Failure]:
+def report_of(
+    result: TaskResult,
+    *,
+    output: Output | None,
+    failure: Failure | None,
+    delegated: Sequence[tuple[str, Output]] = (),
+) -> Report[Output, Failure]:
     """The report of a result.
 
     Args:
         result: What came of a task.
         output: Its output, as it is held there; None for a task that gave none.
         failure: The result of a task that gave no output, as it is held there.
+        delegated: Roles and outputs of a manager's workers, as they are held there.
     """
     error = result.error
     return Report(
@@ -40,6 +49,7 @@ def report_of(result: TaskResult, *, output: Output | None, failure: Failure | N
         tool_call_count=result.tool_call_count,
         is_timeout=result.is_timeout,
         output=output,
+        delegated=tuple(delegated),
         failure=failure,
         error_type="" if error is None else type(error).__name__,
         message="" if error is None else message_of(error),

@@ -25,20 +25,29 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.errors_data import error_data
-from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import as_mapping, began_at, failure_of, trace_of, typed_output
+from ensemble_ray.execute.recorded import (
+    as_mapping,
+    began_at,
+    failure_of,
+    recorded_workers,
+    trace_of,
+    typed_output,
+)
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
+from ensemble_ray.execute.slots import Slot
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.ports import Until
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.delegations import Colleagues
 
 __all__ = ["TaskRunner", "cut"]
 
@@ -53,20 +62,35 @@ def cut(text: str, length: int) -> str:
 class TaskRunner:
     """Runs tasks of one run in this process; any number at the same time."""
 
-    def __init__(self, frame: RunFrame, ports: RunnerPorts, agents: Mapping[str, Agent]) -> None:
+    def __init__(
+        self,
+        frame: RunFrame,
+        ports: RunnerPorts,
+        agents: Mapping[str, Agent],
+        colleagues: Colleagues | None = None,
+    ) -> None:
+        """Make one; `colleagues` do what its tasks delegate."""
         self.frame = frame
         self.ports = ports
+        self.colleagues = colleagues
         self._agents = agents
 
-    async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool]) -> TaskResult:
-        """Run one task to its end, whatever that is; `is_stopped` tells a wanted cancellation from user code's own."""
-        scope = self._scope(order, {})
+    async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
+        """Run one task to its end, whatever that is.
+
+        Args:
+            order: The task.
+            is_stopped: Tells a wanted cancellation from user code's own.
+            slot: The task's place among its agent's; None: it needs none.
+        """
+        place = slot or Slot()
+        scope = self._scope(order, {}, place)
         with use_services(self.ports.services), log_context(self._log_fields(order)):
             try:
                 if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance))
+                    scope = self._scope(order, await self.ports.journal.known(order.instance), place)
                 self._announce(scope)
-                if (ended := self._recorded_end(scope)) is not None:
+                if (ended := await self._recorded_end(scope)) is not None:
                     return ended
                 return await self._completed(scope, await self._execute(scope))
             except asyncio.CancelledError as error:
@@ -82,7 +106,7 @@ class TaskRunner:
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
                 return await self._failed(scope, error)
 
-    def _scope(self, order: TaskOrder, known: Mapping[tuple[str, str], Fact]) -> TaskScope:
+    def _scope(self, order: TaskOrder, known: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
         """What the task's parts share; a task that was begun by an earlier house began then."""
         now = self.ports.clock.now()
         effects = TaskEffects(
@@ -93,7 +117,15 @@ class TaskRunner:
             capture_mode=self.frame.capture_mode,
             is_handler=order.agent_key is None,
         )
-        return TaskScope(frame=self.frame, ports=self.ports, order=order, effects=effects, known=known)
+        return TaskScope(
+            frame=self.frame,
+            ports=self.ports,
+            order=order,
+            effects=effects,
+            known=known,
+            slot=slot,
+            colleagues=self.colleagues,
+        )
 
     async def _execute(self, scope: TaskScope) -> TaskOutput:
         order = scope.order
@@ -133,17 +165,21 @@ class TaskRunner:
 
     # Endings.
 
-    def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
+    async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
         """How the task ended, when an earlier house recorded it and died before it could tell."""
         instance, known = scope.order.instance, scope.known
         if (fact := known.get((instance, "output"))) is not None:
-            return self._told(scope, typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type))
+            output = typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type)
+            return replace(self._told(scope, output), delegated=await recorded_workers(self.ports.journal, known))
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
             took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
-            return self._tell_failure(scope, replace(failed, at=fact.at, duration_s=took, trace=trace))
+            delegated = await recorded_workers(self.ports.journal, known)
+            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, delegated=delegated)
+            return self._tell_failure(scope, failed)
         if (fact := known.get((instance, "task_exited"))) is not None:
-            return self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
+            exited = self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
+            return replace(exited, delegated=await recorded_workers(self.ports.journal, known))
         return None
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
@@ -154,7 +190,8 @@ class TaskRunner:
         """Tell of a completed task; gives its result."""
         order = scope.order
         at = output.completed_at.timestamp()
-        scope.emit(
+        self._tell(
+            scope,
             TaskCompleteEvent,
             lambda: TaskCompleteEvent(
                 task_description=order.task.description,
@@ -186,6 +223,7 @@ class TaskRunner:
             output=output,
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
+            delegated=_delegated(scope),
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
@@ -215,7 +253,8 @@ class TaskRunner:
     def _tell_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
         """Tell of a failed task; gives its result."""
         order, error = scope.order, result.error or RuntimeError("the task failed without an error")
-        scope.emit(
+        self._tell(
+            scope,
             TaskFailedEvent,
             lambda: TaskFailedEvent(
                 task_description=order.task.description,
@@ -247,11 +286,13 @@ class TaskRunner:
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
             is_timeout=isinstance(error, ExitEarlyError) and error.timed_out,
+            delegated=_delegated(scope),
         )
 
     def _announce(self, scope: TaskScope) -> None:
         order = scope.order
-        scope.emit(
+        self._tell(
+            scope,
             TaskStartEvent,
             lambda: TaskStartEvent(
                 task_description=order.task.description,
@@ -268,9 +309,28 @@ class TaskRunner:
         )  # fmt: skip
         _log.debug("Task %d/%d has %d context outputs", order.index, self.frame.total_tasks, len(order.context))
 
+    @staticmethod
+    def _tell(scope: TaskScope, kind: type[Event], build: Callable[[], Event]) -> None:
+        """Publish an event of a task of the plan; delegated work has events of its own (S-HIER-7)."""
+        if not scope.order.depth:
+            scope.emit(kind, build)
+
     def _log_fields(self, order: TaskOrder) -> Mapping[str, str]:
         fields = {**self.frame.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
+        if order.depth:  # S-DEL-60
+            fields["delegation.id"] = order.delegation_id
+            if self.frame.hierarchy is None or order.depth > 1:
+                fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
+            return fields
         if self.frame.workflow == "sequential":
             fields["task.index"] = f"{order.index}/{self.frame.total_tasks}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
+
+
+def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
+    """What a manager's workers gave, by instance, in the order in which they were done (S-HIER-6)."""
+    if not scope.is_manager:
+        return ()
+    given = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
+    return tuple(sorted(given, key=lambda pair: pair[1].completed_at))

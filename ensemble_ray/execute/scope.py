@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import Event
+from ensemble_ray.execute.slots import Slot
 from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
 from ensemble_ray.messages import ChatMessage, Fact
 from ensemble_ray.ports import Until
@@ -17,6 +18,7 @@ from ensemble_ray.ports import Until
 if TYPE_CHECKING:
     from ensemble_ray.context import Services
     from ensemble_ray.execute.callables import Callables
+    from ensemble_ray.execute.delegations import Colleagues
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
     from ensemble_ray.execute.unknown import UnknownEffect
@@ -53,6 +55,15 @@ class TaskScope:
     effects: TaskEffects
     #: what an earlier house of this task recorded: (name, kind) -> fact
     known: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
+    #: its place among its agent's tasks
+    slot: Slot = field(default_factory=Slot)
+    #: who does what it delegates; None where nothing can be
+    colleagues: Colleagues | None = None
+
+    @property
+    def is_manager(self) -> bool:
+        """Whether it is the task of a hierarchical run's manager."""
+        return self.frame.hierarchy is not None and not self.order.depth
 
     def recorded(self, name: str, kind: str) -> Fact | None:
         """The effect recorded under that name, which is not performed again; None when there is none."""

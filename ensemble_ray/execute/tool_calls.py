@@ -7,18 +7,19 @@ begun before it is called (S-DUR-3); its result is in the record before anything
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, message_of
+from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.events import Event, ToolCallEvent
+from ensemble_ray.execute.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
 from ensemble_ray.execute.unknown import effect_of, key_of, settle_unknown
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
-from ensemble_ray.tools.batch import call_batch
+from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
 from ensemble_ray.tools.call import call_tool, truncate_output
 from ensemble_ray.tools.registry import ResolvedTools, expand_providers, resolve_tools
 from ensemble_ray.tools.tool import ToolContext
@@ -61,13 +62,15 @@ def _data_of(effect: ToolEffect) -> dict[str, object]:
 class ToolCalls:
     """Resolves and calls the tools of one task."""
 
-    def __init__(self, scope: TaskScope, tools: ResolvedTools) -> None:
+    def __init__(self, scope: TaskScope, tools: ResolvedTools, delegations: Delegations | None = None) -> None:
         self._scope = scope
         self._order = scope.order
         self._tools = tools
+        self._delegations = delegations
         #: calls of the turn that have not returned
         self._open = 0
-        self.specs: Sequence[ToolSpec] = tools.specs
+        #: what the model is told; the library's own tool comes first (S-TOOL-30)
+        self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
@@ -76,7 +79,15 @@ class ToolCalls:
         Raises:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
         """
-        return cls(scope, resolve_tools(await expand_providers(agent.tools)))
+        delegations = Delegations.of(scope, agent)
+        tools = resolve_tools(await expand_providers(agent.tools))
+        if delegations is not None and tools.get(delegations.spec.name) is not None:
+            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-TOOL-34
+        return cls(scope, tools, delegations)
+
+    def reminder(self) -> str | None:
+        """What a model is told that wants to finish too early; None: it may."""
+        return None if self._delegations is None else self._delegations.reminder()
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
         """Run the requests of one turn, several at the same time; effect and text for the model, in request order.
@@ -91,18 +102,25 @@ class ToolCalls:
             return []
         settled = await self._settled(calls, turn)
         self._open = len(calls) - len(settled)
+        self._scope.slot.begin(self._open)
         try:
+            await self._decide(calls, turn, settled)
             effects = await call_batch(
                 [partial(self._call, call, turn, index, settled.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
+                # A worker may take hours; its own limit is the ensemble's.
+                limit_s=None if any(map(self._is_delegation, calls)) else BATCH_LIMIT_S,
             )
         except IllegalStateError as error:
             role = self._order.agent_role
             text = f"Agent '{role}' failed: {message_of(error)}"
             raise AgentExecutionError(text, role, self._order.task.description) from error
+        await self._scope.slot.take()
         for effect in effects:
             self._announce(effect)
+        if self._delegations is not None:
+            self._delegations.turn_ended()
         limit = self._scope.frame.max_tool_output_length
         return [
             # what we tell of an unknown outcome is no tool's output, and of no use when cut
@@ -129,9 +147,23 @@ class ToolCalls:
                 if text is not None:
                     settled[index] = await self._lost(call, intent, text)
                     continue
-            if bound is None:
+            if bound is None and not self._is_delegation(call):
                 settled[index] = self._unknown_tool(call)
         return settled
+
+    def _is_delegation(self, call: ToolCall) -> bool:
+        return self._delegations is not None and call.name == self._delegations.spec.name
+
+    async def _decide(self, calls: Sequence[ToolCall], turn: int, settled: Mapping[int, ToolEffect]) -> None:
+        """Decide all delegations of a turn before the first worker starts (S-SET-45)."""
+        if self._delegations is None:
+            return
+        handed = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
+        await self._delegations.decide(handed, turn)
+        for index, call in handed.items():
+            if index in settled:
+                name = effect_name(self._order.instance, turn, f"call-{index}")
+                await self._delegations.recall(call, name, settled[index])
 
     async def _lost(self, call: ToolCall, intent: Fact, text: str) -> ToolEffect:
         """A call that was begun before a crash, and has an unknown outcome for good."""
@@ -148,8 +180,10 @@ class ToolCalls:
     async def _call(self, call: ToolCall, turn: int, index: int, settled: ToolEffect | None) -> ToolEffect:
         if settled is not None:
             return settled
-        bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
         name = effect_name(self._order.instance, turn, f"call-{index}")
+        if self._delegations is not None and self._is_delegation(call):
+            return await self._delegate(self._delegations, call, name)
+        bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
         clock = self._scope.ports.clock
         started_at = clock.now()
         # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
@@ -164,6 +198,7 @@ class ToolCalls:
             outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))
         finally:
             self._open -= 1
+            self._scope.slot.ended()
         effect = ToolEffect(
             call=call,
             outcome=outcome.outcome,
@@ -177,6 +212,16 @@ class ToolCalls:
         await self._scope.note(
             "tool_result", name, _data_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN
         )
+        return effect
+
+    async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
+        """Hand work on. There is no intent to note: the decision is on record, and a repetition repeats nothing."""
+        try:
+            effect = await delegations.call(call, name)
+        finally:
+            self._open -= 1
+            self._scope.slot.ended()
+        await self._scope.note("tool_result", name, _data_of(effect), until=Until.WRITTEN)
         return effect
 
     def _context(self, tool_name: str, effect: str) -> ToolContext:
@@ -198,7 +243,7 @@ class ToolCalls:
             self._scope.ports.events.emit(event)
 
     def _announce(self, effect: ToolEffect) -> None:
-        if self._tools.get(effect.call.name) is None:  # S-SET-25
+        if self._tools.get(effect.call.name) is None and not self._is_delegation(effect.call):  # S-SET-25
             return
         order = self._order
         self._scope.emit(

@@ -7,11 +7,16 @@ handlers, types) stays in the definition and is found through the keys.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 
 from ensemble_ray.messages import JsonValue
 
-__all__ = ["AgentEntry", "Node", "Plan"]
+__all__ = ["MANAGER_KEY", "MANAGER_ROLE", "AgentEntry", "HierarchyRules", "Node", "Plan"]
+
+#: Key of the manager's task and of the manager itself; a worker of that role is refused, so nobody else has it.
+MANAGER_KEY = "manager"
+#: Role of every manager (S-HIER-3).
+MANAGER_ROLE = "Manager"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +31,26 @@ class AgentEntry:
     tool_names: tuple[str, ...] = ()
     #: made for a task that named none
     is_synthesized: bool = False
+    #: whether it may hand work to the others (S-DEL-1)
+    allow_delegation: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HierarchyRules:
+    """What a manager is held to; roles as the workers have them (06)."""
+
+    #: in the order in which violations are told
+    required_workers: tuple[str, ...] = ()
+    #: none: all
+    allowed_workers: tuple[str, ...] = ()
+    max_calls_per_worker: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: 0: no cap
+    global_max_delegations: int = 0
+    required_stages: tuple[tuple[str, ...], ...] = ()
+    #: `remind` or `fail`
+    enforce_required: str = "remind"
+    #: turns without progress that end the run; 0: none do
+    stall_turns: int = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +82,7 @@ class Node:
 class Plan:
     """What will run, in which order, under which rules."""
 
-    #: `sequential` or `parallel`
+    #: `sequential`, `parallel` or `hierarchical`
     workflow: str
     nodes: tuple[Node, ...]
     agents: tuple[AgentEntry, ...] = ()
@@ -66,12 +91,15 @@ class Plan:
     #: tasks that may run at the same time; None: no cap (S-PAR-17)
     max_parallel_tasks: int | None = None
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: of a hierarchical run
+    hierarchy: HierarchyRules | None = None
 
     def to_dict(self) -> dict[str, JsonValue]:
         """The plan as JSON-able data, without the hidden ids: those mean nothing outside the process that planned."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         data["nodes"] = [{name: getattr(node, name) for name in _NODE_FIELDS} for node in self.nodes]
         data["agents"] = [{name: getattr(agent, name) for name in _AGENT_FIELDS} for agent in self.agents]
+        data["hierarchy"] = None if self.hierarchy is None else asdict(self.hierarchy)
         return data
 
     @classmethod

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.validation import infer_workflow
+from ensemble_ray.definition.validation import infer_workflow, known_agents
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
+from ensemble_ray.delegation import Colleague
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
-from ensemble_ray.plan.plan import AgentEntry, Node, Plan
+from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
+from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node, Plan
 from ensemble_ray.plan.templates import resolve_template
+from ensemble_ray.prompts.manager import manager_prompts
 
 __all__ = [
     "DETERMINISTIC",
@@ -63,6 +66,8 @@ class Planned:
     tasks: Mapping[str, Task]
     #: by agent key
     agents: Mapping[str, Agent]
+    #: whom work may be handed to, where anybody may do so; in the order of the ensemble's agents
+    colleagues: tuple[Colleague, ...] = ()
 
 
 def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> ResolvedTasks:
@@ -89,7 +94,10 @@ def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
 
 
 def plan_run(
-    definition: EnsembleDefinition, resolved: ResolvedTasks, synthesized: Mapping[str, Agent] | None = None
+    definition: EnsembleDefinition,
+    resolved: ResolvedTasks,
+    synthesized: Mapping[str, Agent] | None = None,
+    prompts: tuple[str, str] | None = None,
 ) -> Planned:
     """Put tasks and agents in their places.
 
@@ -98,8 +106,11 @@ def plan_run(
         resolved: What `resolve_tasks` gave for this run.
         synthesized: Agents by object id of the task they were made for; a task without its agent is planned as
             `(synthesized)`, which is enough to show a plan (S-SET-46).
+        prompts: Background and task of a hierarchical run's manager; None: its strategy is asked here.
     """
     made = synthesized or {}
+    if resolved.workflow is Workflow.HIERARCHICAL:
+        return _plan_hierarchy(definition, resolved, made, prompts)
     key_of: dict[str, str] = {}
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         key_of.setdefault(task.object_id, key)
@@ -108,6 +119,9 @@ def plan_run(
     for index, (task, key) in enumerate(zip(resolved.tasks, resolved.keys, strict=True), start=1):
         agent = task.agent if task.agent is not None else made.get(task.object_id)
         nodes.append(places.node(task, key, index=index, agent=agent))
+    if any(agent.allow_delegation for agent in places.agents.values()):
+        for agent in known_agents(definition):
+            places.agent_key(agent)  # it may be asked, though no task is its own
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
         workflow=resolved.workflow.value,
@@ -118,7 +132,36 @@ def plan_run(
         inputs=resolved.inputs,
     )
     tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
-    return Planned(plan=plan, tasks=tasks, agents=places.agents)
+    return Planned(plan=plan, tasks=tasks, agents=places.agents, colleagues=places.colleagues())
+
+
+def _plan_hierarchy(
+    definition: EnsembleDefinition,
+    resolved: ResolvedTasks,
+    made: Mapping[str, Agent],
+    prompts: tuple[str, str] | None,
+) -> Planned:
+    """One task, the manager's; all agents work for it (S-HIER-1)."""
+    workers = workers_of(definition, resolved.tasks, made)
+    agents = [agent for agent, _ in workers]
+    if prompts is None:
+        prompts = manager_prompts(definition.manager_prompt_strategy, manager_context(agents, resolved.tasks))
+    background, description = prompts
+    manager, task = manager_of(definition, agents, background), task_of_manager(description)
+    places = _Places(definition, {})
+    node = places.node(task, MANAGER_KEY, index=1, agent=manager)
+    for agent, is_synthesized in workers:
+        places.agent_key(agent, is_synthesized=is_synthesized)
+    plan = Plan(
+        workflow=Workflow.HIERARCHICAL.value,
+        nodes=(node,),
+        agents=tuple(places.entries),
+        inputs=resolved.inputs,
+        hierarchy=rules_of(definition),
+    )
+    return Planned(
+        plan=plan, tasks={MANAGER_KEY: task}, agents=places.agents, colleagues=places.colleagues(but=manager)
+    )
 
 
 def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
@@ -168,7 +211,8 @@ class _Places:
         if task.handler is not None:
             role = DETERMINISTIC
         elif agent is not None:
-            role, agent_key = agent.role, self._agent_key(agent, is_synthesized=task.agent is None)
+            role = agent.role
+            agent_key = self.agent_key(agent, is_synthesized=task.agent is None and key != MANAGER_KEY)
         inside = self._key_of
         return Node(
             key=key,
@@ -183,7 +227,20 @@ class _Places:
             is_streaming=task.handler is None and _streams(agent, task, self._definition),
         )
 
-    def _agent_key(self, agent: Agent, *, is_synthesized: bool) -> str:
+    def colleagues(self, *, but: Agent | None = None) -> tuple[Colleague, ...]:
+        """Whom work may be handed to; nobody where nobody may hand any on."""
+        if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
+            return ()
+        rank = {agent: place for place, agent in enumerate(known_agents(self._definition))}
+        order = sorted(self.agents.items(), key=lambda entry: rank.get(entry[1], len(rank)))
+        return tuple(
+            Colleague(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
+            for key, agent in order
+            if agent is not but
+        )
+
+    def agent_key(self, agent: Agent, *, is_synthesized: bool = False) -> str:
+        """The key of an agent, which takes part from now on."""
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
@@ -198,14 +255,15 @@ class _Places:
                 background=agent.background,
                 tool_names=_tool_names(agent),
                 is_synthesized=is_synthesized,
+                allow_delegation=agent.allow_delegation,
             )
         )
         return key
 
 
-def _streams(agent: Agent | None, task: Task, definition: EnsembleDefinition) -> bool:
+def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
     """The first of agent, task and ensemble that says anything (S-STR-1)."""
-    for chosen in (None if agent is None else agent.stream, task.stream):
+    for chosen in (None if agent is None else agent.stream, None if task is None else task.stream):
         if chosen is not None:
             return chosen
     return definition.is_streaming

@@ -15,7 +15,7 @@ from ensemble_ray.record.rendering import in_json_form
 __all__ = ["RUN", "EpochGate", "MemoryJournal", "fence_of", "instance_of_fact"]
 
 #: Kinds whose names are `instance/turn/call`.
-_EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision"})
+_EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision", "delegation"})
 #: The name of facts of the run as a whole.
 RUN = "run"
 

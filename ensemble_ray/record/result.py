@@ -11,9 +11,18 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import EnsembleError, ParallelExecutionError, TaskExecutionError, ValidationError, message_of
+from ensemble_ray.errors import (
+    ConstraintViolationError,
+    EnsembleError,
+    ParallelExecutionError,
+    TaskExecutionError,
+    ValidationError,
+    message_of,
+)
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, HierarchyRules
+from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace
 from ensemble_ray.values import utc_of
 
@@ -21,24 +30,33 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Node, Plan
 
-__all__ = ["assemble", "failure_of", "summaries"]
+__all__ = ["assemble", "failure_of", "manager_failure", "summaries"]
 
 
 def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
     """Who takes part in a plan (S-TRC-1)."""
     return tuple(
-        AgentSummary(role=agent.role, goal=agent.goal, background=agent.background, tool_names=agent.tool_names)
+        AgentSummary(
+            role=agent.role,
+            goal=agent.goal,
+            background=agent.background,
+            tool_names=agent.tool_names,
+            allow_delegation=agent.allow_delegation,
+        )
         for agent in plan.agents
+        if agent.key != MANAGER_KEY or plan.hierarchy is None  # the manager is nobody's agent
     )
 
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
-    outputs = [output for _, output in outcome.completed]
+    # The manager's trace stands first, its workers' behind it in the order in which they were asked (26, ExecutionTrace).
+    workers = sorted(outcome.delegated, key=lambda output: output.completed_at - output.duration)
+    outputs = [*(output for _, output in outcome.completed), *workers]
     started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
     traces = [output.trace for output in outputs if output.trace is not None]
     traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
     traces += outcome.unfinished
-    metrics = ExecutionMetrics.from_outputs(traces)
+    metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
     return ExecutionTrace(
         capture_mode=capture_mode,
         ensemble_id=outcome.run_id,
@@ -82,7 +100,7 @@ def assemble(
         EnsembleError: the run failed; which class is `failure_of`'s decision.
     """
     trace = _trace_of(plan, outcome, capture_mode, trace_id)
-    outputs = tuple(output for _, output in outcome.completed)
+    outputs = (*outcome.delegated, *(output for _, output in outcome.completed))
     if outcome.state is RunState.FAILED:
         error = failure_of(plan, outcome, outputs)
         error.trace = trace
@@ -90,7 +108,7 @@ def assemble(
         raise error
     object_ids = {node.key: node.object_id for node in plan.nodes}
     return EnsembleOutput(
-        raw=outputs[-1].raw if outputs else "",
+        raw=outcome.completed[-1][1].raw if outcome.completed else "",
         task_outputs=outputs,
         total_duration=trace.total_duration if outputs else timedelta(),
         total_tool_calls=sum(output.tool_call_count for output in outputs),
@@ -98,7 +116,9 @@ def assemble(
         metrics=trace.metrics,
         trace=trace,
         run_id=outcome.run_id,
-    ).with_positions({object_ids[key]: position for position, (key, _) in enumerate(outcome.completed)})
+    ).with_positions(
+        {object_ids[key]: place for place, (key, _) in enumerate(outcome.completed, start=len(outcome.delegated))}
+    )
 
 
 def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -> EnsembleError:
@@ -111,6 +131,8 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
             causes[f"{description} #{same + 1}" if same else description] = failure.error
         text = f"{len(causes)} of {len(plan.nodes)} tasks failed"
         return ParallelExecutionError(text, outputs, causes)
+    if plan.workflow == "hierarchical" and plan.hierarchy is not None:
+        return _failure_of_manager(plan, plan.hierarchy, outcome)
     first = outcome.failures[0]
     completed = tuple(outputs[: first.completed_before])
     error = first.error
@@ -121,5 +143,26 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
         return error
     node = _node(plan, first.key)
     wrapped = TaskExecutionError(f"Task failed: {node.description}", node.description, node.agent_role, completed)
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _failure_of_manager(plan: Plan, rules: HierarchyRules, outcome: RunOutcome) -> EnsembleError:
+    """What a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
+    if not outcome.failures:
+        roles = {output.agent_role for output in outcome.delegated}
+        return ConstraintViolationError(violations_of(rules, roles), tuple(outcome.delegated))
+    error = outcome.failures[0].error
+    if isinstance(error, ValidationError):
+        return error
+    return manager_failure(error, plan.nodes[0].description, tuple(outcome.delegated))
+
+
+def manager_failure(
+    error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
+) -> TaskExecutionError:
+    """What a run raises whose manager failed with that error (S-HIER-60)."""
+    text = f"Hierarchical workflow manager failed: {message_of(error)}"
+    wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
     return wrapped

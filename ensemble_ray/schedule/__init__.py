@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from ensemble_ray.plan.plan import Plan
+from ensemble_ray.schedule.hierarchical import HierarchicalMachine
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 
 __all__ = ["machine_for"]
 
+_MACHINES = {"parallel": ParallelMachine, "hierarchical": HierarchicalMachine}
+
 
 def machine_for(plan: Plan) -> Machine:
     """The machine of a plan's workflow kind."""
-    return ParallelMachine(plan) if plan.workflow == "parallel" else SequentialMachine(plan)
+    return _MACHINES.get(plan.workflow, SequentialMachine)(plan)

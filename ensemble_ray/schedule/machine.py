@@ -179,17 +179,19 @@ class Machine:
             places -= 1
 
     def _end_if_resolved(self, done: list[Instruction]) -> None:
-        if self._open:
-            return
-        self._is_ended = True
+        if not self._open:
+            self._is_ended = True
+            done.append(self._ended())
+
+    def _ended(self) -> EndRun:
+        """How the run ends, now that nothing is open."""
         if self._is_cancelled:
-            done.append(EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED))
-        elif self._exit is not None:
-            done.append(EndRun(state=RunState.COMPLETED, exit_reason=self._exit))
-        elif self._failed:
-            done.append(EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR))
-        else:
-            done.append(EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED))
+            return EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        if self._exit is not None:
+            return EndRun(state=RunState.COMPLETED, exit_reason=self._exit)
+        if self._failed:
+            return EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
+        return EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
 
     # Invariants, for tests and for hunting defects.
 

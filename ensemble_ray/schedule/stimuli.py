@@ -34,6 +34,8 @@ class TaskCompleted:
     #: -1: unknown
     total_tokens: int = -1
     tool_call_count: int = 0
+    #: of a manager: roles of the workers that gave it something
+    delegated_roles: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,5 +77,7 @@ Stimulus = Union[RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelle
 
 def stimulus_fields(stimulus: Stimulus) -> dict[str, object]:
     """The stimulus as data for the record: its class name and its fields."""
-    names = type(stimulus).__slots__
-    return {"type": type(stimulus).__name__, **{name: getattr(stimulus, name) for name in names}}
+    fields = {name: getattr(stimulus, name) for name in type(stimulus).__slots__}
+    if not fields.get("delegated_roles"):  # which only managers have
+        fields.pop("delegated_roles", None)
+    return {"type": type(stimulus).__name__, **fields}

@@ -24,7 +24,7 @@ async def call_batch(
     *,
     agent_role: str,
     task_description: str = "",
-    limit_s: float = BATCH_LIMIT_S,
+    limit_s: float | None = BATCH_LIMIT_S,
 ) -> list[T]:
     """Do several calls at the same time; a single one runs directly and without the limit (S-TOOL-80).
 
@@ -34,7 +34,7 @@ async def call_batch(
         calls: Starts one call each; they are started in this order.
         agent_role: Whose turn it is, for the error.
         task_description: Of the task, for the error.
-        limit_s: Longest time for all of them together.
+        limit_s: Longest time for all of them together; None: as long as they like.
 
     Raises:
         AgentExecutionError: they took too long (S-TOOL-83); what still runs is cancelled.
@@ -47,7 +47,7 @@ async def call_batch(
         late = await _wait(tasks, limit_s)
         if late:
             late = await _wait(late, _GRACE_S)
-        if late:
+        if late and limit_s is not None:
             msg = f"Parallel tool execution for agent '{agent_role}' timed out after {_in_words(limit_s)}"
             raise AgentExecutionError(msg, agent_role, task_description)
     finally:
@@ -79,7 +79,7 @@ async def _started(call: Callable[[], Awaitable[T]]) -> _Returned[T] | _Stopped:
         return _Stopped(stop)
 
 
-async def _wait(tasks: Sequence[asyncio.Future[T]], timeout_s: float) -> list[asyncio.Future[T]]:
+async def _wait(tasks: Sequence[asyncio.Future[T]], timeout_s: float | None) -> list[asyncio.Future[T]]:
     """Wait for them; gives those that are not done."""
     if not tasks:
         return []

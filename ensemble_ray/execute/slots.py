@@ -1,0 +1,68 @@
+"""A task's place among those that its agent works on at the same time. Room: execute.
+
+It is given back while the task only waits for others, so that agents that ask each other cannot wait for ever: with
+`max_concurrency=1`, A asks B and B asks A, and A's second task needs A's only place (S-DEL-12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Self
+
+__all__ = ["Slot"]
+
+
+class Slot:
+    """One place; None as the semaphore means that there are as many as one likes."""
+
+    def __init__(self, places: asyncio.Semaphore | None = None) -> None:
+        self._places = places
+        self._is_held = False
+        #: calls of the turn that have not returned, and those of them that only wait
+        self._open = 0
+        self._waiting = 0
+
+    async def __aenter__(self) -> Self:
+        """Take the place."""
+        await self.take()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Leave it for good."""
+        self._give_back()
+
+    async def take(self) -> None:
+        """Have the place, after a wait where another task has it."""
+        if self._places is not None and not self._is_held:
+            await self._places.acquire()
+            self._is_held = True
+
+    def begin(self, calls: int) -> None:
+        """So many calls of a turn begin."""
+        self._open += calls
+
+    def ended(self) -> None:
+        """One call returned."""
+        self._open -= 1
+        self._give_back_if_waiting()
+
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator[None]:
+        """This call only waits in the block; the place is given back while all open calls do. `take` gets it again."""
+        self._waiting += 1
+        self._give_back_if_waiting()
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def _give_back_if_waiting(self) -> None:
+        if self._waiting and self._waiting == self._open:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._places is not None and self._is_held:
+            self._is_held = False
+            self._places.release()

@@ -1,0 +1,89 @@
+"""The plan of a hierarchical run: one task, the manager's, and all workers as agents. Room: plan. Pure.
+
+In: a definition with its texts resolved, and the agents made for its tasks. Out: who works, what the manager is told of
+them, and the manager with its task. The user's tasks are no tasks of the plan: the manager decides what becomes of them
+(S-HIER-1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.hierarchy import ManagerPromptContext
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.validation import check_hierarchy, known_agents, manager_model
+from ensemble_ray.plan.plan import MANAGER_ROLE, HierarchyRules
+
+__all__ = ["manager_context", "manager_of", "rules_of", "task_of_manager", "workers_of"]
+
+_GOAL = "Have the tasks done by the agents of the team, within the rules, and answer with the whole"
+_EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of the team gave."
+
+
+def workers_of(
+    definition: EnsembleDefinition, tasks: Sequence[Task], made: Mapping[str, Agent]
+) -> tuple[tuple[Agent, bool], ...]:
+    """Who works for the manager, in order, and whether it was made for a task (S-HIER-1, S-DET-26).
+
+    Args:
+        definition: Validated.
+        tasks: Resolved.
+        made: Agents by object id of the task they were made for.
+
+    Raises:
+        ValidationError: a rule about roles is broken, which could not be known before all agents were made.
+    """
+    workers = dict.fromkeys(known_agents(definition), False)
+    complete = True
+    for task in tasks:
+        if task.agent is None and task.handler is None:
+            complete = complete and task.object_id in made
+            if task.object_id in made:
+                workers.setdefault(made[task.object_id], True)
+    if complete:
+        check_hierarchy(definition, [agent.role for agent in workers])
+    return tuple(workers.items())
+
+
+def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
+    """What a prompt strategy is given."""
+    return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
+
+
+def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], background: str) -> Agent:
+    """The manager (S-HIER-2, S-HIER-3).
+
+    Raises:
+        ValidationError: there is no model for it.
+    """
+    return Agent(
+        role=MANAGER_ROLE,
+        goal=_GOAL,
+        background=background or None,
+        llm=manager_model(definition, workers),
+        max_iterations=definition.manager_max_iterations,
+        isolation="process",
+    )
+
+
+def task_of_manager(description: str) -> Task:
+    """The manager's task."""
+    return Task(description=description, expected_output=_EXPECTED_OUTPUT)
+
+
+def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
+    """What the manager is held to."""
+    given = definition.hierarchical_constraints
+    if given is None:
+        return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)
+    return HierarchyRules(
+        required_workers=given.required_workers,
+        allowed_workers=given.allowed_workers,
+        max_calls_per_worker=dict(given.max_calls_per_worker),
+        global_max_delegations=given.global_max_delegations,
+        required_stages=given.required_stages,
+        enforce_required=definition.enforce_required,
+        stall_turns=definition.manager_stall_turns,
+    )
