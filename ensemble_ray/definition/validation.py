@@ -76,14 +76,18 @@ def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> C
 
     Args:
         definition: Names the manager's own model, and one for everybody.
-        workers: All of them, those made for tasks included, in order.
+        workers: All of them, those made for tasks included, in order; none, where none is made yet.
 
     Raises:
         ValidationError: there is none.
     """
-    model = definition.llm if not workers else workers[0].llm
-    if definition.manager_llm is not None:
-        model = definition.manager_llm
+    model = definition.manager_llm
+    if model is None and workers:
+        model = workers[0].llm
+    if model is None and definition.tasks:
+        model = definition.tasks[0].llm  # that of the agent that will be made for it (S-DET-20)
+    if model is None:
+        model = definition.llm
     if model is None:
         raise ValidationError(
             "No Manager LLM available for hierarchical workflow. Set manager_llm, an agent's llm, or an ensemble-level llm."

@@ -205,6 +205,8 @@ def test_managers_model_is_the_first_that_there_is_when_asked() -> None:
     assert manager_model(EnsembleDefinition(manager_llm=own, llm=shared), workers) is own
     assert manager_model(EnsembleDefinition(llm=shared), workers) is first
     assert manager_model(EnsembleDefinition(llm=shared), []) is shared
+    to_be_made = [task("a", llm=first), task("b", llm=own)]
+    assert manager_model(EnsembleDefinition(llm=shared, tasks=to_be_made), []) is first
     with pytest.raises(ValidationError) as caught:
         manager_model(EnsembleDefinition(), [])
     assert str(caught.value).startswith("No Manager LLM available for hierarchical workflow.")
