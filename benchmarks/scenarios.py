@@ -156,6 +156,23 @@ SCENARIOS = (
         server=("--tool-turns", "{size}", "--tool-arguments", '{{"number": 7}}'),
     ),
     Scenario(
+        name="manager",
+        measure="warm",
+        variants={name: f"manager:{made}" for name, made in _JOBS.items()},
+        on_ray=_ON_RAY,
+        recorded=_RECORDED,
+        size=10,
+        requests_each=2,
+        requests_more=1,
+        is_per_request=True,
+        server=(
+            "--tool-turns",
+            "{size}",
+            "--tool-arguments",
+            '{{"agent_role": "Worker", "task_description": "Do your part"}}',
+        ),
+    ),
+    Scenario(
         name="cpu-tools",
         measure="warm",
         variants={
@@ -227,6 +244,13 @@ ROWS = (
         target_ray=_ratio(0.30),
     ),
     Row(
+        scenario="manager",
+        title="manager, 10 delegations at 0 ms, per model call",
+        unit="ms",
+        target_inline=_ratio(0.8),
+        target_ray=_ratio(1.5),
+    ),
+    Row(
         scenario="cpu-tools",
         title="64 CPU-bound tools of 100 ms",
         unit="s",
@@ -284,6 +308,7 @@ OVERHEADS = (
     *_on_both("fan-out-200ms", "fan-out 1,000 at 200 ms", "s", _ratio(1.25)),
     *_on_both("fan-out-0ms", "fan-out 1,000 at 0 ms", "s", _ratio(1.25)),
     *_on_both("chain", "chain of 50 at 0 ms, per task", "ms", _A_STEP),
+    *_on_both("manager", "manager, 10 delegations, per model call", "ms", _A_STEP),
     *_on_both("tool-loop", "20 tool calls that only read, per model call", "ms", _A_STEP),
     Overhead(
         scenario="tool-loop",

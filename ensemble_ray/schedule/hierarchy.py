@@ -157,7 +157,10 @@ class DelegationEnforcer:
             left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
             told = f"You may delegate now to: {', '.join(possible)}.{left}"
         else:
-            told = "No delegation is possible any more: give your final answer from the results that you have."
+            # Workers of the same turn may still be at it, and complete a stage.
+            told = (
+                "Nothing can be delegated right now: work with the results that you have, and with those still to come."
+            )
         missing = self._missing() if possible else ""
         return f"{told} {missing}" if missing else told
 

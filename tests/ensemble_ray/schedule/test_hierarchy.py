@@ -232,7 +232,7 @@ def test_hint_says_to_finish_when_nothing_is_possible() -> None:
     machine = enforcer(global_max_delegations=1, required_workers=("Writer",))
     succeed(machine, "Analyst")
     assert machine.hint() == (
-        "No delegation is possible any more: give your final answer from the results that you have."
+        "Nothing can be delegated right now: work with the results that you have, and with those still to come."
     )
 
 
