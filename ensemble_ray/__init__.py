@@ -78,14 +78,14 @@ from ensemble_ray.listeners import EnsembleListener
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse, Effect, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.messages import ChatMessage, ChatResponse, Effect, JsonSchema, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.metrics import CostConfiguration, CostEstimate, ExecutionMetrics, MemoryOperationCounts, TaskMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry, Node, Plan
 from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
 from ensemble_ray.plan.templates import resolve_template
-from ensemble_ray.ports import ChatModel, StreamingChatModel, ToolMetrics
+from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, ToolMetrics
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt
@@ -202,6 +202,7 @@ __all__ = [
     "IllegalStateError",
     "InlineRuntime",
     "JsonParserTool",
+    "JsonSchema",
     "JsonTraceExporter",
     "LlmInteraction",
     "LlmIterationCompletedEvent",
@@ -239,6 +240,7 @@ __all__ = [
     "Runtime",
     "StaleEpochError",
     "StreamingChatModel",
+    "StructuredChatModel",
     "SynthesisContext",
     "Task",
     "TaskCompleteEvent",

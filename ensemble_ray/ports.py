@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.events import Event
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
+from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.limits.rate_limit import RateLimit
@@ -24,6 +24,7 @@ __all__ = [
     "Journal",
     "Limiter",
     "StreamingChatModel",
+    "StructuredChatModel",
     "ToolMetrics",
     "Until",
 ]
@@ -48,6 +49,20 @@ class StreamingChatModel(Protocol):
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
         """Fragments of the text, then one `ChatResponse` with the assembled whole."""
+        ...
+
+
+@runtime_checkable
+class StructuredChatModel(Protocol):
+    """A model that can also be held to a JSON schema by its endpoint (S-OUT-40); a synchronous method is accepted too."""
+
+    def chat_structured(
+        self, messages: Sequence[ChatMessage], schema: JsonSchema
+    ) -> ChatResponse | Awaitable[ChatResponse]:
+        """Answer the conversation, which asks for that form in words too, in that form.
+
+        Where the endpoint cannot be held to it, answer as `chat` without tools does: whoever asks parses and corrects.
+        """
         ...
 
 

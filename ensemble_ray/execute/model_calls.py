@@ -11,7 +11,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, cast
 
@@ -21,8 +21,8 @@ from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedE
 from ensemble_ray.execute.attempts import Attempts
 from ensemble_ray.execute.effects import ModelEffect, captured
 from ensemble_ray.ids import effect_name, uuid_of
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.ports import ChatModel, StreamingChatModel, Until
+from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, JsonSchema, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, Until
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.trace import CaptureMode
 
@@ -46,6 +46,7 @@ class ModelCalls:
         self._effects = scope.effects
         self._model = agent.llm
         self._stream = self._streaming_model(scope.order.is_streaming)
+        self._structured = self._structured_form(scope.order.task.output_type)
         self._attempts = Attempts(scope, agent.llm)
         self._digest = hashlib.sha256()
         self._digested = 0
@@ -189,6 +190,9 @@ class ModelCalls:
         # A list of its own per call: a model may keep what it is given.
         if tools:
             response: object = await call_user(self._model.chat, list(messages), tuple(tools))
+        elif self._structured is not None:
+            model, schema = self._structured
+            response = await call_user(model.chat_structured, list(messages), schema)
         else:
             response = await call_user(self._model.chat, list(messages))
         if not isinstance(response, ChatResponse):
@@ -237,6 +241,15 @@ class ModelCalls:
             return self._model
         _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         return None
+
+    def _structured_form(self, kind: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
+        """Whom to hold to which schema where no tools are offered and nothing is streamed (S-OUT-40, S-OUT-41)."""
+        if kind is None or not isinstance(self._model, StructuredChatModel):
+            return None
+        from ensemble_ray.execute.answer_schema import answer_schema  # loads pydantic's generator: typed tasks pay
+
+        schema = answer_schema(cast("Hashable", kind))
+        return None if schema is None else (self._model, schema)
 
     def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:
         role = self._order.agent_role

@@ -16,13 +16,13 @@ import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import islice
 from typing import Generic, Protocol, TypeVar, cast
 
 import pydantic
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
+from ensemble_ray.execute.type_adapters import adapter_of
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 
 __all__ = [
@@ -109,7 +109,7 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
     found = extract_json(text)
     try:
         # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = _adapter(cast("Hashable", kind)).validate_json(found or text)
+        value = adapter_of(cast("Hashable", kind)).validate_json(found or text)
     except pydantic.ValidationError as error:
         if found is None:
             shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -127,7 +127,7 @@ def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
     """
     try:
         # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-        value = _adapter(cast("Hashable", kind)).validate_json(pydantic.TypeAdapter(object).dump_json(data))
+        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(data))
     except (ValueError, pydantic.errors.PydanticUserError) as error:
         return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
     return ParseResult(value=cast("T", value))
@@ -243,12 +243,6 @@ class StructuredMachine:
 
 def _looks_like_json(text: str) -> bool:
     return len(text) > 1 and text[0] + text[-1] in {"{}", "[]"}
-
-
-@lru_cache(maxsize=256)
-def _adapter(kind: type[object]) -> pydantic.TypeAdapter[object]:
-    """Building one costs a hundred parses."""
-    return pydantic.TypeAdapter(kind)
 
 
 def _detail(error: pydantic.ValidationError) -> str:

@@ -19,8 +19,9 @@ from ensemble_ray.llm.local_registry import LocalSpec
 from ensemble_ray.llm.openai import checked_timeout_s, request_prefix
 from ensemble_ray.llm.openai_endpoint import Endpoint
 from ensemble_ray.llm.openai_wire import encode_request
+from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.llm.weights import find_weights
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from ensemble_ray.threads import threads
 
 __all__ = ["LocalChatModel"]
@@ -126,6 +127,14 @@ class LocalChatModel:
         """
         endpoint = await self._endpoint()
         return await endpoint.complete(encode_request(self._prefix, messages, tools))
+
+    async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
+        """Answer the conversation in the form of that schema, which the engine enforces; raises as `chat` does."""
+        if "response_format" in self._request_options:
+            return await self.chat(messages)
+        endpoint = await self._endpoint()
+        offer = SchemaOffer(schema=schema, is_declared=True)
+        return await endpoint.complete(encode_request(self._prefix, messages, ()), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()

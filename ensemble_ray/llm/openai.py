@@ -21,7 +21,8 @@ from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.openai_errors import Origin
 from ensemble_ray.llm.openai_sdk import SdkClients
 from ensemble_ray.llm.openai_wire import encode_request, json_bytes
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+from ensemble_ray.llm.schema_offers import SchemaOffer
+from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 __all__ = ["OpenAIChatModel", "checked_timeout_s", "request_prefix"]
 
@@ -42,6 +43,8 @@ class OpenAIChatModel:
         timeout: Longest wait for an answer (streaming: for the next piece), s or `timedelta`; default 600 s.
         max_retries: How often a failed call is repeated before it fails; None: not at all.
         client_options: Keyword arguments of `openai.AsyncOpenAI`; given, that client sends the requests.
+        structured_outputs: Whether the endpoint can hold answers to a JSON schema, which typed tasks then use; None:
+            the first such call finds out.
         request_options: Go into every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
             merged into it, `extra_headers` are sent with it.
 
@@ -62,6 +65,7 @@ class OpenAIChatModel:
         timeout: timedelta | float | None = None,
         max_retries: int | None = None,
         client_options: Mapping[str, object] | None = None,
+        structured_outputs: bool | None = None,
         **request_options: object,
     ) -> None:
         if not isinstance(model, str) or not model.strip():
@@ -76,6 +80,12 @@ class OpenAIChatModel:
         self._timeout_s = checked_timeout_s(timeout, "OpenAIChatModel")
         self._max_retries = max_retries
         self._client_options = None if client_options is None else dict(client_options)
+        if structured_outputs is not None and not isinstance(structured_outputs, bool):
+            raise ValidationError(
+                f"OpenAIChatModel structured_outputs must be True, False or None, got: {structured_outputs!r}. An "
+                "endpoint's own option of that name goes through extra_body"
+            )
+        self._structured_outputs = structured_outputs
         self._request_options = dict(request_options)
         self._prepare()
 
@@ -85,6 +95,12 @@ class OpenAIChatModel:
         self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
         self._prefix = request_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
+        has_form = "response_format" in options or "response_format" in extra_body
+        if has_form and self._structured_outputs:
+            raise ValidationError(
+                "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other"
+            )
+        self._offers_schemas = self._structured_outputs is not False and not has_form
         self._sdk = None if self._client_options is None else SdkClients(self._client_options)
 
     @property
@@ -138,6 +154,22 @@ class OpenAIChatModel:
         if self._sdk is None:
             return await endpoint.complete(body)
         return await self._sdk.complete(body, _origin(endpoint), self._connection(endpoint))
+
+    async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
+        """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
+
+        Raises:
+            openai.APIError: as for `chat`; a schema that is refused is no error, the request is sent without it.
+            ValidationError: there is no key, and the endpoint is one that needs it.
+        """
+        if not self._offers_schemas:
+            return await self.chat(messages)
+        body = encode_request(self._prefix, messages, ())
+        offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
+        endpoint = self._endpoint()
+        if self._sdk is None:
+            return await endpoint.complete(body, offer)
+        return await self._sdk.complete(body, _origin(endpoint), self._connection(endpoint), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -218,6 +250,7 @@ class OpenAIChatModel:
             "timeout": self._timeout_s,
             "max_retries": self._max_retries,
             "client_options": self._client_options,
+            "structured_outputs": self._structured_outputs,
             **self._request_options,
         }
 
@@ -236,6 +269,8 @@ class OpenAIChatModel:
         shown = [repr(self._model)]
         if self._base_url is not None:
             shown.append(f"base_url={self._base_url.rpartition('@')[2]!r}")
+        if self._structured_outputs is not None:
+            shown.append(f"structured_outputs={self._structured_outputs}")
         # Options of the client and extra headers may hold keys; they are not shown.
         hidden = {"extra_headers", "extra_body", "extra_query"}
         shown += [f"{name}={value!r}" for name, value in self._request_options.items() if name not in hidden]

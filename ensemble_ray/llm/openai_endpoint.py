@@ -18,6 +18,7 @@ from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post
 from ensemble_ray.llm.openai_wire import SseParser, StreamAssembler, WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
+from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.messages import ChatResponse
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint"]
@@ -47,18 +48,20 @@ class Endpoint:
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
 
-    async def complete(self, body: bytes) -> ChatResponse:
+    async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
         """The whole answer.
+
+        Args:
+            body: The request.
+            offer: A schema to hold the answer to, where the endpoint takes schemas.
 
         Raises:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
         """
         try:
-            if self.max_retries:
-                answered = await self._retried(lambda: self._post(body))
-            else:
-                answered = await self._post(body)
-            return _decoded(answered)
+            if offer is None:
+                return await self._send(body)
+            return await offer.answer(self._send, body, self._origin())
         except CallFailedError as failed:
             error = await self._provider_error(failed.failure)
         raise error
@@ -100,6 +103,11 @@ class Endpoint:
         key = current_effect_key()
         return {IDEMPOTENCY_KEY: key, **self.headers} if key else self.headers
 
+    async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
+        if self.max_retries:
+            return _decoded(await self._retried(lambda: self._post(body), has_schema=has_schema))
+        return _decoded(await self._post(body))
+
     async def _post(self, body: bytes) -> Answered:
         answered = await post(self.url, body, self._sent_headers(), timeout_s=self.timeout_s)
         failure = answered.failure
@@ -128,7 +136,7 @@ class Endpoint:
             except WireError as error:
                 raise CallFailedError(_unusable(answered, error)) from error
 
-    async def _retried(self, send: Callable[[], Awaitable[R]]) -> R:
+    async def _retried(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
         attempt = 0
         while True:
             attempt += 1
@@ -136,7 +144,7 @@ class Endpoint:
                 return await send()
             except CallFailedError as failed:
                 delay_s = self._delay(failed.failure, attempt)
-                if delay_s is None:
+                if delay_s is None or (has_schema and is_refused_schema(failed.failure)):
                     raise
             await asyncio.sleep(delay_s)
 
@@ -149,8 +157,10 @@ class Endpoint:
         )
 
     async def _provider_error(self, failure: Failure) -> Exception:
-        origin = Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
-        return await provider_error(failure, origin)
+        return await provider_error(failure, self._origin())
+
+    def _origin(self) -> Origin:
+        return Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
 
 async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

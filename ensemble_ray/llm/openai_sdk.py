@@ -17,7 +17,9 @@ from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.openai_transport import CallFailedError
 from ensemble_ray.llm.openai_wire import StreamAssembler, WireError, completion_of
+from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.messages import ChatResponse
 from ensemble_ray.threads import threads
 
@@ -41,27 +43,30 @@ class SdkClients:
         self._options = dict(options)
         self._clients: PerLoop[tuple[object, AsyncOpenAI]] = PerLoop(close=lambda held: held[1].close())
 
-    async def complete(self, body: bytes, origin: Origin, connection: Mapping[str, object]) -> ChatResponse:
+    async def complete(
+        self, body: bytes, origin: Origin, connection: Mapping[str, object], offer: SchemaOffer | None = None
+    ) -> ChatResponse:
         """The whole answer.
 
         Args:
             body: The request as the lean path would send it.
             origin: Which call it is, for errors.
             connection: Arguments of the client that the environment may change: key, URL, timeout, retries.
+            offer: A schema to hold the answer to, where the endpoint takes schemas.
 
         Raises:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
         """
         client = await self._client(connection)
+
+        async def send(body: bytes, *, has_schema: bool = False) -> ChatResponse:  # noqa: ARG001  it retries by itself
+            return await _sent(client, body)
+
         try:
-            return completion_of(
-                await client.post(_PATH, body=json.loads(body), cast_to=object, options=_options(client))
-            )
-        except WireError as error:
-            failure = Failure(status=200, reason=str(error), told_by_provider=error.told_by_provider)
-        except _api_error() as error:
-            failure = _failure_of(error)
-        raise await provider_error(failure, origin)
+            return await (send(body) if offer is None else offer.answer(send, body, origin))
+        except CallFailedError as failed:
+            error = await provider_error(failed.failure, origin)
+        raise error
 
     async def stream(
         self, body: bytes, origin: Origin, connection: Mapping[str, object]
@@ -106,6 +111,16 @@ def _options(client: AsyncOpenAI) -> RequestOptions:
     """The id of the effect that the request is part of, as a header (S-DUR-27); a user's own key wins."""
     key = current_effect_key()
     return {"headers": {IDEMPOTENCY_KEY: key}} if key and IDEMPOTENCY_KEY not in client.default_headers else {}
+
+
+async def _sent(client: AsyncOpenAI, body: bytes) -> ChatResponse:
+    try:
+        return completion_of(await client.post(_PATH, body=json.loads(body), cast_to=object, options=_options(client)))
+    except WireError as error:
+        failure = Failure(status=200, reason=str(error), told_by_provider=error.told_by_provider)
+    except _api_error() as error:
+        failure = _failure_of(error)
+    raise CallFailedError(failure)
 
 
 async def _chunks(client: AsyncOpenAI, body: bytes) -> AsyncGenerator[object]:

@@ -20,8 +20,8 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
-from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
+from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel
 from ensemble_ray.threads import call_user
 
 if TYPE_CHECKING:
@@ -122,6 +122,17 @@ class RateLimitedChatModel:
         # No tools: asked without them, as a model is that has no limit.
         offered = (tools,) if tools else ()
         return await call_user(self._delegate.chat, messages, *offered)
+
+    async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
+        """As `chat`, in the form of that schema if the model behind it can be held to one (S-OUT-52).
+
+        Raises:
+            RateLimitTimeoutError: no permit came within `wait_timeout`; the model was not asked.
+        """
+        await self._permit()
+        if isinstance(self._delegate, StructuredChatModel):
+            return await call_user(self._delegate.chat_structured, messages, schema)
+        return await call_user(self._delegate.chat, messages)
 
     async def _permit(self) -> None:
         here = services()

@@ -29,6 +29,10 @@ _FREE_MAPPING = Kind(
 _ENDPOINT = {
     "base_url": Field(kind=TEXT, doc="Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL."),
     "api_key_env": Field(kind=TEXT, doc="Environment variable that holds the key; default OPENAI_API_KEY."),
+    "structured_outputs": Field(
+        kind=FLAG,
+        doc="Whether the endpoint can hold typed answers to a JSON schema; left out: the first call finds out.",
+    ),
     "max_retries": Field(
         kind=WHOLE, doc="How often the model itself repeats a failed call; the team's retry comes on top."
     ),

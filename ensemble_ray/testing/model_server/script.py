@@ -93,6 +93,12 @@ class ServedRequest:
         return b'"stream"' in self.raw and self.body.get("stream") is True
 
     @property
+    def response_format(self) -> Mapping[str, object] | None:
+        """The form that the client asked for, as sent; None without one."""
+        found = self.body.get("response_format")
+        return cast("Mapping[str, object]", found) if isinstance(found, dict) else None
+
+    @property
     def wants_usage(self) -> bool:
         """Whether the client asked for a usage chunk at the end of the stream."""
         options = cast("Mapping[str, object]", self.body.get("stream_options") or {})

@@ -36,6 +36,11 @@ __all__ = ["ModelServer", "Script", "tool_loop"]
 Script = Answer | Sequence[Answer] | Callable[[ServedRequest], Answer]
 
 
+_FORMAT_FAULT = Fault(
+    status=400, message="Invalid parameter: 'response_format' is not supported with this model.", code="invalid_value"
+)
+
+
 def _echo(request: ServedRequest) -> Answer:
     return f"echo: {request.text}"
 
@@ -63,6 +68,9 @@ class ModelServer:
         api_key: Refuse requests that do not carry this key.
         models: Refuse requests for other models; None: any model.
         rejects_stream_options: Refuse requests with `stream_options`, as older servers do.
+        rejects_response_format: Refuse requests with a `response_format`: True as most do (HTTP 400, naming it), or
+            with that fault. They are in `requests` like all others, and use up no answer of a list. Without, what
+            answers they get is the script's matter, as with servers that honour the field and those that ignore it.
         keep_requests: Keep what came in `requests`; without, only counts are kept.
         port: Where to listen; 0 finds a free port.
 
@@ -80,6 +88,7 @@ class ModelServer:
         api_key: str | None = None,
         models: Sequence[str] | None = None,
         rejects_stream_options: bool = False,
+        rejects_response_format: bool | Fault = False,
         keep_requests: bool = True,
         port: int = 0,
     ) -> None:
@@ -88,6 +97,7 @@ class ModelServer:
         self._authorization = None if api_key is None else f"Bearer {api_key}"
         self._models = None if models is None else tuple(models)
         self._rejects_stream_options = rejects_stream_options
+        self._format_fault = _FORMAT_FAULT if rejects_response_format is True else rejects_response_format or None
         self._keep_requests = keep_requests
         self._port = port
         self._changed = threading.Condition()
@@ -97,6 +107,7 @@ class ModelServer:
         self._held: list[Callable[[], None]] | None = None
         self._open: set[Exchange] = set()
         self._served = 0
+        self._refused_formats = 0
         self._arrived = 0
         #: requests in order of arrival
         self.requests: list[ServedRequest] = []
@@ -246,6 +257,9 @@ class ModelServer:
             return Fault(status=404, message=f"The model '{request.model}' does not exist", code="model_not_found")
         if self._rejects_stream_options and "stream_options" in request.body:
             return Fault(status=400, message="Unknown parameter: stream_options", code="unknown_parameter")
+        if self._format_fault is not None and request.response_format is not None:
+            self._refused_formats += 1
+            return self._format_fault
         return None
 
     def _scripted(self, request: ServedRequest) -> Reply | Fault:
@@ -256,9 +270,10 @@ class ModelServer:
             except Exception as error:  # noqa: BLE001  a broken script is told to the client, so that the test shows it
                 return Fault(status=400, message=f"the script failed: {type(error).__name__}: {error}")
         if isinstance(script, list):
-            if request.number >= len(cast("list[Answer]", script)):
-                return Fault(status=400, message=f"the script of {request.number} answers is used up")
-            return reply_of(cast("list[Answer]", script)[request.number])
+            position = request.number - self._refused_formats
+            if position >= len(cast("list[Answer]", script)):
+                return Fault(status=400, message=f"the script of {position} answers is used up")
+            return reply_of(cast("list[Answer]", script)[position])
         return reply_of(cast("Answer", script))
 
     def _release(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:

@@ -1,0 +1,65 @@
+"""Pydantic's adapters of declared types, one per type and process. Room: execute. Pure: a type in, its adapter out.
+
+Whatever reads, writes or describes a task's typed value asks here, so that all of them take the same types.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import types
+import typing
+from collections.abc import Hashable
+
+import pydantic
+
+__all__ = ["adapter_of"]
+
+#: Before this, pydantic takes a `TypedDict` only from the backport.
+_NEEDS_BACKPORT = sys.version_info < (3, 12)
+
+
+@functools.lru_cache(maxsize=256)
+def adapter_of(kind: Hashable) -> pydantic.TypeAdapter[object]:
+    """The adapter of a type; building one costs a hundred parses.
+
+    Raises:
+        pydantic.errors.PydanticUserError: pydantic can make nothing of the type.
+    """
+    return pydantic.TypeAdapter(typing.cast("type[object]", _readable(kind, ()) if _NEEDS_BACKPORT else kind))
+
+
+def _readable(kind: typing.Any, within: tuple[object, ...]) -> typing.Any:
+    """The type with its `typing.TypedDict`s as the backport's; `within` are those that it stands in."""
+    if typing.is_typeddict(kind):
+        # One of the backport's is fine, and one that holds itself is for pydantic to judge.
+        is_old = type(kind).__module__ == "typing" and kind not in within
+        return _backported(kind, within) if is_old else kind
+    arguments = typing.get_args(kind)
+    changed = tuple(_readable(argument, within) for argument in arguments)
+    if all(new is old for new, old in zip(changed, arguments, strict=True)):
+        return kind
+    origin: typing.Any = typing.get_origin(kind)
+    if origin is types.UnionType:
+        return functools.reduce(operator.or_, changed)
+    if origin is typing.Annotated or not hasattr(kind, "copy_with"):
+        return origin[changed]
+    return kind.copy_with(changed)
+
+
+def _backported(kind: typing.Any, within: tuple[object, ...]) -> typing.Any:
+    import typing_extensions  # pydantic's own dependency; only types of this kind need it here
+
+    fields: dict[str, object] = {}
+    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
+        field = _readable(hint, (*within, kind))
+        says_so = typing.get_origin(hint) in {typing.Required, typing.NotRequired}
+        fields[name] = field if says_so or name in kind.__required_keys__ else typing.NotRequired[field]
+    make: typing.Any = typing_extensions.TypedDict
+    made = make(kind.__name__, fields)
+    made.__module__, made.__doc__ = kind.__module__, kind.__doc__
+    config: object = getattr(kind, "__pydantic_config__", None)
+    if config is not None:
+        made.__pydantic_config__ = config
+    return made
