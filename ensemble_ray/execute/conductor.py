@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.outputs import ExitReason, RunState
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.ports import Clock, Journal
+    from ensemble_ray.trace import TaskTrace
 
 __all__ = ["Assignment", "Conducted", "Failed", "Houses", "Report", "Resumed", "RunConductor"]
 
@@ -72,6 +73,8 @@ class Report(Generic[Output, Failure]):
     output: Output | None = None
     #: of a manager: what its workers gave, in completion order: (role, output)
     delegated: Sequence[tuple[str, Output]] = ()
+    #: of a manager: what its workers did that gave nothing
+    lost_work: Sequence[TaskTrace] = ()
     #: error and trace of a task that gave no output, as the house gave them
     failure: Failure | None = None
     error_type: str = ""
@@ -117,6 +120,8 @@ class Conducted(Generic[Output, Failure]):
     completed: list[tuple[str, Output]] = field(default_factory=list["tuple[str, Output]"])
     #: outputs of a manager's workers in completion order
     delegated: list[Output] = field(default_factory=list["Output"])
+    #: what a manager's workers did that gave nothing
+    lost_work: list[TaskTrace] = field(default_factory=list["TaskTrace"])
     failures: list[Failed[Failure]] = field(default_factory=list["Failed[Failure]"])
     #: failures of tasks that were cancelled or exited, for the trace
     unfinished: list[Failure] = field(default_factory=list["Failure"])
@@ -178,6 +183,7 @@ class RunConductor(Generic[Output, Failure]):
         self._recorded: dict[str, Report[Output, Failure]] = {} if resumed is None else dict(resumed.reports)
         self._outputs: dict[str, Output] = {}
         self._delegated: list[Output] = []
+        self._lost_work: list[TaskTrace] = []
         self._failed: list[Failed[Failure]] = []
         self._unfinished: list[Failure] = []
         self._inbox: list[Report[Output, Failure]] = []
@@ -285,6 +291,7 @@ class RunConductor(Generic[Output, Failure]):
     def _take(self, report: Report[Output, Failure]) -> Stimulus:
         """Keep what a report brought; gives what the machine is told."""
         self._delegated.extend(output for _, output in report.delegated)
+        self._lost_work.extend(report.lost_work)
         match report.status:
             case "completed":
                 if report.output is not None:
@@ -307,15 +314,11 @@ class RunConductor(Generic[Output, Failure]):
                 self._errors.append({"key": report.key, "error_type": report.error_type, "message": report.message})
                 return TaskFailed(at=report.at, key=report.key, error_type=report.error_type, message=report.message)
             case "exited":
-                self._keep_unfinished(report)
+                self._unfinished.extend(() if report.failure is None else (report.failure,))
                 return TaskExited(at=report.at, key=report.key, is_timeout=report.is_timeout)
             case _:
-                self._keep_unfinished(report)
+                self._unfinished.extend(() if report.failure is None else (report.failure,))
                 return TaskCancelled(at=report.at, key=report.key)
-
-    def _keep_unfinished(self, report: Report[Output, Failure]) -> None:
-        if report.failure is not None:
-            self._unfinished.append(report.failure)
 
     async def _tell(self, stimuli: Sequence[Stimulus], *, until: Until = Until.TAKEN) -> None:
         """Journal first, then act.
@@ -384,6 +387,7 @@ class RunConductor(Generic[Output, Failure]):
             completed_at=self._clock.now(),
             completed=[(key, self._outputs[key]) for key in self._machine.completed],
             delegated=list(self._delegated),
+            lost_work=list(self._lost_work),
             failures=list(self._failed),
             unfinished=list(self._unfinished),
         )

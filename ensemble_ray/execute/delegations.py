@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = ["Colleagues", "Delegations"]
 
 _log = logging.getLogger(__name__)
+#: What came of a delegation whose asking task was stopped.
+_STOPPED = "Stopped before the worker was done"
 
 
 class Colleagues(Protocol):
@@ -197,6 +199,10 @@ class Delegations:
                 raise
             text = f"Agent '{worker.role}' was stopped, since it did not finish within {limit:g} s"
             result = self._failed_result(order, AgentExecutionError(text, worker.role, order.task.description))
+        except asyncio.CancelledError:  # the trace of a cancelled run tells what it was waiting for
+            effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
+            effect.is_started, effect.instance = True, order.instance
+            raise
         _raise_what_propagates(result)
         return result
 

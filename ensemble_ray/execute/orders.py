@@ -106,6 +106,8 @@ class TaskResult:
     is_timeout: bool = False
     #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)
     delegated: Sequence[tuple[str, TaskOutput]] = ()
+    #: of a manager: what its workers did that gave nothing
+    lost_work: Sequence[TaskTrace] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,8 @@ class RunOutcome:
     completed: Sequence[tuple[str, TaskOutput]] = ()
     #: outputs of a manager's workers in completion order
     delegated: Sequence[TaskOutput] = ()
+    #: what workers of a manager did that gave nothing
+    lost_work: Sequence[TaskTrace] = ()
     failures: Sequence[TaskFailure] = ()
     #: what unfinished tasks did: cancelled or exited ones
     unfinished: Sequence[TaskTrace] = ()

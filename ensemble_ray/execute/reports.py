@@ -50,6 +50,7 @@ def report_of(
         is_timeout=result.is_timeout,
         output=output,
         delegated=tuple(delegated),
+        lost_work=tuple(result.lost_work),
         failure=failure,
         error_type="" if error is None else type(error).__name__,
         message="" if error is None else message_of(error),

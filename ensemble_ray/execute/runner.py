@@ -44,6 +44,7 @@ from ensemble_ray.execute.slots import Slot
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.ports import Until
+from ensemble_ray.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
@@ -224,6 +225,7 @@ class TaskRunner:
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
+            lost_work=_lost_work(scope),
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
@@ -287,6 +289,7 @@ class TaskRunner:
             tool_call_count=effects.tool_call_count,
             is_timeout=isinstance(error, ExitEarlyError) and error.timed_out,
             delegated=_delegated(scope),
+            lost_work=_lost_work(scope),
         )
 
     def _announce(self, scope: TaskScope) -> None:
@@ -334,3 +337,10 @@ def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
         return ()
     given = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
     return tuple(sorted(given, key=lambda pair: pair[1].completed_at))
+
+
+def _lost_work(scope: TaskScope) -> tuple[TaskTrace, ...]:
+    """What workers of a manager did that failed; their tokens were spent (S-TRC-43)."""
+    if not scope.is_manager:
+        return ()
+    return tuple(each.trace for each in scope.effects.delegations if each.output is None and each.trace is not None)

@@ -49,13 +49,13 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
 
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
-    # The manager's trace stands first, its workers' behind it in the order in which they were asked (26, ExecutionTrace).
-    workers = sorted(outcome.delegated, key=lambda output: output.completed_at - output.duration)
-    outputs = [*(output for _, output in outcome.completed), *workers]
     started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
-    traces = [output.trace for output in outputs if output.trace is not None]
+    traces = [output.trace for _, output in outcome.completed if output.trace is not None]
     traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
     traces += outcome.unfinished
+    # The manager's stands first, its workers' behind it in the order in which they were asked (26, ExecutionTrace).
+    workers = [*(output.trace for output in outcome.delegated if output.trace is not None), *outcome.lost_work]
+    traces += sorted(workers, key=lambda trace: trace.started_at)
     metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
     return ExecutionTrace(
         capture_mode=capture_mode,
