@@ -154,18 +154,17 @@ async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
     return tuple(expanded)
 
 
-def resolve_tools(entries: Sequence[object], *, injected: Sequence[object] = ()) -> ResolvedTools:
+def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
     """Everything that these entries offer, ready to be called.
 
     Args:
         entries: Tool entries as the user listed them. A `DynamicToolProvider` whose `resolve` is async must have been
             replaced by `expand_providers`.
-        injected: Entries of the library's own, such as delegation; they come first (S-TOOL-30).
 
     Raises:
         ValidationError: an entry is no tool, a name is taken twice, a schema cannot be made.
     """
-    resolved = ResolvedTools(tool for entry in (*injected, *entries) for tool in _bound(entry))
+    resolved = ResolvedTools(tool for entry in entries for tool in _bound(entry))
     if _log.isEnabledFor(TRACE):
         for spec in resolved.specs:
             _log.log(

@@ -15,12 +15,7 @@ from tests.architecture.project import ROOT, module_names
 
 FACE = "ensemble_ray"
 #: Names of the specification that come with a later version (S-SET-41).
-LATER = {
-    *("HumanInputTool", "HierarchicalConstraints", "ManagerPromptStrategy", "ManagerPromptContext"),
-    *("DefaultManagerPromptStrategy", "DelegationRequest", "DelegationResponse", "DelegationStatus"),
-    *("DelegationPriority", "DelegationContext", "DelegationPolicy", "DelegationPolicyContext"),
-    *("DelegationPolicyResult", "DelegationStartedEvent", "DelegationCompletedEvent", "DelegationFailedEvent"),
-}
+LATER = {"HumanInputTool"}
 
 
 def _names_bound_in_the_face() -> set[str]:

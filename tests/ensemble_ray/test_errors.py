@@ -20,6 +20,7 @@ from ensemble_ray.errors import (
     ExitEarlyError,
     GuardrailViolationError,
     IllegalStateError,
+    ManagerStalledError,
     MaxIterationsExceededError,
     OutputParsingError,
     ParallelExecutionError,
@@ -76,6 +77,7 @@ EVERY = [
     IllegalStateError("closed"),
     ToolConfigurationError("approval without handler"),
     ExitEarlyError("enough", timed_out=True),
+    ManagerStalledError(3, ["first", "second"], "Coordinate"),
 ]
 
 
@@ -116,6 +118,7 @@ def test_tree_is_complete() -> None:
         (OutputParsingError, {TaskExecutionError, EnsembleError}),
         (IllegalStateError, {RuntimeError}),
         (ToolConfigurationError, {IllegalStateError, RuntimeError}),
+        (ManagerStalledError, {AgentExecutionError, EnsembleError}),
         (RunExistsError, {EnsembleError}),
     ],
 )

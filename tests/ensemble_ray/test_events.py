@@ -7,9 +7,13 @@ from datetime import timedelta
 
 import pytest
 
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.events import (
     EVENT_TYPES,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleCompletedEvent,
     EnsembleStartedEvent,
     Event,
@@ -32,6 +36,7 @@ SECOND = timedelta(seconds=1)
 TASK = {"task_description": "Write", "agent_role": "Writer", "task_index": 1, "total_tasks": 2}
 WHERE = {"run_id": "run-1", "instance": "write#0"}
 OUTPUT = TaskOutput(raw="text", task_description="Write", agent_role="Writer", completed_at=utc_of(1), duration=1)
+REQUEST = DelegationRequest(task_id="d-1", agent_role="Writer", task_description="Write")
 
 EVERY: list[Event] = [
     EnsembleStartedEvent(run_id="run-1", ensemble_id="run-1", workflow="parallel", total_tasks=2),
@@ -83,6 +88,33 @@ EVERY: list[Event] = [
         latency=SECOND,
     ),
     TokenEvent(**WHERE, token="Hel", agent_role="Writer", task_description="Write", iteration=3),  # noqa: S106  no password
+    DelegationStartedEvent(
+        **WHERE,
+        delegation_id="d-1",
+        delegating_agent_role="Manager",
+        worker_role="Writer",
+        task_description="Write",
+        delegation_depth=1,
+        request=REQUEST,
+    ),
+    DelegationCompletedEvent(
+        **WHERE,
+        delegation_id="d-1",
+        delegating_agent_role="Manager",
+        worker_role="Writer",
+        response=DelegationResponse(task_id="d-1", status="success", worker_role="Writer", raw_output="text"),
+        duration=SECOND,
+    ),
+    DelegationFailedEvent(
+        **WHERE,
+        delegation_id="d-1",
+        delegating_agent_role="Manager",
+        worker_role="Writer",
+        failure_reason="no",
+        cause=AgentExecutionError("no"),
+        response=DelegationResponse(task_id="d-1", status="failure", worker_role="Writer", errors=["no"]),
+        duration=SECOND,
+    ),
     FileChangedEvent(
         **WHERE,
         agent_role="Writer",
@@ -100,7 +132,7 @@ def _name(event: Event) -> str:
 
 
 def test_every_event_type_is_registered_in_table_order() -> None:
-    """S-EVT-2, S-EVT-30 to S-EVT-39, S-EVT-43: one listener method each, in the order of the table."""
+    """S-EVT-2, S-EVT-30 to S-EVT-43: one listener method each, in the order of the table."""
     assert [type(event) for event in EVERY] == list(EVENT_TYPES.values())
     assert list(EVENT_TYPES) == [
         "on_ensemble_started",
@@ -113,6 +145,9 @@ def test_every_event_type_is_registered_in_table_order() -> None:
         "on_llm_iteration_started",
         "on_llm_iteration_completed",
         "on_token",
+        "on_delegation_started",
+        "on_delegation_completed",
+        "on_delegation_failed",
         "on_file_changed",
     ]
 

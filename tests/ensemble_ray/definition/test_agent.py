@@ -52,6 +52,7 @@ def test_defaults_hold_when_only_the_required_is_given() -> None:
     assert (agent.background, agent.tools, agent.stream, agent.verbose) == (None, (), None, False)
     assert (agent.max_iterations, agent.response_format, agent.rate_limit) == (25, "", None)
     assert (agent.isolation, agent.replicas, agent.max_concurrency) == (None, 1, None)
+    assert agent.allow_delegation is False
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,6 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"allow_delegation": True},
         {"manager": 1},
         {"role": 5},
         {"max_iterations": "7"},
@@ -135,7 +135,7 @@ def test_only_the_first_failure_is_told_when_several_checks_fail() -> None:
     ],
 )
 def test_our_error_is_raised_when_a_field_is_unknown_or_of_a_wrong_type(changes: dict[str, object]) -> None:
-    """S-CONV-4, S-CONV-12; `allow_delegation` is not built yet (S-SET-41)."""
+    """S-CONV-4, S-CONV-12, S-SET-41."""
     with pytest.raises(ValidationError) as caught:
         Agent(**{**GIVEN, **changes})
     assert type(caught.value) is ValidationError
@@ -143,8 +143,8 @@ def test_our_error_is_raised_when_a_field_is_unknown_or_of_a_wrong_type(changes:
 
 def test_unknown_field_is_named_when_it_is_refused() -> None:
     """S-CONV-4."""
-    with pytest.raises(ValidationError, match="unknown field 'allow_delegation'"):
-        Agent(**GIVEN, allow_delegation=True)
+    with pytest.raises(ValidationError, match="unknown field 'memory'"):
+        Agent(**GIVEN, memory=None)
 
 
 def test_every_kind_of_tool_is_kept_in_order_when_given() -> None:

@@ -55,10 +55,6 @@ def test_nothing_but_types_is_checked_when_an_ensemble_is_built() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "manager_llm",
-        "max_delegation_depth",
-        "hierarchical_constraints",
-        "delegation_policies",
         "loops",
         "phases",
         "graph",

@@ -97,9 +97,9 @@ def test_entry_passes_when_it_is_a_tool_of_any_kind() -> None:
 
 
 def test_specs_keep_the_order_of_the_list_when_kinds_are_mixed() -> None:
-    """S-TOOL-12, S-TOOL-30: an object contributes all of its tools; what the library injects comes first."""
-    resolved = resolve_tools([Plain(nothing), Calculator(), search], injected=[Safe(nothing, name="delegate")])
-    assert resolved.names == ("delegate", "plain", "add", "sub", "search")
+    """S-TOOL-12, S-TOOL-30: an object contributes all of its tools."""
+    resolved = resolve_tools([Plain(nothing), Calculator(), search])
+    assert resolved.names == ("plain", "add", "sub", "search")
     assert [spec.name for spec in resolved.specs] == list(resolved.names)
     assert [bound.name for bound in resolved] == list(resolved.names)
     assert isinstance(resolved.get("plain"), BoundAgentTool)
@@ -178,13 +178,6 @@ def test_resolution_is_refused_when_two_tools_have_one_name(entries: list[object
     """S-TOOL-34, S-ENG-60: of whatever kinds."""
     with pytest.raises(ValidationError, match=r"^Duplicate tool name: '(search|add)'$"):
         resolve_tools(entries)
-
-
-def test_resolution_is_refused_when_a_user_tool_takes_an_injected_name() -> None:
-    """S-TOOL-34."""
-    with pytest.raises(ValidationError) as caught:
-        resolve_tools([Plain(nothing, name="delegate")], injected=[Safe(nothing, name="delegate")])
-    assert str(caught.value) == "Duplicate tool name: 'delegate'"
 
 
 def test_provider_is_asked_once_when_a_task_resolves_its_tools() -> None:
