@@ -221,3 +221,16 @@ def test_an_answer_is_not_counted_as_given_when_its_client_had_gone() -> None:
         assert ask(server.base_url, headers={"Idempotency-Key": "b"})[0] == 200
         assert server.answered_keys() == {"b"}
         assert server.abandoned == 1
+
+
+def test_requests_for_a_form_are_refused_when_the_server_takes_none() -> None:
+    """They use up no answer of the script; what was asked for can be seen either way."""
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {}, "strict": False}}
+    with ModelServer(["first", "second"], rejects_response_format=True) as server:
+        status, answer = ask(server.base_url, {**HELLO, "response_format": form})
+        assert (status, answer["error"]["code"]) == (400, "invalid_value")
+        assert "response_format" in answer["error"]["message"]
+        assert [text_of(ask(server.base_url)), text_of(ask(server.base_url))] == ["first", "second"]
+        assert [request.response_format for request in server.requests] == [form, None, None]
+    with ModelServer("{}", rejects_response_format=Fault(status=501)) as server:
+        assert ask(server.base_url, {**HELLO, "response_format": form})[0] == 501

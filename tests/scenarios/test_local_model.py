@@ -11,10 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pydantic import BaseModel
 
+from ensemble_ray.execute.answer_schema import answer_schema
+from ensemble_ray.execute.structured import parse_output
 from ensemble_ray.llm import local_server
 from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.llm.local import LocalChatModel
@@ -93,6 +98,24 @@ async def test_it_answers_and_streams_when_asked() -> None:
     address = local_server.held(short.spec)
     assert address is not None
     assert address.url.startswith("http://127.0.0.1:")
+
+
+class Trip(BaseModel):
+    """What a small model is made to answer with."""
+
+    kind: Literal["short", "long"]
+    days: int
+    begins: date
+    is_booked: bool
+
+
+async def test_answers_keep_to_a_schema_when_one_is_given() -> None:
+    """S-OUT-52: the engine enforces it, whatever the model would have written."""
+    schema = answer_schema(Trip)
+    assert schema is not None
+    model = LocalChatModel(max_tokens=300, temperature=0)
+    answer = await model.chat_structured([ChatMessage("user", "Describe a short trip as JSON")], schema)
+    assert parse_output(answer.text, Trip).error_message is None
 
 
 async def test_the_server_is_started_again_when_it_died(home: Path) -> None:

@@ -41,14 +41,21 @@ def test_the_key_is_not_shown_when_the_model_is() -> None:
 
 
 def test_an_equal_model_arrives_when_pickled() -> None:
-    """S-CONV-22: picklable; S-SET-10: with all it was given."""
+    """S-CONV-22: picklable; S-SET-10, S-OUT-47: with all it was given."""
     model = OpenAIChatModel(
-        "m", base_url="http://h/v1", api_key=SecretStr(KEY), timeout=timedelta(seconds=5), max_retries=2, temperature=0
+        "m",
+        base_url="http://h/v1",
+        api_key=SecretStr(KEY),
+        timeout=timedelta(seconds=5),
+        max_retries=2,
+        structured_outputs=False,
+        temperature=0,
     )
     copy = pickle.loads(pickle.dumps(model))  # noqa: S301  our own bytes
     assert copy == model
     assert hash(copy) == hash(model)
     assert copy.request_options == {"temperature": 0}
+    assert repr(copy) == "OpenAIChatModel('m', base_url='http://h/v1', structured_outputs=False, temperature=0)"
     assert copy != OpenAIChatModel("m", base_url="http://h/v1")
     assert model != "m"
 
@@ -63,6 +70,17 @@ def test_an_equal_model_arrives_when_pickled() -> None:
         ),
         (lambda: OpenAIChatModel("m", timeout=0), "OpenAIChatModel timeout must be > 0, got: 0"),
         (lambda: OpenAIChatModel("m", timeout="9"), "OpenAIChatModel timeout must be > 0, got: 9"),  # type: ignore[arg-type]  # a user may
+        (
+            lambda: OpenAIChatModel("m", structured_outputs={"choice": ["a"]}),  # type: ignore[arg-type]  another's option
+            (
+                "OpenAIChatModel structured_outputs must be True, False or None, got: {'choice': ['a']}. "
+                "An endpoint's own option of that name goes through extra_body"
+            ),
+        ),
+        (
+            lambda: OpenAIChatModel("m", structured_outputs=True, response_format={"type": "text"}),
+            "OpenAIChatModel: structured_outputs=True and a response_format of your own exclude each other",
+        ),
         (lambda: OpenAIChatModel("m", max_retries=-1), "OpenAIChatModel max_retries must be >= 0, got: -1"),
         (
             lambda: OpenAIChatModel("m", tools=[]),

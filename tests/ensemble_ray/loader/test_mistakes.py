@@ -64,6 +64,7 @@ tasks:
         ("llm: {model: m, api_key: sk-1}\n" + TASKS, "a key does not belong in a file"),
         ("llm: {model: m, api_key_env: NOT_THERE}\n" + TASKS, "the environment variable 'NOT_THERE' is not set"),
         ("llm: {model: local, base_url: 'http://x'}\n" + TASKS, "models on this machine have no 'base_url'"),
+        ("llm: {model: local, structured_outputs: true}\n" + TASKS, "this machine have no 'structured_outputs'"),
         ("llm: {model: m, slots: 2}\n" + TASKS, "models behind an endpoint have no 'slots'"),
         ("agents: {a: {goal: g}}\n" + TASKS, "team.yaml:1:10: agents.a: it has no llm"),
         ("llm: local\nagents: [{goal: g}]\n" + TASKS, "each agent of a list needs the key 'name'"),

@@ -237,6 +237,12 @@ def test_every_model_is_replaced_when_another_is_given(folder: Path) -> None:
     assert {team.llm, team.manager_llm, team.tasks[1].llm, *(agent.llm for agent in team.agents)} == {model}
 
 
+def test_an_endpoint_is_told_to_take_no_schemas_when_the_file_says_so(load: Load) -> None:
+    """S-OUT-47: as in Python."""
+    team = load("llm: {model: m, structured_outputs: false}\ntasks: {t: {description: d}}\n")
+    assert team.llm == OpenAIChatModel("m", structured_outputs=False)
+
+
 def test_the_key_comes_from_the_environment_when_a_variable_is_named(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
