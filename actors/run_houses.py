@@ -21,6 +21,7 @@ from actors.failures import last_line
 from actors.handles import pack_event
 from actors.processes import Process, ProcessPool
 from actors.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
+from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.conductor import Assignment, Report
@@ -233,7 +234,7 @@ class RunHouses:
         again = [self._assigned[name] for name in lost if name not in hopeless]
         process.busy.clear()
         if again:
-            self.start([replace(assignment, epoch=assignment.epoch + 1) for assignment in again])
+            self.start([replace(assignment, epoch=assignment.epoch + REDISPATCH_STEP) for assignment in again])
         if hopeless:
             self._fail(process, hopeless, error)
 

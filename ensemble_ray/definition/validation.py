@@ -14,13 +14,11 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.epochs import MOST_RESENDS
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
 __all__ = ["check_hierarchy", "infer_workflow", "known_agents", "manager_model", "refuse_cycles", "validate"]
-
-#: Times that a delegation is sent again, at most; each costs a worker's whole work.
-_MOST_RETRIES = 9
 
 
 def validate(definition: EnsembleDefinition) -> list[str]:
@@ -176,8 +174,8 @@ def _check_delegation(definition: EnsembleDefinition) -> None:
         raise ValidationError(f"Ensemble max_delegation_depth must be > 0, got: {depth}")
     if timeout is not None and timeout <= timedelta(0):
         raise ValidationError(f"Ensemble delegation_timeout must be > 0 when set, got: {timeout}")
-    if not 0 <= retries <= _MOST_RETRIES:
-        raise ValidationError(f"Ensemble delegation_retries must be between 0 and {_MOST_RETRIES}, got: {retries}")
+    if not 0 <= retries <= MOST_RESENDS:
+        raise ValidationError(f"Ensemble delegation_retries must be between 0 and {MOST_RESENDS}, got: {retries}")
 
 
 def _check_manager(definition: EnsembleDefinition) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
@@ -23,7 +24,6 @@ from ensemble_ray.record.naming import taken
 from ensemble_ray.record.postgres_group import Target
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
-from ensemble_ray.record.stores import EPOCH_STEP
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection, Database
@@ -279,13 +279,13 @@ async def _take(database: Database, connection: Connection, run_id: str, *, by_f
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
         begun, _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
-        values = {"run": run_id, "begun": begun, "epoch": newest + EPOCH_STEP, "owner": this_process()}
+        values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": this_process()}
         await connection.execute(_TAKE, values)
         await connection.execute(
             "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
         )  # all below the run's now
         await connection.execute(_LOCK, values)
-    return begun, newest + EPOCH_STEP
+    return begun, newest + OWNER_STEP
 
 
 async def _delete(connection: Connection, run_id: str) -> None:

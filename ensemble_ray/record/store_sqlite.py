@@ -12,6 +12,7 @@ from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
@@ -20,7 +21,7 @@ from ensemble_ray.record.journal import RUN
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
 from ensemble_ray.record.sqlite_file import RECORD, SqliteFile, cannot_write
-from ensemble_ray.record.stores import EPOCH_STEP, OwnedRun, RunSummary
+from ensemble_ray.record.stores import OwnedRun, RunSummary
 from ensemble_ray.threads import threads
 
 __all__ = ["SqliteStore"]
@@ -144,7 +145,7 @@ class SqliteStore:
             file = SqliteFile(directory.path)
             try:
                 with file.transaction():
-                    epoch = max(file.epochs().values(), default=0) + EPOCH_STEP
+                    epoch = max(file.epochs().values(), default=0) + OWNER_STEP
                     file.raise_epoch(RUN, epoch)
                 lock.give_back()  # from here on nobody else can add anything
                 earlier = file.facts(directory.run_id)

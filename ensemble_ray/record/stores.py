@@ -18,12 +18,7 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Journal
 
-__all__ = ["EPOCH_STEP", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "store_at"]
-
-
-#: How far a new owner's epoch is above every recorded one. An owner hands a task out again under its own epoch plus one,
-#: two... and dies perhaps before that epoch is on record: its successor's must be above that one too.
-EPOCH_STEP = 10
+__all__ = ["OwnedRun", "RunStore", "RunSummary", "StoreAddress", "store_at"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

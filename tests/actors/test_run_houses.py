@@ -14,6 +14,7 @@ from actors.processes import ProcessPool
 from actors.run_houses import RunHouses
 from actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
 from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
+from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.plan import Node, Plan
@@ -79,13 +80,13 @@ async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp
     assert houses.reported([late(0)]) == []
     marks.add("over")
     told = await asyncio.wait_for(heard.get(), PATIENCE_S)
-    assert (told.key, told.status, told.epoch) == ("a", "completed", 1)
+    assert (told.key, told.status, told.epoch) == ("a", "completed", REDISPATCH_STEP)
     assert told.output is not None
     assert unpack_output(told.output).raw == "stayed"
-    assert houses.reported([late(0), late(1), told]) == []
+    assert houses.reported([late(0), late(REDISPATCH_STEP), told]) == []
     assert heard.empty()
     await houses.close(keep=False)
     await owned.close(RunState.COMPLETED)
     facts = await store_at(address).facts(RUN)
-    assert {fact.epoch for fact in facts if fact.kind == "output"} == {1}
+    assert {fact.epoch for fact in facts if fact.kind == "output"} == {REDISPATCH_STEP}
     assert len(set(marks.lines)) == 3

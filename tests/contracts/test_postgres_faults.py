@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.postgres_database import Database
 from ensemble_ray.record.postgres_group import Entry, Target, commit_group, render
 from ensemble_ray.record.store_postgres import PostgresStore
-from ensemble_ray.record.stores import EPOCH_STEP
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import RUN, another_process, elsewhere, fact, until
@@ -133,7 +133,7 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     assert summary is not None
     assert summary.state is RunState.INTERRUPTED
     again = await store.take(RUN)
-    assert (again.epoch, [fact.data for fact in again.earlier]) == (EPOCH_STEP, [{"text": "kept"}])
+    assert (again.epoch, [fact.data for fact in again.earlier]) == (OWNER_STEP, [{"text": "kept"}])
     await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Until.WRITTEN)
     await again.close(RunState.COMPLETED)
 
@@ -230,7 +230,7 @@ async def test_run_has_no_owner_when_its_process_was_killed(
         for child in other.members():
             os.kill(child, signal.SIGKILL)
     owned = await store.take(RUN)
-    assert owned.epoch == EPOCH_STEP
+    assert owned.epoch == OWNER_STEP
     assert [fact.data["number"] for fact in owned.earlier][:50] == list(range(50))
     await owned.close(RunState.COMPLETED)
 
@@ -243,11 +243,11 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
         with pytest.raises(RunExistsError):
             await store.take(RUN)
         owned = await store.take(RUN, by_force=True)
-        assert owned.epoch == EPOCH_STEP
+        assert owned.epoch == OWNER_STEP
         os.kill(other.process.pid, signal.SIGCONT)
         assert other.process.wait(timeout=30) == 0
         assert (
-            f"StaleEpochError Run 'run-1' was taken over: 'own#0' is written by epoch {EPOCH_STEP}, epoch 0 must stop"
+            f"StaleEpochError Run 'run-1' was taken over: 'own#0' is written by epoch {OWNER_STEP}, epoch 0 must stop"
             in other.text
         )
     await owned.close(RunState.COMPLETED)

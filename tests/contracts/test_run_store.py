@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RunExistsError, StaleEpochError, ValidationError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import EPOCH_STEP, RunStore, StoreAddress, store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
 from .owned_runs import ME, RUN, begun, fact, state_of
 from .record_stores import STORES, address_of
@@ -114,14 +115,14 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     await run.journal.append([fact("a#0/1/model")], epoch=4)
     await run.close(RunState.INTERRUPTED)
     taken = await store.take(RUN)
-    assert taken.epoch == 4 + EPOCH_STEP
+    assert taken.epoch == 4 + OWNER_STEP
     assert list(taken.earlier) == await store.facts(RUN)
     assert [(fact.seq, fact.data.get("text", "")) for fact in taken.earlier] == [(1, ""), (2, "x" * 2000), (3, "")]
     assert await state_of(store) is RunState.PENDING
     await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.CANCELLED)
     again = await store.take(RUN)
-    assert (again.epoch, len(again.earlier)) == (4 + 2 * EPOCH_STEP, 4)
+    assert (again.epoch, len(again.earlier)) == (4 + 2 * OWNER_STEP, 4)
     await again.close(RunState.CANCELLED)
     found = await store.summary(RUN)
     assert found is not None
@@ -152,7 +153,7 @@ async def test_old_owner_is_refused_when_its_run_was_taken_by_force(store: RunSt
     await old.journal.append([fact("a#0/0/model")], until=Until.WRITTEN)
     new = await store_at(address).take(RUN, by_force=True)
     await new.write_state(RunState.RUNNING)
-    assert (new.epoch, len(new.earlier)) == (EPOCH_STEP, 2)
+    assert (new.epoch, len(new.earlier)) == (OWNER_STEP, 2)
     with pytest.raises(StaleEpochError):
         await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
     await old.write_state(RunState.WAITING)

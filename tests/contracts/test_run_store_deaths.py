@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.stores import EPOCH_STEP, RunStore, StoreAddress, store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
 from .owned_runs import ME, RUN, line_of, program_on, state_of
 from .record_stores import STORES, address_of
@@ -40,7 +41,7 @@ die()
     assert len(await store.facts(RUN)) == 21
     assert await state_of(store) is RunState.INTERRUPTED
     taken = await store.take(RUN)
-    assert (taken.epoch, len(taken.earlier)) == (EPOCH_STEP, 21)
+    assert (taken.epoch, len(taken.earlier)) == (OWNER_STEP, 21)
     await taken.close(RunState.COMPLETED)
 
 

@@ -25,6 +25,7 @@ from ensemble_ray import (
     UnknownOutcomeError,
     tool,
 )
+from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.scenarios.dying import kill_first, marks_of, stay, staying, until_recorded
@@ -75,7 +76,7 @@ def test_task_goes_on_when_its_process_dies(ray_runtime: Runtime, home: str, tmp
     assert (watcher.lines.count("complete go"), watcher.of(TaskFailedEvent)) == (1, [])
     assert (output.metrics.total_llm_call_count, output.total_tool_calls) == (2, 1)
     facts = RunDirectory(Path(home), run.id).facts()
-    assert {fact.epoch for fact in facts if fact.kind == "output"} == {1}
+    assert {fact.epoch for fact in facts if fact.kind == "output"} == {REDISPATCH_STEP}
 
 
 def test_model_is_asked_again_for_what_was_in_flight_when_a_process_died(

@@ -25,8 +25,8 @@ from ensemble_ray import (
     resume,
     tool,
 )
+from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.record.stores import EPOCH_STEP
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Watcher, agent, call, task, wait_for
@@ -155,7 +155,7 @@ def test_run_dies_twice_and_goes_on_twice(server: ModelServer, tmp_path: Path) -
     assert resume(RUN_ID, team()).raw == "actor + five"
     assert len(server.requests) == 3
     facts = RunDirectory(Path(os.environ["ENSEMBLE_RAY_HOME"]), RUN_ID).facts()
-    assert [fact.epoch for fact in facts if fact.kind == "resume"] == [EPOCH_STEP, 2 * EPOCH_STEP]
+    assert [fact.epoch for fact in facts if fact.kind == "resume"] == [OWNER_STEP, 2 * OWNER_STEP]
 
 
 # In one process.
@@ -238,12 +238,12 @@ def test_frozen_owner_writes_no_more_when_its_run_was_taken_from_it(home: str) -
     wait_for(asked)
     assert resume("frozen", ensemble, runtime="inline", take_over=True).raw == "new"
     go_on.set()
-    with pytest.raises(Exception, match=rf"epoch {EPOCH_STEP}, epoch 0 must stop") as caught:
+    with pytest.raises(Exception, match=rf"epoch {OWNER_STEP}, epoch 0 must stop") as caught:
         run.result(timeout_s=PATIENCE_S)
     assert type(caught.value).__name__ in {"StaleEpochError", "TaskExecutionError"}
     assert state(home, "frozen") is RunState.COMPLETED
     outputs = [fact for fact in RunDirectory(Path(home), "frozen").facts() if fact.kind == "output"]
-    assert [fact.epoch for fact in outputs] == [EPOCH_STEP]
+    assert [fact.epoch for fact in outputs] == [OWNER_STEP]
 
 
 def test_unknown_run_is_refused() -> None:
