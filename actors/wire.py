@@ -5,6 +5,8 @@ A scheduler passes bytes on and never loads them, so it runs no user code. Nothi
 
 from __future__ import annotations
 
+import copyreg
+import dataclasses
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,6 +43,10 @@ __all__ = [
 ]
 
 WireReport = Report[bytes, bytes]
+
+# A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
+# the one object that everybody compares with; cloudpickle makes another of it, and the class cannot be read any more.
+copyreg.pickle(type(dataclasses.MISSING), lambda _: "MISSING")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,10 +23,11 @@ from ensemble_ray import (
     Task,
     TaskExecutionError,
     fork,
+    parse_output,
     tool,
 )
 from ensemble_ray.record.runs import read_facts
-from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
+from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel, ServedRequest
 from tests.scenarios.teams import agent, call, task
 
 Servers = Callable[..., ModelServer]
@@ -154,6 +155,22 @@ def test_typed_answers_are_held_to_a_schema_wherever_the_run_is(
     output = Ensemble(tasks=[typed(model_at(server))]).run(runtime=runtime)
     assert output.task_outputs[0].get_parsed_output(City) == BERN
     assert names(server) == ["City"]
+
+
+def test_dataclasses_of_a_programs_own_file_are_answers_too(runtime: Runtime) -> None:
+    """S-DOM-32, S-CONV-34: such classes travel by value, both ways, and stay what they were."""
+
+    @dataclasses.dataclass
+    class Place:
+        """As if it stood in `__main__`."""
+
+        x: int
+        tags: list[str] = dataclasses.field(default_factory=list)
+
+    team = Ensemble(tasks=[typed(ScriptedModel('{"x": 1}'), Place)])
+    (done,) = team.run(runtime=runtime).task_outputs
+    assert dataclasses.asdict(typing.cast("Place", done.parsed_output)) == {"x": 1, "tags": []}
+    assert parse_output('{"x": 2}', Place).is_success
 
 
 def test_what_is_said_is_the_same_when_no_schema_is_sent(
