@@ -40,7 +40,16 @@ _GROUND_OF = {"inline": {"inline"}, "ray": {"cluster", "own_cluster", "two_nodes
 _KILLS_A_RUN = {"inline": 4, "cluster": 3, "own_cluster": 2, "two_nodes": 1}
 #: So many runs in which nobody could be killed end the whole.
 _IDLE = 6
-_COLUMNS = ("kills", "runs", "requests", "repeats_of_recorded", "repeats_in_flight", "unknown_outcomes")
+_COLUMNS = (
+    "kills",
+    "runs",
+    "requests",
+    "repeats_of_recorded",
+    "repeats_in_flight",
+    "policies_asked_again",
+    "rules_broken",
+    "unknown_outcomes",
+)
 
 
 class _Clusters:

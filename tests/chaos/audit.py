@@ -9,45 +9,18 @@ from __future__ import annotations
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from ensemble_ray.ids import uuid_of
 from ensemble_ray.messages import Fact
+from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.testing import ServedRequest
+from tests.chaos.audit_delegations import judge_delegations
+from tests.chaos.kills import Kill
 
-__all__ = ["Audit", "Kill", "audit", "difference", "key_of"]
-
-
-#: What a process sent before it was killed is read by the server as late as this, on a machine that is busy, s.
-_READ_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """One kill as it happened."""
-
-    victim: str
-    #: Unix time, s, just before the signal
-    at: float
-    #: whether model calls that were on their way may be made again
-    repeats_calls: bool
-    #: what the anchor was, to repeat it
-    when: str
-    #: keys that the record held when nothing could be written any more, each with how often it had been asked for by
-    #: then; empty where the run went on
-    settled: Mapping[str, int] = field(default_factory=dict[str, int])
-    #: when its successor took over; agents that outlive a scheduler go on until then, and start over with it
-    until: float = 0.0
-
-    def lasting_until(self, facts: Sequence[Fact]) -> Kill:
-        """This kill, with the time at which a new owner went on with the run."""
-        taken = min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
-        return replace(self, until=max(self.until, taken))
-
-    def explains(self, begun_at: float, again_at: float) -> bool:
-        """Whether what was begun then could have been under way in it, and was begun again after it."""
-        return self.repeats_calls and begun_at < max(self.at, self.until) + _READ_S and self.at < again_at
+__all__ = ["Audit", "audit", "difference", "key_of"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,6 +34,10 @@ class Audit:
     repeats_in_flight: int = 0
     #: effects of unknown outcome that the record tells of
     unknown_outcomes: int = 0
+    #: policies that were asked again about a delegation
+    policies_asked_again: int = 0
+    #: caps and stages that were overstepped
+    rules_broken: int = 0
 
 
 def audit(
@@ -69,13 +46,18 @@ def audit(
     requests: Sequence[ServedRequest],
     lines: Sequence[Mapping[str, str]],
     kills: Sequence[Kill],
+    *,
+    asked: Sequence[Mapping[str, Any]] = (),
 ) -> Audit:
-    """Judge a run that has ended."""
+    """Judge a run that has ended; `lines` are of tools, `asked` of policies."""
     found = Audit()
     kills = [kill.lasting_until(facts) for kill in kills]
     found.violations += _of_the_record(facts)
     _judge_requests(found, run_id, facts, requests, kills)
     _judge_effects(found, run_id, facts, lines, kills)
+    delegations = judge_delegations(run_id, facts, requests, asked, kills)
+    found.violations += delegations.violations
+    found.policies_asked_again, found.rules_broken = delegations.policies_asked_again, delegations.rules_broken
     return found
 
 
@@ -87,15 +69,15 @@ def key_of(run_id: str, effect: str) -> str:
 def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         yield f"the facts' numbers have gaps: {[fact.seq for fact in facts]}"
-    for kind in ("model", "tool_result", "output"):
+    for kind in ("model", "tool_result", "delegation", "output"):
         names = Counter(fact.name for fact in facts if fact.kind == kind)
         for name, count in names.items():
             if count > 1:
                 yield f"{kind} of '{name}' is recorded {count} times"
     epochs: dict[str, int] = {}
     for fact in facts:
-        if fact.kind in {"model", "tool_intent", "tool_result", "output", "decision"}:
-            instance = fact.name.split("/")[0]
+        if fact.kind in {"model", "tool_intent", "tool_result", "delegation", "output", "decision"}:
+            instance = instance_of_fact(fact)
             if fact.epoch < epochs.get(instance, 0):
                 yield f"fact {fact.seq} ({fact.kind} {fact.name}) was taken under epoch {fact.epoch} after {epochs[instance]}"
             epochs[instance] = max(epochs.get(instance, 0), fact.epoch)
@@ -148,7 +130,9 @@ def _judge_effects(
     lines: Sequence[Mapping[str, str]],
     kills: Sequence[Kill],
 ) -> None:
-    tools = [fact for fact in facts if not fact.name.endswith("/handler")]
+    intended = {fact.name for fact in facts if fact.kind == "tool_intent"}
+    # A delegation has no intent; the decision is on record instead.
+    tools = [fact for fact in facts if not fact.name.endswith("/handler") and fact.name in intended]
     intents = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_intent"}
     results = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_result"}
     found.violations += _of_lines(lines)
@@ -209,7 +193,13 @@ def _comparable(output: Mapping[str, object]) -> dict[str, object]:
 
 
 #: Metrics that a kill must not change.
-_COUNTED = ("total_input_tokens", "total_output_tokens", "total_llm_call_count")
+_COUNTED = (
+    "total_input_tokens",
+    "total_output_tokens",
+    "total_llm_call_count",
+    "total_tool_calls",
+    "total_delegations",
+)
 
 
 def _short(value: object) -> str:

@@ -24,13 +24,18 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import ModelServer
-from tests.chaos.audit import Audit, Kill, audit, difference, key_of
+from tests.chaos.audit import Audit, audit, difference, key_of
+from tests.chaos.audit_delegations import decisions_in
 from tests.chaos.cluster import ROOT, Cluster, environment_in
-from tests.chaos.scenarios import Scenario, World
+from tests.chaos.kills import Kill
+from tests.chaos.moments import ASKED, OWNED, Moment, moments
+from tests.chaos.scenarios import Scenario
+from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
+from tests.chaos.world import World
 from tests.processes import Program, own_directory, program
 
-__all__ = ["Moment", "Report", "run_with_kills", "undisturbed"]
+__all__ = ["Report", "run_with_kills", "undisturbed"]
 
 #: Longest wait for anything that must come, s.
 PATIENCE_S = 120.0
@@ -41,23 +46,7 @@ _TRIES = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: Where the output begins among what a program printed.
 _OUTPUT = '{\n  "raw"'
-#: Kind of a moment: the run has an owner, who may not have asked anything yet.
-_OWNED = "owned"
 _COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """When somebody is killed: a while after that many more requests came or were answered, or the run had an owner."""
-
-    victim: Victim
-    kind: str
-    more: int
-    delay_s: float
-
-    def __str__(self) -> str:
-        what = "it had an owner" if self.kind == _OWNED else f"{self.more} more {self.kind}"
-        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -73,6 +62,8 @@ class Report:
     requests: int = 0
     repeats_of_recorded: int = 0
     repeats_in_flight: int = 0
+    policies_asked_again: int = 0
+    rules_broken: int = 0
     unknown_outcomes: int = 0
     seconds: float = 0.0
     #: what happened, in order
@@ -82,31 +73,32 @@ class Report:
     def __str__(self) -> str:
         what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
         what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
-        what += f"{self.unknown_outcomes} unknown outcomes, {self.seconds:.1f} s"
+        what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
+        what += f"{self.seconds:.1f} s"
         return "\n".join([what, *(f"  ! {each}" for each in self.violations)])
 
 
-def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: random.Random) -> list[Moment]:
-    """When whom, by lot; the run is long enough for all of them."""
-    found: list[Moment] = []
-    left = {victim.name: kills if victim.most is None else victim.most for victim in victims}
-    for _ in range(kills):
-        able = [victim for victim in victims if left[victim.name] > 0]
-        if not able:
-            break
-        victim = rng.choice(able)
-        left[victim.name] -= 1
-        delay_s = rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.1), rng.uniform(0, 0.3)))
-        more = rng.randint(1, max(1, scenario.calls // (kills + 1)))
-        # Whoever goes on with a run can be killed before it has asked anything.
-        kinds = ("arrived", "served", "arrived", "served", _OWNED) if victim.interrupts_run else ("arrived", "served")
-        found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
-    return found
+@dataclass(frozen=True, slots=True)
+class _Undisturbed:
+    """What a run that nobody disturbs gives."""
+
+    output: Mapping[str, object]
+    #: what was decided of delegations, by call
+    decisions: Mapping[str, object]
+
+    def differences(self, output: Mapping[str, object], facts: Sequence[Fact]) -> list[str]:
+        """Where another run is not the same."""
+        decisions = decisions_in(facts)
+        return difference(self.output, output) + [
+            f"'{name}' was decided as {decisions.get(name)} instead of {self.decisions.get(name)}"
+            for name in sorted({*self.decisions, *decisions})
+            if decisions.get(name) != self.decisions.get(name)
+        ]
 
 
 @cache
-def undisturbed(name: str) -> Mapping[str, object]:
-    """The output of a scenario when nobody is killed; it does not depend on where it runs."""
+def undisturbed(name: str) -> _Undisturbed:
+    """What a scenario gives when nobody is killed; it does not depend on where it runs."""
     from tests.chaos.scenarios import SCENARIOS
 
     scenario = SCENARIOS[name]
@@ -117,9 +109,10 @@ def undisturbed(name: str) -> Mapping[str, object]:
             run.report.violations
         )
         assert run.server.stats()["requests"] == scenario.calls, run.server.stats()
+        assert len(run.world.asked()) == scenario.questions, run.world.asked()
         found = run.judged()
         assert not found.violations, found.violations
-        return output
+        return _Undisturbed(output, decisions_in(run.facts()))
 
 
 def run_with_kills(
@@ -147,14 +140,15 @@ def run_with_kills(
                     break
             output = run.finish()
             if output is not None:
-                report.violations += difference(expected, output)
+                report.violations += expected.differences(output, run.facts())
                 report.violations += scenario.check(output, run.world)
         except (AssertionError, TimeoutError) as error:
             report.violations.append(f"the harness gave up: {error}")
         found = run.judged()
         report.violations += found.violations
         report.repeats_of_recorded, report.repeats_in_flight = found.repeats_of_recorded, found.repeats_in_flight
-        report.unknown_outcomes = found.unknown_outcomes
+        report.unknown_outcomes, report.rules_broken = found.unknown_outcomes, found.rules_broken
+        report.policies_asked_again = found.policies_asked_again
         report.requests, report.kills = run.server.stats()["requests"], len(run.kills)
         if report.violations:
             report.violations += run.last_words()
@@ -193,6 +187,7 @@ class _Disturbed:
                 **joining,
                 OPENAI_BASE_URL=server.base_url,
                 ENSEMBLE_RAY_RUNTIME="inline" if is_inline else "ray",
+                **{QUESTIONS: str(world.questions)},
             )
             run = cls(scenario, directory, server, environment)
             run.cluster = cluster
@@ -276,8 +271,11 @@ class _Disturbed:
 
     def _wait_for(self, moment: Moment) -> Callable[[], object]:
         """What waits for it, a moment long, and raises `TimeoutError` when it has not come."""
-        if moment.kind == _OWNED:
+        if moment.kind == OWNED:
             return self._wait_owned
+        if moment.kind == ASKED:
+            most = len(self.world.asked()) + moment.more
+            return lambda: self._wait_asked(most)
         stats = self.server.stats()
         count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
         wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served
@@ -286,6 +284,11 @@ class _Disturbed:
     def _wait_owned(self) -> None:
         if self.state() is not RunState.RUNNING:
             time.sleep(0.01)
+            raise TimeoutError
+
+    def _wait_asked(self, count: int) -> None:
+        if len(self.world.asked()) < count:
+            time.sleep(0.005)
             raise TimeoutError
 
     def _is_over(self) -> bool:
@@ -365,7 +368,9 @@ class _Disturbed:
 
     def judged(self) -> Audit:
         """What the record, the server and the disk say."""
-        return audit(self.run_id, self.facts(), self.server.requests, self.world.done(), self.kills)
+        return audit(
+            self.run_id, self.facts(), self.server.requests, self.world.done(), self.kills, asked=self.world.asked()
+        )
 
     def last_words(self) -> list[str]:
         """What happened, and what the last programs printed, for whoever looks for the reason."""

@@ -1,7 +1,8 @@
 """Teams that are killed; `ensemble-ray resume` finds each by its origin, such as `tests.chaos.teams:chain`.
 
 What a tool does is a line of JSON in a file that the model names, so that a line stands there for each time it was
-really done. Every tool is slow for a moment around its line: kills shall fall between doing and recording.
+really done. Every tool is slow for a moment around its line: kills shall fall between doing and recording. So are
+policies, which leave a line for each time that they are asked.
 """
 
 from __future__ import annotations
@@ -10,12 +11,27 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
-from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task, tool
+from ensemble_ray import (
+    Agent,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationRequest,
+    Ensemble,
+    HierarchicalConstraints,
+    OpenAIChatModel,
+    Task,
+    tool,
+)
 from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.tools import current_tool_context
 
-__all__ = ["chain", "chain_with_tools", "dag", "dag_with_tools"]
+__all__ = ["QUESTIONS", "chain", "chain_with_tools", "dag", "dag_with_tools", "newsroom", "peers"]
+
+#: The environment variable that says where policies leave their lines.
+QUESTIONS = "CHAOS_QUESTIONS"
 
 #: How long a tool takes before and after its line, s.
 _MOMENT_S = 0.01
@@ -38,11 +54,14 @@ _GRAPH: dict[str, Sequence[str]] = {
 
 def _done(name: str, path: str, text: str) -> None:
     """Leave a line, in one write."""
-    line = {"tool": name, "key": current_tool_context().idempotency_key, "text": text, "pid": os.getpid()}
+    _leave(path, tool=name, key=current_tool_context().idempotency_key, text=text)
+
+
+def _leave(path: str, **line: object) -> None:
     time.sleep(_MOMENT_S)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     try:
-        os.write(file, json.dumps(line).encode() + b"\n")
+        os.write(file, json.dumps({**line, "pid": os.getpid(), "at": time.time()}).encode() + b"\n")
     finally:
         os.close(file)
     time.sleep(_MOMENT_S)
@@ -75,14 +94,54 @@ def join(context: TaskHandlerContext) -> str:
     return " + ".join(output.raw for output in context.context_outputs)
 
 
+@dataclass(frozen=True)
+class _Desk:
+    """A policy; all of them leave a line first."""
+
+    #: where; it goes with the policy, since processes of a cluster that was there have another environment
+    path: str
+
+    def evaluate(self, request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
+        """Ask the desk."""
+        _leave(self.path, policy=type(self).__name__, key=request.task_id, text=request.task_description)
+        return self._verdict(request)
+
+    def _verdict(self, request: DelegationRequest) -> DelegationPolicyResult:
+        raise NotImplementedError
+
+
+class LegalDesk(_Desk):
+    """Refuses libel."""
+
+    def _verdict(self, request: DelegationRequest) -> DelegationPolicyResult:
+        if "Step libel" in request.task_description:
+            return DelegationPolicyResult.reject("no libel")
+        return DelegationPolicyResult.allow()
+
+
+class CityDesk(_Desk):
+    """Sends to the analyst what was meant for the desk."""
+
+    def _verdict(self, request: DelegationRequest) -> DelegationPolicyResult:
+        if "Step desk" in request.task_description:
+            text = f"{request.task_description}, by the desk"
+            return DelegationPolicyResult.modify(request.replace(agent_role="Analyst", task_description=text))
+        return DelegationPolicyResult.allow()
+
+
+def _policies() -> Sequence[_Desk]:
+    path = os.environ.get(QUESTIONS, str(Path.cwd() / "questions"))
+    return LegalDesk(path), CityDesk(path)
+
+
 def _model() -> OpenAIChatModel:
     # The address goes with the agent: processes of a cluster that was there have another environment.
     return OpenAIChatModel("chaos", base_url=os.environ.get("OPENAI_BASE_URL"), api_key="sk-of-chaos")
 
 
-def _agent(role: str, *, has_tools: bool, isolation: str = "shared") -> Agent:
+def _agent(role: str, *, has_tools: bool = True, isolation: str = "shared", **more: object) -> Agent:
     tools = [append_line, put, look_up] if has_tools else []
-    return Agent(role=role, goal="Answer", llm=_model(), tools=tools, isolation=isolation)  # type: ignore[arg-type]
+    return Agent(role=role, goal="Answer", llm=_model(), tools=tools, isolation=isolation, **more)  # type: ignore[arg-type]
 
 
 def _task(name: str, agent: Agent | None, context: Sequence[Task], **more: object) -> Task:
@@ -134,3 +193,45 @@ def dag() -> Ensemble:
 def dag_with_tools() -> Ensemble:
     """The same with tools, and one task without a model."""
     return _dag(has_tools=True)
+
+
+def newsroom() -> Ensemble:
+    """A manager under every kind of constraint, whose agenda runs into all of them; one of its workers asks another."""
+    agents = [
+        _agent("Researcher"),
+        _agent("Stringer", max_iterations=4),
+        _agent("Analyst", isolation="process"),
+        _agent("Writer", isolation="process", allow_delegation=True),
+        _agent("Proofreader", has_tools=False),
+        _agent("Printer"),
+    ]
+    return Ensemble(
+        agents=agents,
+        tasks=[_task("news", agents[0], []), _task("report", agents[3], [])],
+        workflow="hierarchical",
+        manager_llm=_model(),
+        manager_max_iterations=40,
+        hierarchical_constraints=HierarchicalConstraints(
+            required_workers=["Writer"],
+            allowed_workers={agent.role for agent in agents if agent.role != "Printer"},
+            max_calls_per_worker={"Researcher": 3, "Stringer": 2, "Analyst": 2},
+            global_max_delegations=11,
+            required_stages=[["Researcher", "Stringer"], ["Analyst"], ["Writer"]],
+        ),
+        delegation_policies=_policies(),
+    )
+
+
+def peers() -> Ensemble:
+    """Two agents that do one thing at a time, and each asks the other one, who asks back; a third that only helps."""
+    ada = _agent("Ada", isolation="process", max_concurrency=1, allow_delegation=True)
+    bob = _agent("Bob", isolation="process", max_concurrency=1, allow_delegation=True)
+    cyd = _agent("Cyd", has_tools=False)
+    both = [_task("p0", ada, []), _task("q0", bob, [])]
+    return Ensemble(
+        agents=[ada, bob, cyd],
+        tasks=[*both, _task("s0", ada, both)],
+        workflow="parallel",
+        max_delegation_depth=2,
+        delegation_policies=_policies(),
+    )

@@ -9,8 +9,9 @@ import pytest
 from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
 from ensemble_ray.testing.model_server.http import HttpRequest
-from tests.chaos.audit import Audit, Kill, audit, difference, key_of
-from tests.chaos.harness import moments
+from tests.chaos.audit import Audit, audit, difference, key_of
+from tests.chaos.kills import Kill
+from tests.chaos.moments import moments
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
 
@@ -157,7 +158,8 @@ def test_a_fact_of_an_older_epoch_is_found() -> None:
 
 def test_an_output_that_differs_is_found() -> None:
     """S-DUR-38: texts and counts, not times."""
-    counts = {"total_input_tokens": 1, "total_output_tokens": 1, "total_llm_call_count": 1}
+    names = ("input_tokens", "output_tokens", "llm_call_count", "tool_calls", "delegations")
+    counts = {f"total_{name}": 1 for name in names}
     task = {"task_description": "d", "raw": "x"}
     output = {"raw": "x", "exit_reason": "completed", "task_outputs": [task], "metrics": counts, "total_duration": 1}
     assert difference(output, {**output, "total_duration": 2}) == []

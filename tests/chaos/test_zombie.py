@@ -17,9 +17,11 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import ModelServer
-from tests.chaos.audit import Kill, audit
+from tests.chaos.audit import audit
 from tests.chaos.cluster import ROOT, environment_in
-from tests.chaos.scenarios import SCENARIOS, Scenario, World
+from tests.chaos.kills import Kill
+from tests.chaos.scenarios import SCENARIOS, Scenario
+from tests.chaos.world import World
 from tests.processes import Program, own_directory, program
 
 COMMAND = (sys.executable, "-m", "ensemble_ray.cli")

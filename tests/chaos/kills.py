@@ -1,0 +1,40 @@
+"""A kill as it happened, and what it explains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ensemble_ray.messages import Fact
+
+__all__ = ["Kill"]
+
+#: What a process sent before it was killed is read by the server as late as this, on a machine that is busy, s.
+_READ_S = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """One kill as it happened."""
+
+    victim: str
+    #: Unix time, s, just before the signal
+    at: float
+    #: whether model calls that were on their way may be made again
+    repeats_calls: bool
+    #: what the anchor was, to repeat it
+    when: str
+    #: keys that the record held when nothing could be written any more, each with how often it had been asked for by
+    #: then; empty where the run went on
+    settled: Mapping[str, int] = field(default_factory=dict[str, int])
+    #: when its successor took over; agents that outlive a scheduler go on until then, and start over with it
+    until: float = 0.0
+
+    def lasting_until(self, facts: Sequence[Fact]) -> Kill:
+        """This kill, with the time at which a new owner went on with the run."""
+        taken = min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
+        return replace(self, until=max(self.until, taken))
+
+    def explains(self, begun_at: float, again_at: float) -> bool:
+        """Whether what was begun then could have been under way in it, and was begun again after it."""
+        return self.repeats_calls and begun_at < max(self.at, self.until) + _READ_S and self.at < again_at

@@ -1,0 +1,52 @@
+"""When somebody is killed. The moments hang on what happens, not on the clock, so that a seed means the same again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tests.chaos.scenarios import Scenario
+from tests.chaos.victims import Victim
+
+__all__ = ["ASKED", "OWNED", "Moment", "moments"]
+
+#: Kind of a moment: the run has an owner, who may not have asked anything yet.
+OWNED = "owned"
+#: Kind of a moment: a policy was asked, so a delegation is being decided.
+ASKED = "questions"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """When somebody is killed: a while after so many more requests or answers, or questions to policies, or an owner."""
+
+    victim: Victim
+    kind: str
+    more: int
+    delay_s: float
+
+    def __str__(self) -> str:
+        what = "it had an owner" if self.kind == OWNED else f"{self.more} more {self.kind}"
+        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
+
+
+def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: random.Random) -> list[Moment]:
+    """When whom, by lot; the run is long enough for all of them."""
+    found: list[Moment] = []
+    left = {victim.name: kills if victim.most is None else victim.most for victim in victims}
+    for _ in range(kills):
+        able = [victim for victim in victims if left[victim.name] > 0]
+        if not able:
+            break
+        victim = rng.choice(able)
+        left[victim.name] -= 1
+        delay_s = rng.choice((0.0, rng.uniform(0, 0.02), rng.uniform(0, 0.1), rng.uniform(0, 0.3)))
+        more = rng.randint(1, max(1, scenario.calls // (kills + 1)))
+        kinds = ["arrived", "served"]
+        if victim.interrupts_run:  # whoever goes on with a run can be killed before it has asked anything
+            kinds = ["arrived", "served", "arrived", "served", OWNED]
+        if scenario.questions:
+            kinds += [ASKED] * 2
+        found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
+    return found

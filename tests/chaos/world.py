@@ -1,0 +1,38 @@
+"""What a run leaves outside its record: lines of tools, and of policies that were asked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["World"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """Two files."""
+
+    #: where tools leave a line for each time that they did something
+    lines: Path
+
+    @property
+    def questions(self) -> Path:
+        """Where policies leave a line for each time that they were asked about a delegation."""
+        return self.lines.with_name("questions")
+
+    def done(self) -> list[Mapping[str, str]]:
+        """What tools did, oldest first."""
+        return _whole_lines(self.lines)
+
+    def asked(self) -> list[Mapping[str, str]]:
+        """What policies were asked, oldest first."""
+        return _whole_lines(self.questions)
+
+
+def _whole_lines(path: Path) -> list[Mapping[str, str]]:
+    """The lines; that of a process that died while it wrote is none."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
