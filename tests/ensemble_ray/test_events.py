@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.delegation import DelegationRequest, DelegationResponse
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.events import (
     EVENT_TYPES,
@@ -102,7 +102,7 @@ EVERY: list[Event] = [
         delegation_id="d-1",
         delegating_agent_role="Manager",
         worker_role="Writer",
-        response=DelegationResponse(task_id="d-1", status="success", worker_role="Writer", raw_output="text"),
+        response=DelegationResponse(task_id="d-1", status=DelegationStatus.SUCCESS, worker_role="Writer", raw_output="text"),
         duration=SECOND,
     ),
     DelegationFailedEvent(
@@ -112,7 +112,7 @@ EVERY: list[Event] = [
         worker_role="Writer",
         failure_reason="no",
         cause=AgentExecutionError("no"),
-        response=DelegationResponse(task_id="d-1", status="failure", worker_role="Writer", errors=["no"]),
+        response=DelegationResponse(task_id="d-1", status=DelegationStatus.FAILURE, worker_role="Writer", errors=["no"]),
         duration=SECOND,
     ),
     FileChangedEvent(

@@ -13,6 +13,9 @@ from typing import TypeVar
 from ensemble_ray import (
     Agent,
     ChatResponse,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleError,
     EnsembleListener,
     ExitReason,
@@ -201,6 +204,15 @@ class Watcher(EnsembleListener):
 
     def on_token(self, event: TokenEvent) -> None:
         self._hear("on_token", event)
+
+    def on_delegation_started(self, event: DelegationStartedEvent) -> None:
+        self._hear("on_delegation_started", event)
+
+    def on_delegation_completed(self, event: DelegationCompletedEvent) -> None:
+        self._hear("on_delegation_completed", event)
+
+    def on_delegation_failed(self, event: DelegationFailedEvent) -> None:
+        self._hear("on_delegation_failed", event)
 
     def on_file_changed(self, event: FileChangedEvent) -> None:
         self._hear("on_file_changed", event)
