@@ -243,6 +243,8 @@ def test_a_refused_schema_leaves_no_trace_in_the_run(
     assert done.parsed_output == BERN
     assert (done.metrics.retry_count, done.metrics.llm_call_count) == (0, 2)
     assert names(server) == ["City", None, None]
+    refused, answered, correction = (request.key for request in server.requests)
+    assert refused == answered != correction
     facts = [fact for fact in read_facts(output.run_id, Path(home)) if fact.kind == "model"]
     assert [fact.data["text"] for fact in facts] == ["no JSON", GOOD]
 
