@@ -11,10 +11,21 @@ from __future__ import annotations
 import hashlib
 import uuid
 
-__all__ = ["RUN", "delegated_instance", "effect_name", "instance_of", "new_object_id", "new_run_id", "uuid_of"]
+__all__ = [
+    "RUN",
+    "delegated_instance",
+    "delegating_call",
+    "effect_name",
+    "instance_of",
+    "new_object_id",
+    "new_run_id",
+    "uuid_of",
+]
 
 #: The name of facts about a run as a whole.
 RUN = "run"
+#: Key of work that was handed on, inside the call that did so.
+_DELEGATE = "delegate"
 
 
 def new_object_id() -> str:
@@ -43,7 +54,15 @@ def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
 
 def delegated_instance(effect: str) -> str:
     """The instance of the work that a call hands to another agent: `facts#0/2/call-1/delegate#0`."""
-    return instance_of("delegate", parent=effect)
+    return instance_of(_DELEGATE, parent=effect)
+
+
+def delegating_call(instance: str) -> str | None:
+    """The call that handed on the work of an instance, `facts#0/2/call-1`; None for a task of the plan.
+
+    No key of a task has a slash in it, so that nothing else looks like it.
+    """
+    return instance.rpartition(f"/{_DELEGATE}#")[0] or None
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import RecordError
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Journal
 
 __all__ = [
+    "RecordedWorkers",
     "answers_before",
     "as_mapping",
     "began_at",
@@ -80,25 +82,37 @@ def trace_of(fact: Fact) -> TaskTrace | None:
         raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
 
 
-async def recorded_workers(
-    journal: Journal, known: Mapping[tuple[str, str], Fact]
-) -> tuple[tuple[str, TaskOutput], ...]:
-    """What the workers of a task gave, by instance, in the order in which they were done.
+@dataclass(frozen=True, slots=True)
+class RecordedWorkers:
+    """What is recorded of the workers of a task."""
+
+    #: what they gave, by instance, in the order in which they were done
+    delegated: tuple[tuple[str, TaskOutput], ...]
+    #: what those did that failed
+    lost_work: tuple[TaskTrace, ...]
+
+
+async def recorded_workers(journal: Journal, known: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
+    """What the workers of a task gave, and what those did that gave nothing.
 
     Args:
         journal: The run's.
         known: What is recorded of the task that asked them.
     """
     given: list[tuple[str, TaskOutput]] = []
+    lost: list[TaskTrace] = []
     for name, kind in known:
         result = known.get((name, "tool_result"))
-        if kind != "delegation" or result is None or result.data.get("outcome") != "success":
+        if kind != "delegation" or result is None:
             continue
         instance = delegated_instance(name)
-        fact = (await journal.known(instance)).get((instance, "output"))
-        if fact is not None:
-            given.append((instance, typed_output(as_mapping(fact.data.get("output")))))
-    return tuple(sorted(given, key=lambda pair: pair[1].completed_at))
+        of_worker = await journal.known(instance)
+        output, failed = of_worker.get((instance, "output")), of_worker.get((instance, "task_failed"))
+        if output is not None and result.data.get("outcome") == "success":
+            given.append((instance, typed_output(as_mapping(output.data.get("output")))))
+        elif output is None and failed is not None and (trace := trace_of(failed)) is not None:
+            lost.append(trace)
+    return RecordedWorkers(tuple(sorted(given, key=lambda pair: pair[1].completed_at)), tuple(lost))
 
 
 def typed_data(data: object, output_type: type[Any]) -> object:

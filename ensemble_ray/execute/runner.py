@@ -171,17 +171,23 @@ class TaskRunner:
         instance, known = scope.order.instance, scope.known
         if (fact := known.get((instance, "output"))) is not None:
             output = typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type)
-            return replace(self._told(scope, output), delegated=await recorded_workers(self.ports.journal, known))
+            return await self._with_workers(scope, self._told(scope, output))
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
             took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
-            delegated = await recorded_workers(self.ports.journal, known)
-            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, delegated=delegated)
+            failed = await self._with_workers(scope, replace(failed, at=fact.at, duration_s=took, trace=trace))
             return self._tell_failure(scope, failed)
         if (fact := known.get((instance, "task_exited"))) is not None:
             exited = self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
-            return replace(exited, delegated=await recorded_workers(self.ports.journal, known))
+            return await self._with_workers(scope, exited)
         return None
+
+    async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
+        """A recorded end with what is recorded of a manager's workers."""
+        if not scope.is_manager:
+            return result
+        workers = await recorded_workers(self.ports.journal, scope.known)
+        return replace(result, delegated=workers.delegated, lost_work=workers.lost_work)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
         await scope.note("output", scope.order.instance, {"output": output}, until=Until.WRITTEN)

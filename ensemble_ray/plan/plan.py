@@ -98,8 +98,9 @@ class Plan:
         """The plan as JSON-able data, without the hidden ids: those mean nothing outside the process that planned."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         data["nodes"] = [{name: getattr(node, name) for name in _NODE_FIELDS} for node in self.nodes]
-        data["agents"] = [{name: getattr(agent, name) for name in _AGENT_FIELDS} for agent in self.agents]
-        data["hierarchy"] = None if self.hierarchy is None else asdict(self.hierarchy)
+        data["agents"] = [_data_of(agent) for agent in self.agents]
+        if self.hierarchy is not None:
+            data["hierarchy"] = asdict(self.hierarchy)
         return data
 
     @classmethod
@@ -110,7 +111,15 @@ class Plan:
         return TypeAdapter(cls).validate_python(data)
 
 
-#: `asdict` copies every node deeply, and a plan may have many thousands.
-_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan))
+def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
+    data: dict[str, JsonValue] = {name: getattr(agent, name) for name in _AGENT_FIELDS}
+    if agent.allow_delegation:
+        data["allow_delegation"] = True
+    return data
+
+
+#: `asdict` copies every node deeply, and a plan may have many thousands. What says nothing is left out: a plan without
+#: delegation is the same data as before there was any, so that runs which were recorded then still go on.
+_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name != "hierarchy")
 _NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name != "object_id")
-_AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry))
+_AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry) if entry.name != "allow_delegation")

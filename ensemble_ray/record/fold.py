@@ -12,12 +12,16 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.ids import delegating_call
 from ensemble_ray.messages import Fact
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.journal import RUN, instance_of_fact
+from ensemble_ray.record.result import violation_trace
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
+from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
 
@@ -67,6 +71,8 @@ class RunFold:
         self._started_at: float | None = None
         self._last_at = 0.0
         self._tasks: dict[str, TaskFold] = {}
+        #: work that tasks handed on, by instance; each belongs to the one that asked for it
+        self._delegated: dict[str, TaskFold] = {}
         #: instances in the order in which the scheduler was told of their completion
         self._completed: list[str] = []
         for fact in facts:
@@ -90,7 +96,18 @@ class RunFold:
         elif instance != RUN:
             if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
                 self._completed.append(instance)
-            self._tasks.setdefault(instance, TaskFold(instance=instance)).take(fact)
+            self._fold_of(instance).take(fact)
+
+    def _fold_of(self, instance: str) -> TaskFold:
+        """The fold of an instance; work that was handed on belongs to who asked for it."""
+        call = delegating_call(instance)
+        known = self._tasks if call is None else self._delegated
+        fold = known.get(instance)
+        if fold is None:
+            fold = known[instance] = TaskFold(instance=instance)
+            if call is not None:
+                self._fold_of(call.rsplit("/", 2)[0]).adopt(fold)
+        return fold
 
     @property
     def state(self) -> RunState:
@@ -104,8 +121,18 @@ class RunFold:
 
     @property
     def tasks(self) -> Mapping[str, TaskFold]:
-        """What is known of each instance."""
+        """What is known of each task of the plan, by instance."""
         return self._tasks
+
+    @property
+    def delegated(self) -> Mapping[str, TaskFold]:
+        """What is known of work that tasks handed on, by instance."""
+        return self._delegated
+
+    @property
+    def is_hierarchical(self) -> bool:
+        """Whether its only task is a manager's (S-HIER-1)."""
+        return bool(as_mapping(self._plan.get("plan")).get("hierarchy"))
 
     @property
     def capture_mode(self) -> CaptureMode:
@@ -125,14 +152,13 @@ class RunFold:
         """
         run_id, started = self._begun()
         plan = as_mapping(self._plan.get("plan"))
-        mode = self.capture_mode
         nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
         tasks = [(fold, nodes.get(fold.key, {})) for fold in self._in_order()]
-        traces = tuple(fold.trace(node, mode, state=self.state.value) for fold, node in tasks)
-        metrics = ExecutionMetrics.from_outputs(traces)
+        traces = tuple(each for fold, node in tasks for each in self._traces(fold, node, self.state.value))
+        metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
         completed = max(self._last_at, started)
         return ExecutionTrace(
-            capture_mode=mode,
+            capture_mode=self.capture_mode,
             ensemble_id=as_text(self._plan.get("ensemble_id"), run_id),
             workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
             started_at=utc_of(started),
@@ -148,6 +174,47 @@ class RunFold:
             metadata={} if self.state is RunState.COMPLETED else {"state": self.state.value},
         )
 
+    def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
+        """A task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
+        roles, mode = self._roles, self.capture_mode
+        trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
+        if not self.is_hierarchical:
+            return [trace]
+        workers = fold.worker_traces(mode, state=state, roles=roles)
+        return [trace, *sorted(workers, key=lambda each: each.started_at)]
+
+    def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
+        """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
+        nodes = map(as_mapping, as_sequence(as_mapping(self._plan.get("plan")).get("nodes")))
+        node = next((each for each in nodes if each.get("key") == fold.key), {})
+        return fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
+
+    def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
+        """What workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
+        if not self.is_hierarchical:
+            return ()
+        mode, roles = self.capture_mode, self._roles
+        return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
+
+    @property
+    def _roles(self) -> Mapping[str, str]:
+        """Roles of the agents by key; the manager's is nobody's to ask."""
+        agents = map(as_mapping, as_sequence(as_mapping(self._plan.get("plan")).get("agents")))
+        roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
+        if self.is_hierarchical:
+            roles.pop(MANAGER_KEY, None)
+        return roles
+
+    def _violations(self) -> tuple[str, ...]:
+        """What a manager's run failed for that failed in no task (S-HIER-50)."""
+        if not self.is_hierarchical or self.state is not RunState.FAILED:
+            return ()
+        if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
+            return ()
+        given = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
+        required = as_sequence(as_mapping(as_mapping(self._plan.get("plan")).get("hierarchy")).get("required_workers"))
+        return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), given)
+
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """The output of the run; see `fold_output`."""
         run_id, _ = self._begun()
@@ -157,20 +224,24 @@ class RunFold:
             )
             raise IllegalStateError(msg)
         given: list[tuple[str, TaskOutput]] = []
+        workers: list[TaskOutput] = []
         for fold in self._in_order():
             output = fold.task_output(output_types.get(fold.key))
+            if self.is_hierarchical:
+                workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
             if output is not None:
                 given.append((fold.key, output))
-        outputs = tuple(output for _, output in given)
+        outputs = (*workers, *(output for _, output in given))
         trace = self.trace()
-        positions = {object_ids[key]: position for position, (key, _) in enumerate(given) if key in object_ids}
+        places = enumerate(given, start=len(workers))
+        positions = {object_ids[key]: place for place, (key, _) in places if key in object_ids}
         return EnsembleOutput(
-            raw=outputs[-1].raw if outputs else "",
+            raw=given[-1][1].raw if given else "",
             task_outputs=outputs,
             total_duration=trace.total_duration,
             total_tool_calls=sum(output.tool_call_count for output in outputs),
             exit_reason=self.exit_reason,
-            metrics=ExecutionMetrics.from_outputs(outputs),
+            metrics=trace.metrics,
             trace=trace,
             run_id=run_id,
         ).with_positions(positions)
@@ -204,6 +275,13 @@ class RunFold:
                     stack_trace=as_text(error.get("stack_trace")),
                     occurred_at=utc_of(self._last_at),
                 )
+        if violations := self._violations():
+            yield violation_trace(violations, self._last_at)
+
+
+def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:
+    given = (fold.task_output() if has_traces else fold.summary() for fold in folds)
+    return [output for output in given if output is not None]
 
 
 def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:

@@ -16,6 +16,7 @@ from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import failure_of, typed_output
 from ensemble_ray.execute.reports import report_of
+from ensemble_ray.ids import delegating_call
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
@@ -72,13 +73,16 @@ class Recovered:
         told = {each.key: each for group in self.stimuli for each in group if isinstance(each, TaskExited)}
         self._exits = {**_exits(known), **told}
         self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
-        nodes = map(as_mapping, as_sequence(as_mapping(self.header.get("plan")).get("nodes")))
-        self._nodes = {as_text(node.get("key")): node for node in nodes}
 
     @property
     def tasks(self) -> Mapping[str, TaskFold]:
         """What is known of each task, by key."""
         return self._by_key
+
+    @property
+    def delegated(self) -> Mapping[str, TaskFold]:
+        """What is known of work that tasks handed on, by instance."""
+        return self._fold.delegated
 
     @property
     def plan(self) -> Plan:
@@ -114,9 +118,7 @@ class Recovered:
     def output_data(self, key: str) -> Mapping[str, object] | None:
         """The recorded output of a task as JSON data; None when there is none."""
         fold = self._by_key.get(key)
-        if fold is None or fold.output is None:
-            return None
-        return fold.output.model_dump(mode="json") if isinstance(fold.output, TaskOutput) else fold.output
+        return None if fold is None else _data_of(fold)
 
     def failure(self, key: str, output_type: type[object] | None = None) -> TaskResult | None:
         """What is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39).
@@ -147,10 +149,24 @@ class Recovered:
         for key in self._by_key:
             data = self.output_data(key)
             if data is not None:
-                reports[key] = report_of(self._completed(key, data), output=output_of(key, data), failure=None)
+                given = self._given_to(key, output_of)
+                completed = self._completed(key, data)
+                reports[key] = report_of(completed, output=output_of(key, data), failure=None, delegated=given)
             elif (result := self.failure(key)) is not None:
-                reports[key] = report_of(result, output=None, failure=failure_of(result))
+                given = self._given_to(key, output_of)
+                reports[key] = report_of(result, output=None, failure=failure_of(result), delegated=given)
         return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
+
+    def _given_to(self, key: str, output_of: Callable[[str, Mapping[str, object]], Output]) -> list[tuple[str, Output]]:
+        """What a manager was given by its workers, with their roles, in the order in which they were done."""
+        if not self._fold.is_hierarchical:
+            return []
+        given: list[tuple[str, Output]] = []
+        for worker in self._by_key[key].workers_that_gave():
+            data = _data_of(worker)
+            if data is not None:
+                given.append((as_text(data.get("agent_role")), output_of(worker.key, data)))
+        return given
 
     def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
         """What scheduling needs of a completed task; the trace, which is large, is not read for it."""
@@ -163,6 +179,7 @@ class Recovered:
             duration_s=value.duration.total_seconds(),
             total_tokens=value.metrics.total_tokens,
             tool_call_count=value.tool_call_count,
+            lost_work=self._fold.lost_work(self._by_key[key]),
         )
 
     def _result(
@@ -173,7 +190,7 @@ class Recovered:
         error: BaseException | None,
         exited: TaskExited | None = None,
     ) -> TaskResult:
-        trace = fold.trace(self._nodes.get(fold.key, {}), self._fold.capture_mode, state=status)
+        trace = self._fold.trace_of(fold, state=status)
         return TaskResult(
             key=fold.key,
             instance=fold.instance,
@@ -185,6 +202,7 @@ class Recovered:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             is_timeout=exited is not None and exited.is_timeout,
+            lost_work=self._fold.lost_work(fold),
         )
 
 
@@ -194,6 +212,11 @@ def resumed_inline(
     """What a conductor in the process of the definition needs: outputs as objects of the types that tasks declare."""
     types = output_types or {}
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
+
+
+def _data_of(fold: TaskFold) -> Mapping[str, object] | None:
+    """The recorded output as JSON data; None when there is none."""
+    return fold.output.model_dump(mode="json") if isinstance(fold.output, TaskOutput) else fold.output
 
 
 def _last_resume(facts: Sequence[Fact]) -> int:
@@ -211,7 +234,7 @@ def _exits(facts: Sequence[Fact]) -> dict[str, TaskExited]:
     return {
         key: TaskExited(at=fact.at, key=key, is_timeout=fact.data.get("is_timeout") is True)
         for fact in facts
-        if fact.kind == "task_exited" and (key := fact.name.rpartition("#")[0])
+        if fact.kind == "task_exited" and delegating_call(fact.name) is None and (key := fact.name.rpartition("#")[0])
     }
 
 
@@ -238,6 +261,8 @@ def _stimulus(fact: Fact) -> Stimulus:
         msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
         raise RecordError(msg)
     fields = {name: value for name, value in fact.data.items() if name not in {"type", "more"}}
+    if "delegated_roles" in fields:
+        fields["delegated_roles"] = tuple(map(str, as_sequence(fields["delegated_roles"])))
     try:
         return kind(**{"at": fact.at, **fields})
     except TypeError as error:

@@ -7,7 +7,7 @@ error carries the trace up to the failure and the run id (S-SET-26).
 from __future__ import annotations
 
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
-from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE, HierarchyRules
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace
 from ensemble_ray.values import utc_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskFailure
     from ensemble_ray.plan.plan import Node, Plan
 
-__all__ = ["assemble", "failure_of", "manager_failure", "summaries"]
+__all__ = ["assemble", "failure_of", "manager_failure", "summaries", "violation_trace"]
 
 
 def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
@@ -69,10 +69,36 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
         task_traces=tuple(traces),
         metrics=metrics,
         total_cost_estimate=metrics.total_cost_estimate,
-        errors=tuple(_error_trace(_node(plan, failure.key), failure) for failure in outcome.failures),
+        errors=tuple(_errors(plan, outcome)),
         trace_id=trace_id,
         metadata={} if outcome.state is RunState.COMPLETED else {"state": outcome.state.value},
     )
+
+
+def _errors(plan: Plan, outcome: RunOutcome) -> Iterator[ErrorTrace]:
+    for failure in outcome.failures:
+        yield _error_trace(_node(plan, failure.key), failure)
+    if violations := _violations(plan, outcome):
+        yield violation_trace(violations, outcome.completed_at)
+
+
+def violation_trace(violations: Sequence[str], at: float) -> ErrorTrace:
+    """The error of a run whose manager completed without its required workers (S-HIER-50); no task has it."""
+    error = ConstraintViolationError(violations)
+    return ErrorTrace(
+        agent_role=MANAGER_ROLE,
+        task_description="",
+        error_type=type(error).__name__,
+        message=message_of(error),
+        occurred_at=utc_of(at),
+    )
+
+
+def _violations(plan: Plan, outcome: RunOutcome) -> tuple[str, ...]:
+    """What a run failed for in which no task did."""
+    if plan.hierarchy is None or outcome.state is not RunState.FAILED or outcome.failures:
+        return ()
+    return violations_of(plan.hierarchy, {output.agent_role for output in outcome.delegated})
 
 
 def _node(plan: Plan, key: str) -> Node:
@@ -131,8 +157,8 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
             causes[f"{description} #{same + 1}" if same else description] = failure.error
         text = f"{len(causes)} of {len(plan.nodes)} tasks failed"
         return ParallelExecutionError(text, outputs, causes)
-    if plan.workflow == "hierarchical" and plan.hierarchy is not None:
-        return _failure_of_manager(plan, plan.hierarchy, outcome)
+    if plan.hierarchy is not None:
+        return _failure_of_manager(plan, outcome)
     first = outcome.failures[0]
     completed = tuple(outputs[: first.completed_before])
     error = first.error
@@ -147,11 +173,10 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
     return wrapped
 
 
-def _failure_of_manager(plan: Plan, rules: HierarchyRules, outcome: RunOutcome) -> EnsembleError:
+def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
     """What a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
     if not outcome.failures:
-        roles = {output.agent_role for output in outcome.delegated}
-        return ConstraintViolationError(violations_of(rules, roles), tuple(outcome.delegated))
+        return ConstraintViolationError(_violations(plan, outcome), tuple(outcome.delegated))
     error = outcome.failures[0].error
     if isinstance(error, ValidationError):
         return error

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.effects import ModelEffect, Outcome, TaskEffects, ToolEffect
+from ensemble_ray.execute.delegation_calls import EXPECTED_OUTPUT
+from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.ids import delegating_call
 from ensemble_ray.messages import ChatResponse, Fact, TokenUsage, ToolCall
 from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, request_of, worker_role
 from ensemble_ray.trace import CaptureMode, TaskTrace
 from ensemble_ray.values import Value
 
@@ -62,6 +65,8 @@ class _Turn:
     results: dict[int, Fact] = field(default_factory=dict[int, Fact])
     #: what was decided of unknown outcomes
     decisions: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    #: what was decided of calls that hand work on
+    delegations: dict[int, Fact] = field(default_factory=dict[int, Fact])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,6 +79,8 @@ class TaskFold:
     _turns: dict[int, _Turn] = field(default_factory=dict[int, _Turn])
     #: newest intent and result of its handler, which is no turn of a model
     _handler: dict[str, Fact] = field(default_factory=dict[str, Fact])
+    #: what is known of the work that it handed on, by the call's name
+    _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
     _last_at: float = 0.0
 
@@ -96,7 +103,7 @@ class TaskFold:
                 self.output = given if isinstance(given, TaskOutput) else as_mapping(given)
             case "task_failed":
                 self.failure = fact
-            case "model" | "tool_intent" | "tool_result" | "decision":
+            case "model" | "tool_intent" | "tool_result" | "decision" | "delegation":
                 self._take_effect(fact)
             case _:
                 pass
@@ -118,18 +125,35 @@ class TaskFold:
                 turn.intents[call] = fact
             case "tool_result":
                 turn.results[call] = fact
+            case "delegation":
+                turn.delegations[call] = fact
             case _:
                 turn.decisions[call] = fact
+
+    def adopt(self, worker: TaskFold) -> None:
+        """Take what is known of work that this task handed on."""
+        self._workers[delegating_call(worker.instance) or worker.instance] = worker
 
     @property
     def is_known(self) -> bool:
         """Whether the task did anything that the record tells of."""
-        return self.output is not None or self.failure is not None or bool(self._turns) or bool(self._handler)
+        did = self._turns or self._handler or self._workers
+        return self.output is not None or self.failure is not None or bool(did)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether it gave no output and did not fail either."""
         return self.output is None and self.failure is None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it failed, and gave no output after all."""
+        return self.failure is not None and self.output is None
+
+    @property
+    def last_at(self) -> float:
+        """Time of its last fact, and of its workers'."""
+        return max([self._last_at, *(worker.last_at for worker in self._workers.values())])
 
     # What it gave.
 
@@ -147,6 +171,31 @@ class TaskFold:
             msg = f"{error} (task '{self.key}')"
             raise RecordError(msg) from error
 
+    def summary(self) -> TaskOutput | None:
+        """The recorded output without its trace, which is large."""
+        if self.output is None or isinstance(self.output, TaskOutput):
+            return self.output
+        return typed_output({**self.output, "trace": None})
+
+    def workers_that_gave(self) -> list[TaskFold]:
+        """Those whose result it was given, in the order in which they were done (S-HIER-6)."""
+        given: list[tuple[TaskOutput, TaskFold]] = []
+        for decision, result in self._attempts():
+            worker = self._workers.get(decision.name)
+            if worker is not None and result is not None and result.data.get("outcome") == "success":
+                output = worker.summary()
+                if output is not None:
+                    given.append((output, worker))
+        return [worker for _, worker in sorted(given, key=lambda pair: pair[0].completed_at)]
+
+    def _attempts(self) -> list[tuple[Fact, Fact | None]]:
+        """Decisions about handing work on and what came of them, in the order of the calls."""
+        return [
+            (turn.delegations[call], turn.results.get(call))
+            for _, turn in sorted(self._turns.items())
+            for call in sorted(turn.delegations)
+        ]
+
     def _value(self, kind: type[_V], data: Mapping[str, object]) -> _V:
         try:
             return kind(**data)
@@ -156,26 +205,81 @@ class TaskFold:
 
     # What it did.
 
-    def trace(self, node: Mapping[str, object], capture_mode: CaptureMode, *, state: str) -> TaskTrace:
+    def trace(
+        self,
+        node: Mapping[str, object],
+        capture_mode: CaptureMode,
+        *,
+        state: str,
+        roles: Mapping[str, str] | None = None,
+        is_manager: bool = False,
+    ) -> TaskTrace:
         """The task's trace; of a task that was not finished, as far as its effects tell.
 
         Args:
             node: The task's place in the plan.
             capture_mode: What the run captured.
             state: How an unfinished task is marked.
+            roles: Roles of the run's agents by key.
+            is_manager: Whether the traces of its workers stand beside its own (`worker_traces`), and not in it.
         """
         recorded = self._recorded_trace()
         if recorded is not None:
             return recorded
         effects = self._effects(node, capture_mode)
+        effects.is_manager = is_manager
+        effects.delegations = self._delegations(capture_mode, state, roles or {}, is_manager=is_manager)
         output = self.task_output()
         trace = effects.trace(
-            completed_at=max(self._last_at, effects.started_at),
+            completed_at=max(self.last_at, effects.started_at),
             final_output="" if output is None else output.raw,
             parsed_output=None if output is None else output.parsed_output,
             metrics=effects.metrics(None) if output is None else output.metrics,
         )
         return trace.replace(metadata={**trace.metadata, "state": state}) if self.is_unfinished else trace
+
+    def worker_traces(
+        self, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str], has_failed: bool = False
+    ) -> list[TaskTrace]:
+        """The traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed.
+
+        The other arguments are those of `trace`.
+        """
+        attempts = ((decision, self._workers.get(decision.name)) for decision, _ in self._attempts())
+        return [
+            worker.as_worker(decision, capture_mode, state=state, roles=roles)
+            for decision, worker in attempts
+            if worker is not None and worker.is_known and (worker.has_failed or not has_failed)
+        ]
+
+    def as_worker(
+        self, decision: Fact, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
+    ) -> TaskTrace:
+        """Its trace as that of work that was handed on by that decision."""
+        place = {
+            "description": request_of(decision).task_description,
+            "expected_output": EXPECTED_OUTPUT,
+            "agent_role": worker_role(decision, roles),
+        }
+        return self.trace(place, capture_mode, state=state, roles=roles)
+
+    def _delegations(
+        self, capture_mode: CaptureMode, state: str, roles: Mapping[str, str], *, is_manager: bool
+    ) -> list[DelegationEffect]:
+        depth = self.instance.count("/delegate#")
+        found: list[DelegationEffect] = []
+        for decision, result in self._attempts():
+            worker = self._workers.get(decision.name)
+            told = WorkerFold()
+            if worker is not None and worker.is_known:
+                trace = None if is_manager else worker.as_worker(decision, capture_mode, state=state, roles=roles)
+                failure = "" if worker.failure is None else as_text(worker.failure.data.get("message"))
+                told = WorkerFold(
+                    is_known=True, output=worker.summary(), failure=failure, trace=trace, last_at=worker.last_at
+                )
+            role = worker_role(decision, roles)
+            found.append(delegation_effect(decision, result, told, depth=depth, role=role))
+        return found
 
     def _recorded_trace(self) -> TaskTrace | None:
         if self.failure is not None and self.output is None:
@@ -226,7 +330,9 @@ class TaskFold:
             response=ChatResponse(text=text if isinstance(text, str) else None, tool_calls=calls, usage=usage),
             is_final=not calls,
             attempts_failed=tuple(map(as_text, as_sequence(data.get("attempts_failed")))),
-            tools=[self._tool(turn, number, calls) for number in sorted({*turn.intents, *turn.results})],
+            tools=[
+                self._tool(turn, number, calls) for number in sorted({*turn.intents, *turn.results, *turn.delegations})
+            ],
         )
 
     def _tool(self, turn: _Turn, number: int, calls: Sequence[ToolCall]) -> ToolEffect:
@@ -239,7 +345,8 @@ class TaskFold:
             arguments=as_text(asked.get("arguments"), found.arguments),
         )
         if result is None:
-            begun = intent.at if intent is not None else turn.at
+            asked_at = intent or turn.delegations.get(number)
+            begun = turn.at if asked_at is None else asked_at.at
             decided = turn.decisions.get(number)
             text = _NO_RESULT if decided is None else f"{_NO_RESULT}; it was decided: {decided.data.get('answer')}"
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)

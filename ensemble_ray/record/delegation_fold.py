@@ -1,0 +1,130 @@
+"""One recorded attempt to hand work on, as it stands in traces. Room: record. Pure.
+
+In: the decision about a call, its result where there is one, and what the worker's own facts tell. Out: the effect that
+the delegating task noted, or would have noted. Never: a result that nobody recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, cast
+
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
+from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.execute.effects import DelegationEffect
+from ensemble_ray.execute.recorded import as_mapping, began_at
+from ensemble_ray.ids import delegated_instance
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.trace import TaskTrace
+
+__all__ = ["WorkerFold", "delegation_effect", "request_of", "worker_role"]
+
+#: What the response of an attempt says that was begun and never came back.
+_NO_RESULT = "No result was recorded: the run ended during this delegation"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerFold:
+    """What the worker's own facts tell."""
+
+    #: whether it began
+    is_known: bool = False
+    output: TaskOutput | None = None
+    #: message of its failure
+    failure: str = ""
+    trace: TaskTrace | None = None
+    #: time of its last fact
+    last_at: float = 0.0
+
+
+def request_of(decision: Fact) -> DelegationRequest:
+    """The request that was decided.
+
+    Raises:
+        RecordError: it is none.
+    """
+    try:
+        return DelegationRequest(**cast("Mapping[str, Any]", as_mapping(decision.data.get("request"))))
+    except ValueError as error:
+        msg = f"The record is damaged: delegation '{decision.name}': {message_of(error)}"
+        raise RecordError(msg) from error
+
+
+def worker_role(decision: Fact, roles: Mapping[str, str]) -> str:
+    """Role of who was asked; of a refused attempt that of the one who is meant, or what the model wrote.
+
+    Args:
+        decision: What was decided.
+        roles: Roles by agent key.
+    """
+    found = roles.get(str(decision.data.get("worker")))
+    if found is not None:
+        return found
+    asked = request_of(decision).agent_role
+    wanted = asked.strip().casefold()
+    return next((role for role in roles.values() if role.strip().casefold() == wanted), asked)
+
+
+def delegation_effect(
+    decision: Fact, result: Fact | None, worker: WorkerFold, *, depth: int, role: str
+) -> DelegationEffect:
+    """The effect of one attempt.
+
+    Args:
+        decision: What was decided.
+        result: What the delegating model was told; None where the run ended before.
+        worker: What the worker did; empty where nobody was asked.
+        depth: How deep the delegating task is; 0 for one of the plan.
+        role: See `worker_role`.
+    """
+    request, began = request_of(decision), began_at(decision)
+    text, errors, raw, took = _given(decision, result, worker, began)
+    response = DelegationResponse(
+        task_id=request.task_id,
+        status=DelegationStatus.FAILURE if errors else DelegationStatus.SUCCESS,
+        worker_role=role,
+        raw_output=raw,
+        errors=errors,
+        duration=timedelta(seconds=max(0.0, took)),
+    )
+    *_, turn, call = decision.name.split("/")
+    return DelegationEffect(
+        request=request,
+        response=response,
+        worker_role=role,
+        depth=depth,
+        started_at=began,
+        position=(int(turn), int(call.removeprefix("call-"))),
+        text=text,
+        is_started=decision.data.get("worker") is not None and (worker.is_known or result is not None),
+        instance=delegated_instance(decision.name),
+        output=worker.output if not errors else None,
+        trace=worker.trace,
+    )
+
+
+def _given(
+    decision: Fact, result: Fact | None, worker: WorkerFold, began: float
+) -> tuple[str, tuple[str, ...], str | None, float]:
+    """Text for the model, errors, the worker's text, and how long it took, s."""
+    data = {} if result is None else result.data
+    text, took = str(data.get("text") or ""), data.get("duration_s")
+    taken = float(took) if isinstance(took, int | float) else 0.0
+    if decision.data.get("worker") is None:  # nobody was asked, whether or not the model has heard of it
+        refusal = as_mapping(decision.data.get("refusal"))
+        reason, hint = str(refusal.get("reason") or ""), str(refusal.get("hint") or "")
+        return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), None, taken
+    if result is not None and data.get("outcome") != "success":
+        return text, (text.removeprefix("Error: "),), None, taken
+    if result is not None:
+        return text, (), text if worker.output is None else worker.output.raw, taken
+    taken = worker.last_at - began
+    if worker.output is not None:
+        return worker.output.raw, (), worker.output.raw, taken
+    reason = worker.failure or _NO_RESULT
+    return f"Error: {worker.failure}" if worker.failure else _NO_RESULT, (reason,), None, taken
