@@ -135,7 +135,7 @@ class Decisions:
                 reason = Refusal(f"Delegation rejected by policy: {verdict.reason}")
                 return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=reason)
             if verdict.request is not None:
-                request = verdict.request.replace(task_id=request.task_id)
+                request = verdict.request  # under the id that it has (S-DEL-50)
         target = self._gate.change(worker, request.agent_role) if self._is_other(worker, request) else worker
         if isinstance(target, Refusal):
             return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=target)

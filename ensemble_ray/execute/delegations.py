@@ -203,7 +203,13 @@ class Delegations:
             effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
             effect.is_started, effect.instance = True, order.instance
             raise
-        _raise_what_propagates(result)
+        if (beyond := _beyond_the_worker(result)) is not None:
+            reason = message_of(beyond)
+            effect = self._noted(decision, worker.role, reason, errors=(reason,))
+            effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
+            if isinstance(beyond, IllegalStateError):  # an early end is no failure (S-DEL-52)
+                self._announce_failure(effect, reason, beyond)
+            raise beyond
         return result
 
     def _worker_order(self, name: str, decision: Decision, worker: Colleague) -> TaskOrder:
@@ -333,13 +339,12 @@ class Delegations:
         )
 
 
-def _raise_what_propagates(result: TaskResult) -> None:
-    """What is no failure of the worker's task, but of more than that, goes on in the asking task (S-DEL-5)."""
+def _beyond_the_worker(result: TaskResult) -> BaseException | None:
+    """What is no failure of the worker's task, but of more than that, and goes on in the asking task (S-DEL-5)."""
     error = result.error
     if result.status == "exited":
-        raise error if isinstance(error, ExitEarlyError) else ExitEarlyError(timed_out=result.is_timeout)
+        return error if isinstance(error, ExitEarlyError) else ExitEarlyError(timed_out=result.is_timeout)
     if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
-        raise error
+        return error
     cause = None if error is None else error.__cause__
-    if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError):
-        raise cause
+    return cause if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError) else None
