@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ensemble_ray.ids import uuid_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.testing import ServedRequest
 from tests.chaos.audit_delegations import judge_delegations
 from tests.chaos.kills import Kill
+from tests.chaos.world import key_of
 
-__all__ = ["Audit", "audit", "difference", "key_of"]
+__all__ = ["Audit", "audit", "difference"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,11 +59,6 @@ def audit(
     found.violations += delegations.violations
     found.policies_asked_again, found.rules_broken = delegations.policies_asked_again, delegations.rules_broken
     return found
-
-
-def key_of(run_id: str, effect: str) -> str:
-    """The idempotency key of an effect."""
-    return uuid_of(f"{run_id}/{effect}")
 
 
 def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
-from ensemble_ray.ids import uuid_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
 from tests.chaos.kills import Kill
+from tests.chaos.world import key_of
 
 __all__ = ["DelegationAudit", "decisions_in", "judge_delegations"]
 
@@ -148,7 +148,7 @@ def _stages(
             first = min(ends, key=lambda fact: fact.seq, default=None)
             if first is None or first.seq > each.facts[0].seq:
                 yield f"'{each.name}' was carried out by '{each.charged}' before '{role}' had succeeded"
-            elif (came := min(arrivals.get(_key(run_id, f"{each.instance}/0/model"), [first.at]))) < first.at:
+            elif (came := min(arrivals.get(key_of(run_id, f"{each.instance}/0/model"), [first.at]))) < first.at:
                 yield f"'{each.charged}' asked its model {first.at - came:.4f} s before '{role}' had succeeded"
 
 
@@ -188,7 +188,7 @@ def _asked_late(
     """A worker whose result is recorded asks nothing any more."""
     for each in delegations:
         for fact in each.facts:
-            came = max(arrivals.get(_key(run_id, fact.name), ()), default=0.0) if fact.kind == "model" else 0.0
+            came = max(arrivals.get(key_of(run_id, fact.name), ()), default=0.0) if fact.kind == "model" else 0.0
             if each.told is not None and came > each.told.at:
                 yield f"'{fact.name}' was asked {came - each.told.at:.4f} s after its delegation's result was recorded"
 
@@ -204,7 +204,7 @@ def _judge_questions(
     kills: Sequence[Kill],
 ) -> None:
     """Each policy is asked once about each call, and again only where a kill came before the decision was on record."""
-    decided = {_key(run_id, each.name): each for each in delegations}
+    decided = {key_of(run_id, each.name): each for each in delegations}
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     for line in asked:
         times[line["policy"], line["key"]].append(line["at"])
@@ -225,7 +225,3 @@ def _judge_questions(
     for key, each in decided.items():
         if asked and (each.charged is not None) != (key in about):
             found.violations.append(f"no policy was asked about '{each.name}', or one was that it did not come to")
-
-
-def _key(run_id: str, name: str) -> str:
-    return uuid_of(f"{run_id}/{name}")

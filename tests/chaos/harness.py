@@ -24,7 +24,7 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import ModelServer
-from tests.chaos.audit import Audit, audit, difference, key_of
+from tests.chaos.audit import Audit, audit, difference
 from tests.chaos.audit_delegations import decisions_in
 from tests.chaos.cluster import ROOT, Cluster, environment_in
 from tests.chaos.kills import Kill
@@ -32,7 +32,7 @@ from tests.chaos.moments import ASKED, OWNED, Moment, moments
 from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
-from tests.chaos.world import World
+from tests.chaos.world import World, key_of
 from tests.processes import Program, own_directory, program
 
 __all__ = ["Report", "run_with_kills", "undisturbed"]

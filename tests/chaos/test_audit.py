@@ -9,11 +9,12 @@ import pytest
 from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
 from ensemble_ray.testing.model_server.http import HttpRequest
-from tests.chaos.audit import Audit, audit, difference, key_of
+from tests.chaos.audit import Audit, audit, difference
 from tests.chaos.kills import Kill
 from tests.chaos.moments import moments
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
+from tests.chaos.world import key_of
 
 RUN = "r"
 KILL = Kill(victim="process", at=10.0, repeats_calls=True, when="")

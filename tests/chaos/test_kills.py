@@ -39,6 +39,16 @@ def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, se
     assert report.runs == 4
 
 
+@pytest.mark.parametrize(("scenario", "seed"), [("newsroom", 4), ("peers", 2)])
+def test_delegations_are_continued_when_their_process_is_killed(scenario: str, seed: int) -> None:
+    """S-HIER-41, S-HIER-43, S-HIER-47, S-SET-45, S-DEL-12, S-DEL-41: caps, stages and verdicts are those of one run.
+
+    Once while calls are being decided, once while workers are at it.
+    """
+    report = killed(scenario, ["process"], seed=seed, kills=2)
+    assert (report.runs, report.rules_broken) == (3, 0)
+
+
 def test_tasks_go_on_elsewhere_when_their_agents_are_killed(cluster: Cluster) -> None:
     """S-DUR-31, S-DUR-37: the run needs no resumption, and its driver notices nothing."""
     assert killed("dag-with-tools", ["agent"], seed=3, kills=2, cluster=cluster).runs == 1

@@ -1,4 +1,4 @@
-"""What a run leaves outside its record: lines of tools, and of policies that were asked."""
+"""What a run leaves outside its record: lines of tools, and of policies that were asked, each with its effect's key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["World"]
+from ensemble_ray.ids import uuid_of
+
+__all__ = ["World", "key_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,3 +38,8 @@ def _whole_lines(path: Path) -> list[Mapping[str, str]]:
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+
+
+def key_of(run_id: str, effect: str) -> str:
+    """The key of an effect: a model call's and a tool call's idempotency key, a delegation's id."""
+    return uuid_of(f"{run_id}/{effect}")
