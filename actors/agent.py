@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.colleagues import RemoteColleagues
 from actors.endpoints import EndpointLine
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
 from actors.journal import open_journal
@@ -49,9 +50,9 @@ class AgentActor:
 
         freeze_modules()
         self._house = house
-        scheduler = existing("scheduler")
-        self._host = TaskHost(SchedulerCourier(scheduler, house))
-        process_endpoints().share = EndpointLine(scheduler, house).tell
+        self._scheduler = existing("scheduler")
+        self._host = TaskHost(SchedulerCourier(self._scheduler, house))
+        process_endpoints().share = EndpointLine(self._scheduler, house).tell
         self._limiter = LeasingLimiter(LimiterLine(), holder=house)
         self._cpu = RayCpuPool(cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
@@ -103,6 +104,7 @@ class AgentActor:
             loaded,
             journal=journal,
             sink=sink or SilentSink(),
+            colleagues=RemoteColleagues(self._scheduler, frame, flush=flush),
             flush=flush,
             callables=self._callables_of(frame.run_id, callables),
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=line),

@@ -9,7 +9,7 @@ import asyncio
 import itertools
 import logging
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -35,10 +35,11 @@ __all__ = [
     "ReportedToolMetrics",
     "SchedulerCourier",
     "pack_event",
+    "pauses",
 ]
 
 _log = logging.getLogger(__name__)
-#: How long a report waits before it is sent again to a scheduler that cannot be reached for a moment, s.
+#: How long a message waits before it is sent again to a scheduler that cannot be reached for a moment, s.
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
@@ -169,6 +170,11 @@ async def _arrived(reference: Any, run_id: str) -> None:
         _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", run_id, error)
 
 
+def pauses() -> Iterator[float]:
+    """How long to wait before each further try to reach a scheduler, s; it is never given up."""
+    return itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
+
+
 class SchedulerCourier:
     """Brings reports to the scheduler."""
 
@@ -181,7 +187,7 @@ class SchedulerCourier:
 
         Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.
         """
-        for pause_s in itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1])):
+        for pause_s in pauses():
             try:
                 await self._scheduler.report.remote(run_id, self._house, list(reports))
             except ray.exceptions.ActorUnavailableError:

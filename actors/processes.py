@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import ray
 
@@ -20,11 +20,13 @@ from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Leave
 from ensemble_ray.limits.endpoints import EndpointNews
 
-__all__ = ["Process", "ProcessPool"]
+__all__ = ["Kind", "Process", "ProcessPool"]
 
 _log = logging.getLogger(__name__)
 #: How long an unused process is kept, s.
 IDLE_S = 120.0
+#: What a process is for; it is never used for anything else.
+Kind = Literal["agent", "manager", "callables"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -34,8 +36,7 @@ class Process:
     handle: Any
     #: also what it calls itself towards the rate limiter
     name: str
-    #: whether it hosts callables
-    is_callable_host: bool = False
+    kind: Kind = "agent"
     #: instances it runs for the current run
     busy: set[str] = field(default_factory=set[str])
     is_alive: bool = True
@@ -54,20 +55,19 @@ class ProcessPool:
         self._board = EndpointBoard()
         self._watches: set[asyncio.Task[None]] = set()
 
-    def take(self, *, is_callable_host: bool = False) -> Process:
-        """An idle process, or a fresh one; never waits, since calls queue up until it has started."""
+    def take(self, kind: Kind = "agent") -> Process:
+        """An idle process of that kind, or a fresh one; never waits, since calls queue up until it has started."""
         for process in self._idle:
-            if process.is_callable_host == is_callable_host and process.is_alive:
+            if process.kind == kind and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
-        name = f"{'callables' if is_callable_host else 'agent'}-{new_object_id()[:8]}"
-        handle = spawn.callable_host(name) if is_callable_host else spawn.agent_actor(name)
-        process = Process(handle=handle, name=name, is_callable_host=is_callable_host)
+        name = f"{kind}-{new_object_id()[:8]}"
+        process = Process(handle=_begun(kind, name), name=name, kind=kind)
         self._living.add(process)
         for news in self._board.current(asyncio.get_running_loop().time()):
-            handle.hear.remote(news)
+            process.handle.hear.remote(news)
         watch = asyncio.get_running_loop().create_task(self._watch(process))
         self._watches.add(watch)
         watch.add_done_callback(self._watches.discard)
@@ -131,6 +131,16 @@ class ProcessPool:
             if was_alive and process.on_death is not None:
                 process.on_death(process, error)
             _leave(process.name)
+
+
+def _begun(kind: Kind, name: str) -> Any:
+    match kind:
+        case "agent":
+            return spawn.agent_actor(name)
+        case "manager":
+            return spawn.manager_actor(name)
+        case "callables":
+            return spawn.callable_host(name)
 
 
 def _leave(name: str) -> None:

@@ -247,6 +247,8 @@ def _opened(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]
         started_at=ended.started_at,
         completed_at=ended.completed_at,
         completed=[(key, unpack_output(body)) for key, body in ended.completed],
+        delegated=[unpack_output(body) for body in ended.delegated],
+        lost_work=ended.lost_work,
         failures=[
             Failed(
                 key=failed.key,

@@ -19,7 +19,7 @@ import ray.exceptions
 
 from actors.failures import last_line
 from actors.handles import pack_event
-from actors.processes import Process, ProcessPool
+from actors.processes import Kind, Process, ProcessPool
 from actors.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
@@ -28,7 +28,7 @@ from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.ids import instance_of
 from ensemble_ray.plan.housing import Lodger, assign_houses
-from ensemble_ray.plan.plan import Node
+from ensemble_ray.plan.plan import MANAGER_KEY, Node
 
 __all__ = ["CALLABLES", "RunHouses"]
 
@@ -169,12 +169,37 @@ class RunHouses:
 
     # Processes.
 
+    def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Names and handles of the processes of an agent, for another agent that asks it; none when the run has ended.
+
+        Args:
+            agent_key: Whose.
+            lost: Name of one that failed a call of the asker.
+        """
+        if self._is_closed:
+            return []
+        house = self._housing.house_of[agent_key]
+        for process in self._processes.get(house, []):
+            if process.name == lost:
+                self._pool.lose(process, RuntimeError("it could not be reached by another agent"))
+        alive = self._alive(house) or [self._settle(house)]
+        return [(process.name, process.handle) for process in alive]
+
+    def _alive(self, house: str) -> list[Process]:
+        return [process for process in self._processes.get(house, []) if process.is_alive]
+
     def _settle(self, house: str) -> Process:
-        process = self._pool.take(is_callable_host=house == CALLABLES)
+        process = self._pool.take(self._kind_of(house))
         process.on_death = self._died
         self._processes.setdefault(house, []).append(process)
         self._send(process, self._bound(house, process))
         return process
+
+    def _kind_of(self, house: str) -> Kind:
+        if house == CALLABLES:
+            return "callables"
+        is_managed = self._package.plan.hierarchy is not None
+        return "manager" if is_managed and house == self._housing.house_of.get(MANAGER_KEY) else "agent"
 
     async def _bound(self, house: str, process: Process) -> None:
         package = self._package
@@ -194,7 +219,7 @@ class RunHouses:
     def _choose(self, assignment: Assignment[bytes]) -> Process:
         key = assignment.node.agent_key
         house = CALLABLES if key is None else self._housing.house_of[key]
-        alive = [process for process in self._processes.get(house, []) if process.is_alive]
+        alive = self._alive(house)
         if not alive:
             return self._settle(house)
         return min(alive, key=lambda process: len(process.busy))

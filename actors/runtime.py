@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,7 +21,7 @@ from actors.connection import LOCAL, check_version, connection_id, join_or_start
 from actors.failures import last_line, ours
 from actors.preflight import dump
 from actors.ray_run import RayRun
-from actors.wire import AgentCargo, RunPackage
+from actors.wire import AgentCargo, CallableCargo, RunPackage
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.record.stores import StoreAddress
@@ -158,7 +158,9 @@ class RayRuntime:
             agents=[_cargo(key, agent, key in synthesized) for key, agent in planned.agents.items()],
             tasks=bare,
             guardrails=guardrails,
-            callables=_callables(called) if called else None,
+            callables=_callables(called, request.delegation_policies)
+            if called or request.delegation_policies
+            else None,
             store=None if request.frame.durability == Durability.OFF else self.store_address,
             is_resumed=request.is_resumed,
             takes_over=request.takes_over,
@@ -177,11 +179,15 @@ def _without_callables(task: Task) -> Task:
     return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
 
 
-def _callables(tasks: Mapping[str, Task]) -> bytes:
+def _callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> bytes:
     for key, task in tasks.items():
         for kind in ("handler", "input_guardrails", "output_guardrails"):
             dump(getattr(task, kind), f"Task '{key}' -> {kind}")
-    return dump(dict(tasks), "Tasks with handlers or guardrails")
+    for position, policy in enumerate(policies):
+        dump(policy, f"Ensemble -> delegation_policies[{position}]")
+    return dump(
+        CallableCargo(tasks=dict(tasks), policies=tuple(policies)), "Handlers, guardrails and delegation policies"
+    )
 
 
 def _cargo(key: str, agent: Agent, is_synthesized: bool) -> AgentCargo:  # noqa: FBT001  a single private flag

@@ -114,6 +114,17 @@ class SchedulerActor:
         if run is not None:
             await run.report(reports)
 
+    async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Where an agent of a run lives, for another one that hands work to it: names and handles of its processes.
+
+        Args:
+            run_id: The run's id.
+            agent_key: Who is looked for.
+            lost: Name of a process that failed a call; it is given up.
+        """
+        run = self._runs.get(run_id)
+        return [] if run is None else run.locate(agent_key, lost)
+
     async def endpoint_news(self, house: str, news: EndpointNews) -> None:
         """What one process knows of an endpoint, for all others of the cluster (S-DUR-64, S-DUR-65)."""
         self._pool.tell(news, source=house)
@@ -251,6 +262,10 @@ class ScheduledRun:
         """Take results."""
         with self._ending_with_what_fails():
             await self._conductor.report(self._houses.reported(reports))
+
+    def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
+        """Processes of an agent."""
+        return self._houses.locate(agent_key, lost=lost)
 
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""

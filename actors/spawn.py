@@ -19,6 +19,7 @@ __all__ = [
     "event_hub",
     "existing",
     "journal_actor",
+    "manager_actor",
     "rate_limiter",
     "scheduler",
 ]
@@ -88,6 +89,13 @@ def agent_actor(house: str) -> Any:
     from actors.agent import AgentActor
 
     return actor_class(AgentActor, max_restarts=0).remote(house)
+
+
+def manager_actor(house: str) -> Any:
+    """A fresh process for the manager of a run; as disposable, since its decisions are on record."""
+    from actors.manager import ManagerActor
+
+    return actor_class(ManagerActor, max_restarts=0).remote(house)
 
 
 def callable_host(name: str) -> Any:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.context import Services
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.callables import Callables
+    from ensemble_ray.execute.delegations import Colleagues
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
 
@@ -46,8 +47,6 @@ class _HostedRun:
     journal: Journal
     flush: Callable[[], Awaitable[None]]
     outbox: list[WireReport] = field(default_factory=list["WireReport"])
-    #: instance -> who waits for its report
-    asked: dict[str, asyncio.Future[WireReport]] = field(default_factory=dict[str, "asyncio.Future[WireReport]"])
     sender: asyncio.Task[None] | None = None
 
 
@@ -68,9 +67,22 @@ class TaskHost:
         callables: Callables,
         services: Services,
         tool_metrics: ToolMetrics,
+        colleagues: Colleagues | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
-        """Be ready for tasks of that run; `flush` returns when all that was published and told has arrived."""
+        """Be ready for tasks of that run.
+
+        Args:
+            frame: What all its tasks share.
+            agents: Who lives here.
+            journal: Where facts go.
+            sink: Where events go.
+            callables: The run's own.
+            services: What tools and models of this process use.
+            tool_metrics: Counts calls.
+            colleagues: Do what tasks of this process delegate; None: the agents that live here.
+            flush: Returns when all that was published and told has arrived.
+        """
         ports = RunnerPorts(
             clock=SystemClock(),
             journal=journal,
@@ -84,7 +96,7 @@ class TaskHost:
         def deliver(results: Sequence[TaskResult]) -> None:
             self._deliver(run_id, results)
 
-        houses = LocalHouses(TaskRunner(frame, ports, agents), agents, deliver, grace_s=GRACE_S)
+        houses = LocalHouses(TaskRunner(frame, ports, agents, colleagues), agents, deliver, grace_s=GRACE_S)
         self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush)
 
     def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
@@ -98,14 +110,19 @@ class TaskHost:
         self._runs[run_id].houses.start(loaded)
 
     async def perform(self, run_id: str, order: WireOrder) -> WireReport:
-        """Run one task and give its report instead of sending it."""
+        """Run one task and give its report instead of sending it.
+
+        Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
+        """
         hosted = self._runs[run_id]
-        asked: asyncio.Future[WireReport] = asyncio.get_running_loop().create_future()
-        hosted.asked[order.instance] = asked
-        self.accept(run_id, (order,))
-        report = await asked
+        try:
+            loaded = unpack_order(run_id, order)
+        except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+            result = _not_loaded(order, error)
+        else:
+            result = await hosted.houses.perform(loaded)
         await hosted.flush()
-        return report
+        return pack_result(result)
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks of a run."""
@@ -113,10 +130,14 @@ class TaskHost:
             self._runs[run_id].houses.stop(instances)
 
     async def release(self, run_id: str) -> bool:
-        """Forget a run, its journal flushed; whether nothing of it is still at work here."""
+        """Forget a run, its journal flushed; whether nothing of it is still at work here.
+
+        What still runs, such as work for an agent whose process died, is stopped: nobody waits for it any more.
+        """
         hosted = self._runs.pop(run_id, None)
         if hosted is None:
             return True
+        await hosted.houses.end()
         await hosted.journal.close()
         return hosted.houses.left_behind == 0
 
@@ -124,13 +145,8 @@ class TaskHost:
         hosted = self._runs.get(run_id)
         if hosted is None:
             return
-        for result in results:
-            asked = hosted.asked.pop(result.instance, None)
-            if asked is None:
-                hosted.outbox.append(pack_result(result))
-            elif not asked.done():
-                asked.set_result(pack_result(result))
-        if hosted.outbox and hosted.sender is None:
+        hosted.outbox.extend(pack_result(result) for result in results)
+        if hosted.sender is None:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
 
     async def _send(self, run_id: str, hosted: _HostedRun) -> None:

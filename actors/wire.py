@@ -28,17 +28,20 @@ from ensemble_ray.record.stores import StoreAddress
 
 __all__ = [
     "AgentCargo",
+    "CallableCargo",
     "RunPackage",
     "RunPlace",
     "WireOrder",
     "WireReport",
     "cannot_leave",
     "load_agent",
-    "load_tasks",
+    "load_callables",
+    "pack_order",
     "pack_recorded",
     "pack_result",
     "unpack_order",
     "unpack_output",
+    "unpack_report",
     "unpack_result",
 ]
 
@@ -63,6 +66,16 @@ class AgentCargo:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CallableCargo:
+    """The callables of a run on their way to the process that hosts them; one message, so that what they share stays shared."""
+
+    #: tasks whose handlers or guardrails are asked, whole
+    tasks: Mapping[str, Task]
+    #: asked in order about each delegation
+    policies: Sequence[object] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPackage:
     """A run on its way from the driver to the scheduler."""
 
@@ -77,7 +90,7 @@ class RunPackage:
     tasks: Mapping[str, bytes]
     #: task key -> (input guardrails, output guardrails)
     guardrails: Mapping[str, tuple[int, int]] = field(default_factory=dict[str, tuple[int, int]])
-    #: tasks whose handlers or guardrails are asked, whole; None when there are none
+    #: its `CallableCargo`; None when nothing is asked
     callables: bytes | None = None
     #: where the run is recorded, seen from the cluster's nodes; None: nowhere
     store: StoreAddress | None = None
@@ -105,7 +118,7 @@ class RunPlace:
 
 @dataclass(frozen=True, slots=True)
 class WireOrder:
-    """One task on its way from the scheduler to a house."""
+    """One task on its way to a house: from the scheduler, or from an agent that delegates it."""
 
     key: str
     instance: str
@@ -117,8 +130,12 @@ class WireOrder:
     context: Sequence[bytes]
     missing_context: str | None
     is_streaming: bool
-    input_guardrails: int
-    output_guardrails: int
+    input_guardrails: int = 0
+    output_guardrails: int = 0
+    #: of delegated work, which another agent's process sends: how deep it is, who asked, under which id
+    depth: int = 0
+    caller_role: str = ""
+    delegation_id: str = ""
 
 
 def wire_order(assignment: Assignment[bytes], package: RunPackage) -> WireOrder:
@@ -157,6 +174,28 @@ def unpack_order(run_id: str, order: WireOrder) -> TaskOrder:
         is_streaming=order.is_streaming,
         input_guardrails=order.input_guardrails,
         output_guardrails=order.output_guardrails,
+        depth=order.depth,
+        caller_role=order.caller_role,
+        delegation_id=order.delegation_id,
+    )
+
+
+def pack_order(order: TaskOrder) -> WireOrder:
+    """An order of delegated work as bytes. Such work has no context and no guardrails."""
+    return WireOrder(
+        order.key,
+        order.instance,
+        order.epoch,
+        order.index,
+        pickle.dumps(order.task, protocol=5),
+        order.agent_key,
+        order.agent_role,
+        (),
+        None,
+        order.is_streaming,
+        depth=order.depth,
+        caller_role=order.caller_role,
+        delegation_id=order.delegation_id,
     )
 
 
@@ -181,7 +220,11 @@ def _packed(result: TaskResult) -> WireReport:
     error = None if result.error is None else portable(result.error)
     travelling = replace(result, error=error)
     output = None if result.output is None else _dumps(result.output)
-    return report_of(travelling, output=output, failure=_dumps(travelling) if output is None else None)
+    failure = None
+    if output is None:  # what a manager's workers did travels beside it
+        failure = _dumps(replace(travelling, delegated=(), lost_work=()))
+    given = [(each.agent_role, _dumps(each)) for _, each in result.delegated]
+    return report_of(travelling, output=output, failure=failure, delegated=given)
 
 
 def _dumps(value: TaskOutput | TaskResult) -> bytes:
@@ -207,6 +250,8 @@ def unpack_output(body: bytes) -> TaskOutput:
     """The output behind its bytes."""
     held: object = pickle.loads(body)  # noqa: S301  bytes of our own cluster
     if isinstance(held, RecordedOutput):
+        if not held.task:  # of a manager's worker, whose task declares no type
+            return typed_output(held.data)
         task = cast("Task", pickle.loads(held.task))  # noqa: S301  bytes of our own driver
         return typed_output(held.data, task.output_type)
     return cast("TaskOutput", held)
@@ -217,11 +262,28 @@ def unpack_result(body: bytes) -> TaskResult:
     return cast("TaskResult", pickle.loads(body))  # noqa: S301  bytes of our own cluster
 
 
+def unpack_report(report: WireReport, instance: str) -> TaskResult:
+    """The result behind a report of delegated work, in the process that asked for it."""
+    if report.output is None:
+        return unpack_result(report.failure or b"")
+    return TaskResult(
+        key=report.key,
+        instance=instance,
+        epoch=report.epoch,
+        status="completed",
+        at=report.at,
+        duration_s=report.duration_s,
+        output=unpack_output(report.output),
+        total_tokens=report.total_tokens,
+        tool_call_count=report.tool_call_count,
+    )
+
+
 def load_agent(body: bytes) -> Agent:
     """The agent behind its bytes."""
     return cast("Agent", pickle.loads(body))  # noqa: S301  bytes of our own driver
 
 
-def load_tasks(body: bytes) -> Mapping[str, Task]:
-    """The tasks whose callables this process hosts."""
-    return cast("Mapping[str, Task]", pickle.loads(body))  # noqa: S301  bytes of our own driver
+def load_callables(body: bytes) -> CallableCargo:
+    """The callables that this process hosts."""
+    return cast("CallableCargo", pickle.loads(body))  # noqa: S301  bytes of our own driver

@@ -93,6 +93,13 @@ class LocalHouses:
                 task.cancel()
                 loop.call_later(self._grace_s, self._give_up, order)
 
+    async def end(self) -> None:
+        """Stop what still runs; return when all of it has let go, or is left behind."""
+        tasks = [task for _, task in self._tasks.values()]
+        self.stop(self.running)
+        if tasks:
+            await asyncio.wait(tasks, timeout=self._grace_s)
+
     async def _run(self, order: TaskOrder) -> None:
         async with Slot(self._slots.get(order.agent_key or "")) as slot:
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)

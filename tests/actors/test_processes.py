@@ -36,14 +36,14 @@ async def ended(process: Process) -> None:
 async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     """S-SET-42: by its kind; one at work is given to nobody else; what is not kept, or cooled, ends."""
     pool = ProcessPool()
-    agent, host = pool.take(), pool.take(is_callable_host=True)
+    agent, host = pool.take(), pool.take("callables")
     assert agent.name != host.name
     agent.busy.add("a#0")
     for process in (host, agent):
         pool.give_back(process, keep=True)
     assert pool.take() is agent
     assert not agent.busy
-    assert pool.take(is_callable_host=True) is host
+    assert pool.take("callables") is host
     assert await pid_of(agent) != await pid_of(host)
     pool.give_back(agent, keep=False)
     pool.give_back(host, keep=True)

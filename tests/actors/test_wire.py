@@ -17,10 +17,11 @@ from pydantic import BaseModel
 from actors.preflight import dump
 from actors.wire import (
     AgentCargo,
+    CallableCargo,
     RunPackage,
     WireReport,
     load_agent,
-    load_tasks,
+    load_callables,
     pack_result,
     unpack_order,
     unpack_output,
@@ -175,6 +176,6 @@ def test_agent_and_tasks_keep_their_identity_when_they_travel() -> None:
     cargo = AgentCargo(key="writer", body=dump(writer, "Agent 'Writer'"), kind="k")
     assert load_agent(cargo.body) == writer
     task = Task(description="d", expected_output="e", agent=writer)
-    (found,) = load_tasks(cloudpickle.dumps({"1": task})).values()
+    (found,) = load_callables(cloudpickle.dumps(CallableCargo(tasks={"1": task}))).tasks.values()
     assert found == task
     assert found.agent == writer
