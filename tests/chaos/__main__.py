@@ -27,10 +27,12 @@ __all__ = ["main"]
 _CASTS: tuple[tuple[int, Sequence[str]], ...] = (
     (6, ("process",)),
     (2, ("agent",)),
+    (2, ("manager",)),
     (2, ("scheduler",)),
     (1, ("hub",)),
     (1, ("driver",)),
     (3, ("agent", "callables", "scheduler", "hub")),
+    (3, ("manager", "agent", "callables", "scheduler")),
     (1, ("cluster",)),
     (1, ("own-driver",)),
     (1, ("node",)),
@@ -86,7 +88,9 @@ def cases(
     while True:
         # A run's seed alone repeats it, so nothing is drawn from a stream of the whole.
         rng = random.Random(f"case {number}")  # noqa: S311  repeatable, keeps no secret
-        yield rng.choice(list(scenarios)), [VICTIMS[name] for name in rng.choice(casts)], number
+        scenario = rng.choice(list(scenarios))
+        able = [cast for cast in casts if scenario.has_manager or "manager" not in cast]
+        yield scenario, [VICTIMS[name] for name in rng.choice(able)], number
         number += 1
 
 
@@ -134,6 +138,11 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     grounds = {VICTIMS[name].ground for name in chosen.victim or ()}
     if len(grounds) > 1:
         parser.error(f"these victims do not live together: {', '.join(chosen.victim)}")
+    if "manager" in (chosen.victim or ()):
+        led = [name for name in chosen.scenario or SCENARIOS if SCENARIOS[name].has_manager]
+        if not led:
+            parser.error(f"no manager leads {', '.join(chosen.scenario)}")
+        chosen.scenario = led
     return chosen
 
 

@@ -33,6 +33,8 @@ class Scenario:
     answer: Callable[[ServedRequest, World], Reply]
     #: how often its policies are asked when nobody disturbs it
     questions: int = 0
+    #: whether a manager leads it, who can be killed
+    has_manager: bool = False
     inputs: Mapping[str, str] = field(default_factory=lambda: {"topic": "chaos"})
     #: what is wrong with the output, beside its being unlike that of the undisturbed run
     check: Callable[[Mapping[str, object], World], Sequence[str]] = _nothing_more
@@ -48,7 +50,12 @@ SCENARIOS = {
         ),
         Scenario(name="dag-with-tools", target="tests.chaos.teams:dag_with_tools", calls=33, answer=answer_with_tools),
         Scenario(
-            name="newsroom", target="tests.chaos.teams:newsroom", calls=32, questions=25, answer=answer_in_newsroom
+            name="newsroom",
+            target="tests.chaos.teams:newsroom",
+            calls=32,
+            answer=answer_in_newsroom,
+            questions=25,
+            has_manager=True,
         ),
         Scenario(name="peers", target="tests.chaos.teams:peers", calls=30, questions=21, answer=answer_of_peers),
     )

@@ -60,7 +60,9 @@ VICTIMS = {
         Victim(name="process", ground="inline", takes_driver=True, interrupts_run=True),
         # The third death under a task fails it, as is promised; so two a run.
         Victim(name="agent", ground="cluster", actor="ray::AgentActor", most=2),
-        # The process of handlers; a scenario without any has none.
+        # Its workers go on, and its successor asks them for what they are at.
+        Victim(name="manager", ground="cluster", actor="ray::ManagerActor", most=2),
+        # The process of handlers and of policies; a scenario without any has none.
         Victim(name="callables", ground="cluster", actor="ray::CallableHost", most=2),
         Victim(name="scheduler", ground="cluster", actor="ray::SchedulerActor"),
         Victim(name="hub", ground="cluster", actor="ray::EventHub", repeats_calls=False),
