@@ -180,8 +180,7 @@ class RunFold:
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
             return [trace]
-        workers = fold.worker_traces(mode, state=state, roles=roles)
-        return [trace, *sorted(workers, key=lambda each: each.started_at)]
+        return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""

@@ -23,7 +23,7 @@ from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace
+from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -53,9 +53,8 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
     traces = [output.trace for _, output in outcome.completed if output.trace is not None]
     traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
     traces += outcome.unfinished
-    # The manager's stands first, its workers' behind it in the order in which they were asked (26, ExecutionTrace).
-    workers = [*(output.trace for output in outcome.delegated if output.trace is not None), *outcome.lost_work]
-    traces += sorted(workers, key=lambda trace: trace.started_at)
+    if plan.hierarchy is not None:
+        traces += _workers(traces[0] if traces else None, outcome)
     metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
     return ExecutionTrace(
         capture_mode=capture_mode,
@@ -73,6 +72,19 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
         trace_id=trace_id,
         metadata={} if outcome.state is RunState.COMPLETED else {"state": outcome.state.value},
     )
+
+
+def _workers(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
+    """The traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
+    gave = [output.trace for output in outcome.delegated if output.trace is not None]
+    failed, found = list(outcome.lost_work), list[TaskTrace]()
+    for each in () if manager is None else manager.delegations:
+        pool = gave if each.succeeded else failed
+        asked = (each.worker_role, each.task_description)
+        place = next((n for n, one in enumerate(pool) if (one.agent_role, one.task_description) == asked), None)
+        if place is not None:
+            found.append(pool.pop(place))
+    return [*found, *gave, *failed]
 
 
 def _errors(plan: Plan, outcome: RunOutcome) -> Iterator[ErrorTrace]:
