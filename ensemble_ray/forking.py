@@ -26,7 +26,7 @@ from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Until
 from ensemble_ray.record.definition_data import run_data
-from ensemble_ray.record.fork import ForkPlan, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
@@ -152,7 +152,10 @@ async def offer_fork(
         plan=plan,
         descriptions={node.key: node.description for node in planned.plan.nodes},
         differences=reused_differences(
-            recovered.header, run_data(planned, _as_run(definition, recovered)), plan.reused
+            recovered.header,
+            run_data(planned, _as_run(definition, recovered)),
+            plan.reused,
+            asked=asked_agents(facts, plan.reused),
         ),
         ensemble=definition,
         planned=planned,
@@ -245,7 +248,7 @@ async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[
         definition,
         recorded=lambda name, model: RecordedModel(model, run_id, name, answers.append, known=known.get(name, ())),
     )
-    return plan_run(definition, resolved, agents), answers
+    return await threads.run(plan_run, definition, resolved, agents), answers
 
 
 def _check(found: RunSummary, recovered: Recovered) -> None:
@@ -277,7 +280,7 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
     except EnsembleError as error:
         _log.debug("Agents are made when the fork begins: %s", message_of(error))
         agents = {}
-    return plan_run(definition, resolved, agents)
+    return await threads.run(plan_run, definition, resolved, agents)  # a manager's prompts are user code
 
 
 class _Answers:

@@ -19,6 +19,7 @@ __all__ = [
     "instance_of",
     "new_object_id",
     "new_run_id",
+    "task_instance",
     "uuid_of",
 ]
 
@@ -63,6 +64,16 @@ def delegating_call(instance: str) -> str | None:
     No key of a task has a slash in it, so that nothing else looks like it.
     """
     return instance.rpartition(f"/{_DELEGATE}#")[0] or None
+
+
+def task_instance(name: str) -> str:
+    """The instance of the plan's task that an instance or an effect belongs to, however deep it was handed on.
+
+    Example:
+        >>> task_instance("facts#0/2/call-1/delegate#0/0/model")
+        'facts#0'
+    """
+    return name.partition("/")[0]
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:

@@ -58,6 +58,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     }
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
+    if planned.colleagues:
+        data["delegation"] = _delegation(planned, definition)
     return data
 
 
@@ -83,6 +85,21 @@ def _agent(agent: Agent) -> dict[str, object]:
     if agent.tools:
         data["tools"] = _tools(agent.tools)
     return data
+
+
+def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
+    """What decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
+    data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
+    if definition.delegation_policies:
+        data["policies"] = [_asked(policy, "evaluate") for policy in definition.delegation_policies]
+    if planned.plan.hierarchy is not None and definition.manager_prompt_strategy is not None:
+        data["manager_prompts"] = class_identity(type(definition.manager_prompt_strategy))
+    return data
+
+
+def _asked(target: object, method: str) -> dict[str, object]:
+    """The code of a callable, or of an object of the user's with that method."""
+    return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
 
 
 def _task(task: Task) -> dict[str, object] | None:

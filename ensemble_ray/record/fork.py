@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.ids import instance_of
+from ensemble_ray.ids import instance_of, task_instance
 from ensemble_ray.messages import Fact
 from ensemble_ray.plan.planner import SYNTHESIZED
 from ensemble_ray.record.digest import differences
@@ -25,7 +25,7 @@ from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
 
-__all__ = ["ForkPlan", "copied_facts", "plan_fork", "reused_differences"]
+__all__ = ["ForkPlan", "asked_agents", "copied_facts", "plan_fork", "reused_differences"]
 
 #: Parts of a node that say who does it; unknown of agents that are not made yet.
 _BY_WHOM = ("agent_role", "agent_key")
@@ -83,7 +83,11 @@ def _with_dependents(plan: Plan, keys: set[str]) -> set[str]:
 
 
 def reused_differences(
-    recorded: Mapping[str, object], current: Mapping[str, object], reused: Sequence[str]
+    recorded: Mapping[str, object],
+    current: Mapping[str, object],
+    reused: Sequence[str],
+    *,
+    asked: Collection[str] = (),
 ) -> list[str]:
     """How what is reused is defined otherwise than it was, one line per path; empty when it is not.
 
@@ -91,9 +95,20 @@ def reused_differences(
         recorded: Data of the run's first fact.
         current: Data of the first fact that the definition at hand would record.
         reused: Keys of the tasks whose outputs are used.
+        asked: Keys of the agents that those tasks handed work to (`asked_agents`).
     """
     unmade = {key for key, node in _nodes(current).items() if node.get("agent_role") == SYNTHESIZED}
-    return differences(_parts(recorded, reused, unmade), _parts(current, reused, unmade))
+    return differences(_parts(recorded, reused, unmade, asked), _parts(current, reused, unmade, asked))
+
+
+def asked_agents(facts: Iterable[Fact], reused: Collection[str]) -> set[str]:
+    """Keys of the agents that these tasks handed work to, and those these asked."""
+    kept = {instance_of(key) for key in reused}
+    return {
+        as_text(fact.data.get("worker"))
+        for fact in facts
+        if fact.kind == "delegation" and task_instance(fact.name) in kept and fact.data.get("worker") is not None
+    }
 
 
 def _nodes(header: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
@@ -101,8 +116,10 @@ def _nodes(header: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     return {as_text(node.get("key")): node for node in map(as_mapping, nodes)}
 
 
-def _parts(header: Mapping[str, object], keys: Sequence[str], unmade: Collection[str]) -> dict[str, object]:
-    """What of a first fact concerns those tasks, by key: places, what does them, the agents that do them.
+def _parts(
+    header: Mapping[str, object], keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
+) -> dict[str, object]:
+    """What of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
 
     Of tasks whose agents are not made yet it is not known who does them.
     """
@@ -110,11 +127,14 @@ def _parts(header: Mapping[str, object], keys: Sequence[str], unmade: Collection
     told, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
     places = {as_text(agent.get("key")): agent for agent in map(as_mapping, as_sequence(plan.get("agents")))}
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
+    doing |= set(asked)
+    rules = {"delegation": definition.get("delegation")} if asked else {}
     return {
         "tasks": {key: _place(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
         "definition": {key: told[key] for key in keys if key in told},
         "agents": {key: {**as_mapping(places.get(key)), **as_mapping(agents.get(key))} for key in sorted(doing)},
         "plan": {rule: plan.get(rule) for rule in _RULES},
+        **rules,
     }
 
 
@@ -129,6 +149,8 @@ def copied_facts(
 ) -> list[Fact]:
     """What the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
 
+    Work that they handed on belongs to them.
+
     Args:
         facts: Facts of the run that is forked.
         run_id: Id of the new run.
@@ -139,7 +161,7 @@ def copied_facts(
     half_kept = {instance_of(key) for key in made_again}
     copies: list[Fact] = []
     for fact in facts:
-        instance = instance_of_fact(fact)
+        instance = task_instance(instance_of_fact(fact))
         is_reused = instance in kept and (fact.kind != "stimulus" or fact.data.get("type") == "TaskCompleted")
         if instance == RUN or not (is_reused or (instance in half_kept and fact.name.endswith("/synthesis"))):
             continue

@@ -13,6 +13,7 @@ from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import EnsembleOutput, ExitReason
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.ensemble_ray.record.delegating_team import Counted
 
 
 def _team(
@@ -165,3 +166,22 @@ def test_program_is_named_when_the_definition_cannot_be_had(home: InlineRuntime)
     output = fork("latest", "last", _team(_model("C")), runtime=home)
     assert isinstance(output, EnsembleOutput)
     assert run_blocking(_forked_from(home, str(output.run_id))) == {"run": "one", "task": "last"}
+
+
+async def test_peers_of_a_reused_task_are_not_asked_again_when_a_run_is_forked(home: InlineRuntime) -> None:
+    """S-DUR-76, S-DUR-54: what it gave is used, and the trace shows who helped."""
+    whole = Counted()
+    asking = whole.peers()
+    last = Task(name="last", description="note it", expected_output="x", agent=asking.agents[2])  # type: ignore[index]
+    team = asking.replace(tasks=[*asking.tasks, last], workflow="sequential")
+    before = await team.arun(runtime=home, run_id="one")
+    whole.asked.clear()
+    whole.judged.clear()
+    output = await afork("one", "last", team, runtime=home, new_run_id="two")
+    assert (whole.asked, whole.judged) == (["Writer/note it/0"], [])
+    assert output.trace is not None
+    assert before.trace is not None
+    assert output.trace.task_traces[0] == before.trace.task_traces[0]
+    agents = [each.replace(max_iterations=3) if each.role == "Checker" else each for each in team.agents or ()]
+    with pytest.raises(ValidationError, match=r"agents\.checker\.max_iterations: 25 -> 3"):
+        await afork("one", "last", team.replace(agents=agents), runtime=home, new_run_id="three")

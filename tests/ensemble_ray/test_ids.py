@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray import ids
-from ensemble_ray.ids import effect_name, instance_of, new_object_id, new_run_id, uuid_of
+from ensemble_ray.ids import (
+    delegated_instance,
+    delegating_call,
+    effect_name,
+    instance_of,
+    new_object_id,
+    new_run_id,
+    task_instance,
+    uuid_of,
+)
 
 
 def test_run_ids_are_fresh_uuids() -> None:
@@ -50,3 +59,14 @@ def test_effect_is_named_by_instance_turn_and_call() -> None:
     """What was done in which turn."""
     assert effect_name("facts#0", 2) == "facts#0/2/model"
     assert effect_name("facts#0", 2, "call-1") == "facts#0/2/call-1"
+
+
+def test_work_that_was_handed_on_is_told_from_tasks_by_its_name() -> None:
+    """S-DUR-74: its call, and the task of the plan that it belongs to, however deep it is."""
+    call = effect_name("facts#0", 2, "call-1")
+    worker = delegated_instance(call)
+    assert worker == "facts#0/2/call-1/delegate#0"
+    deeper = delegated_instance(effect_name(worker, 0, "call-3"))
+    assert (delegating_call(worker), delegating_call(deeper)) == (call, f"{worker}/0/call-3")
+    assert delegating_call("delegate#0") is None
+    assert [task_instance(name) for name in ("facts#0", call, deeper, f"{deeper}/0/model")] == ["facts#0"] * 4

@@ -9,8 +9,20 @@ from pathlib import Path
 from typing import cast
 
 import pydantic
+import pytest
 
-from ensemble_ray import Agent, Ensemble, LocalChatModel, OpenAIChatModel, Task, tool
+from ensemble_ray import (
+    Agent,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationRequest,
+    Ensemble,
+    HierarchicalConstraints,
+    LocalChatModel,
+    OpenAIChatModel,
+    Task,
+    tool,
+)
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.record.callable_identity import identity_of
 from ensemble_ray.record.definition_data import definition_data
@@ -239,3 +251,82 @@ def test_methods_partials_and_classes_are_known_by_their_code() -> None:
     assert method == identity_of(Shop.stock) == identity_of(functools.partial(Shop("b").stock, "x"))
     assert identity_of(Shop)["callable"] == f"{__name__}.Shop"
     assert identity_of(Shop("a")) == identity_of(Shop)
+
+
+class Strategy:
+    """Writes a manager's words."""
+
+    def build_system_prompt(self, context: object) -> str:
+        """Who it is."""
+        return f"lead {type(context).__name__}"
+
+    def build_user_prompt(self, context: object) -> str:
+        """What it does."""
+        return f"do {type(context).__name__}"
+
+
+class Gatekeeper:
+    """A policy as an object."""
+
+    def evaluate(self, request: DelegationRequest, context: DelegationPolicyContext) -> DelegationPolicyResult:
+        """Everything may go on."""
+        del request, context
+        return DelegationPolicyResult.allow()
+
+
+def let_pass(request: DelegationRequest, context: DelegationPolicyContext) -> DelegationPolicyResult:
+    """A policy as a function."""
+    return Gatekeeper().evaluate(request, context)
+
+
+def _managed(**changes: object) -> Ensemble:
+    worker = Agent(role="Worker", goal="Work", llm=MODEL)
+    task = Task(description="Do it", expected_output="x", agent=worker)
+    given = {"manager_llm": MODEL, "manager_prompt_strategy": Strategy(), "delegation_policies": [let_pass], **changes}
+    return Ensemble(tasks=[task], workflow="hierarchical").replace(**given)
+
+
+def _whole(ensemble: Ensemble) -> dict[str, object]:
+    planned = plan_run(ensemble, resolve_tasks(ensemble))
+    return {"plan": planned.plan.to_dict(), "definition": definition_data(planned, ensemble)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "path"),
+    [
+        ({"hierarchical_constraints": HierarchicalConstraints(max_calls_per_worker={"Worker": 2})},
+         "plan.hierarchy.max_calls_per_worker.Worker: absent -> 2"),
+        ({"enforce_required": "fail"}, "plan.hierarchy.enforce_required: 'remind' -> 'fail'"),
+        ({"manager_stall_turns": 9}, "plan.hierarchy.stall_turns: 5 -> 9"),
+        ({"manager_llm": OpenAIChatModel("other")}, "definition.agents.manager.llm.model: 'gpt-4o-mini' -> 'other'"),
+        ({"manager_max_iterations": 3}, "definition.agents.manager.max_iterations: 20 -> 3"),
+        ({"max_delegation_depth": 1}, "definition.delegation.max_depth: 3 -> 1"),
+        ({"delegation_policies": [Gatekeeper()]}, "definition.delegation.policies.0.callable: "),
+        ({"manager_prompt_strategy": None}, "definition.delegation.manager_prompts: "),
+    ],
+)  # fmt: skip
+def test_difference_has_a_path_when_what_a_manager_is_held_to_was_changed(
+    changes: dict[str, object], path: str
+) -> None:
+    """S-DUR-75, S-DUR-36: constraints, limits, policies and who writes its words."""
+    found = differences(_whole(_managed()), _whole(_managed(**changes)))
+    assert any(line.startswith(path) for line in found), found
+
+
+def test_nothing_differs_when_only_times_and_repetitions_of_delegations_do() -> None:
+    """S-DUR-75: they say how long somebody waits, not what is asked."""
+    assert differences(_whole(_managed()), _whole(_managed(delegation_timeout=5, delegation_retries=7))) == []
+
+
+def test_agent_that_may_delegate_is_told_by_path() -> None:
+    """S-DUR-75: and what is the same with and without delegation is not in the data."""
+    plain = Agent(role="Worker", goal="Work", llm=MODEL)
+    alone, asking = (
+        _whole(Ensemble(tasks=[Task(description="Do", expected_output="x", agent=each)]))
+        for each in (plain, plain.replace(allow_delegation=True))
+    )
+    assert differences(alone, asking) == [
+        "definition.delegation: absent -> {'max_depth': 3}",
+        "plan.agents.0.allow_delegation: absent -> True",
+    ]
+    assert "hierarchy" not in cast("dict[str, object]", alone["plan"])

@@ -4,7 +4,7 @@ import pytest
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.record.fork import copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.fork import asked_agents, copied_facts, plan_fork, reused_differences
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 
@@ -125,3 +125,30 @@ def test_calls_that_made_agents_are_copied_when_their_tasks_did_not_change() -> 
     facts = [made, model("edit#0", 0, 106)]
     assert copied_facts(facts, "run-2", []) == []
     assert [each.name for each in copied_facts(facts, "run-2", [], made_again=["edit"])] == ["edit#0/0/synthesis"]
+
+
+DECIDED = fact("delegation", "read#0/0/call-0", 101, request={}, worker="helper", charged="Helper")
+HELPER = "read#0/0/call-0/delegate#0"
+DEEPER = f"{HELPER}/0/call-1/delegate#0"
+
+
+def test_work_that_a_reused_task_handed_on_is_copied() -> None:
+    """S-DUR-76: however deep; that of a task which is done again is not."""
+    kept = [DECIDED, model(HELPER, 0, 102), fact("output", DEEPER, 103), fact("output", HELPER, 104)]
+    other = [fact("delegation", "edit#0/0/call-0", 105), fact("output", "edit#0/0/call-0/delegate#0", 106)]
+    facts = [*begun(READ, EDIT), *kept, *completed("read", output("Read Ray", "x"), 107), *other, ended(108)]
+    names = [each.name for each in copied_facts(facts, "run-2", ["read"])]
+    assert names == [*(each.name for each in kept), "read#0", "read#0"]
+
+
+def test_agents_that_reused_tasks_asked_must_be_as_they_were() -> None:
+    """S-DUR-76: also those that a worker asked; not those that only others asked."""
+    deeper = fact("delegation", f"{HELPER}/0/call-1", 102, request={}, worker="checker")
+    refused = fact("delegation", "read#0/0/call-2", 102, request={}, worker=None)
+    other = fact("delegation", "edit#0/0/call-0", 103, request={}, worker="editor")
+    asked = asked_agents([*begun(READ, EDIT), DECIDED, deeper, refused, other], ["read"])
+    assert asked == {"helper", "checker"}
+    old = _header(READ, EDIT, reader={}, helper={"max_iterations": 3}, editor={"max_iterations": 3})
+    new = _header(READ, EDIT, reader={}, helper={"max_iterations": 9}, editor={"max_iterations": 9})
+    assert reused_differences(old, new, ["read"], asked=asked) == ["agents.helper.max_iterations: 3 -> 9"]
+    assert reused_differences(old, new, ["read"]) == []
