@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
@@ -23,7 +23,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.delegating import Ran, ask, asked_of, run_of, told, worker
-from tests.scenarios.teams import task, wait_for
+from tests.scenarios.teams import Marks, task
 
 allow, reject, modify = DelegationPolicyResult.allow, DelegationPolicyResult.reject, DelegationPolicyResult.modify
 
@@ -62,33 +62,47 @@ class Noting:
         return self.answer
 
 
+class Stamp:
+    """An object with `evaluate` that writes what it was told into the request; it may work in any process."""
+
+    def evaluate(self, request: DelegationRequest, context: DelegationPolicyContext) -> DelegationPolicyResult:
+        told_of = {
+            "third saw": request.agent_role,
+            "role": context.delegating_agent_role,
+            "depths": [context.current_depth, context.max_depth],
+            "roles": list(context.available_worker_roles),
+        }
+        return modify(request.replace(metadata={**request.metadata, **told_of}))
+
+
 def test_policies_are_asked_in_order_with_the_working_request(runtime: Runtime) -> None:
     """S-DEL-40, S-DEL-41, S-DEL-44, S-DEL-46, S-HIER-21: functions, coroutines, objects; each sees what the last one made of it."""
-    order: list[str] = []
 
     def first(request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
-        order.append(request.task_description)
-        return modify(request.replace(task_description="dig deeper", metadata={"by": "first"}))
+        return modify(request.replace(task_description="dig deeper", metadata={"first saw": request.task_description}))
 
     async def second(request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
         await asyncio.sleep(0)
-        order.append(f"{request.task_description} {request.metadata['by']}")
-        return modify(request.replace(agent_role="painter"))
+        seen = {**request.metadata, "second saw": request.task_description}
+        return modify(request.replace(agent_role="painter", metadata=seen))
 
-    third = Noting(allow())
-    ran, text, digger, painter = run_under(runtime, first, second, third)
-    assert (text, order) == ("by Painter", ["dig", "dig deeper first"])
+    ran, text, digger, painter = run_under(runtime, first, second, Stamp())
+    assert text == "by Painter"
     assert (asked_of(digger), asked_of(painter)) == ([], ["dig deeper"])
-    ((request, context),) = third.asked
-    assert (request.agent_role, request.task_description) == ("painter", "dig deeper")
-    assert (context.delegating_agent_role, context.current_depth, context.max_depth) == ("Writer", 0, 3)
-    assert tuple(context.available_worker_roles) == ("Writer", "Digger", "Painter")
+    metadata = {
+        "first saw": "dig",
+        "second saw": "dig deeper",
+        "third saw": "painter",
+        "role": "Writer",
+        "depths": [0, 3],
+        "roles": ["Writer", "Digger", "Painter"],
+    }
     (started,), (done,) = ran.started, ran.completed
     assert (started.worker_role, started.task_description, done.worker_role) == ("Painter", "dig deeper", "Painter")
-    assert started.request == request
-    assert started.delegation_id == done.delegation_id == request.task_id == done.response.task_id
+    assert (started.request.metadata, started.request.agent_role) == (metadata, "painter")
+    assert started.delegation_id == done.delegation_id == started.request.task_id == done.response.task_id
     (attempt,) = ran.attempts("Writer")
-    assert attempt.request["metadata"] == {"by": "first"}
+    assert attempt.request["metadata"] == metadata
     assert attempt.task_description == "dig deeper"
 
 
@@ -184,29 +198,21 @@ def test_policies_hold_at_every_depth(inline_runtime: Runtime) -> None:
     assert ran.given.raw == "Delegation rejected by policy: deep enough"
 
 
-def test_all_requests_of_a_turn_are_decided_before_anybody_works(runtime: Runtime) -> None:
+def test_all_requests_of_a_turn_are_decided_before_anybody_works(runtime: Runtime, tmp_path: Path) -> None:
     """S-DEL-62, S-SET-45, S-DEL-31, S-DEL-61: in request order; attempts stand in that order whoever is done first."""
-    steps: list[str] = []
-    lock = threading.Lock()
-
-    def step(what: str) -> None:
-        with lock:
-            steps.append(what)
+    marks = Marks(tmp_path / "marks")
 
     def note(request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
-        step(f"decide {request.task_description}")
+        marks.add(f"decide {request.task_description}")
         return reject("no") if request.task_description == "1" else allow()
 
-    done = threading.Event()
-
-    def first(_asked: object) -> str:
-        step("work 0")
-        wait_for(done)
+    async def first(_asked: object) -> str:
+        marks.add("work 0")
+        await asyncio.to_thread(marks.wait, "work 2")
         return "first"
 
     def second(_asked: object) -> str:
-        step("work 2")
-        done.set()
+        marks.add("work 2")
         return "second"
 
     roles = ("First", "Second", "Second")
@@ -214,7 +220,7 @@ def test_all_requests_of_a_turn_are_decided_before_anybody_works(runtime: Runtim
     writer = worker("Writer", calls, "done", allow_delegation=True)  # type: ignore[arg-type]
     agents = [writer, worker("First", first), worker("Second", second)]
     ran = run_of(Ensemble(tasks=[task("go", writer)], agents=agents, delegation_policies=[note]), runtime)
-    assert steps[:3] == ["decide 0", "decide 1", "decide 2"]
-    assert sorted(steps[3:]) == ["work 0", "work 2"]
+    assert marks.lines[:3] == ["decide 0", "decide 1", "decide 2"]
+    assert sorted(marks.lines[3:]) == ["work 0", "work 2"]
     assert [each.result for each in ran.attempts("Writer")] == ["first", "Delegation rejected by policy: no", "second"]
     assert sorted(event.worker_role for event in ran.completed) == ["First", "Second"]
