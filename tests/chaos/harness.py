@@ -328,7 +328,7 @@ class _Disturbed:
         at = kill_all([session]) if victim.name in {"driver", "own-driver"} else end_session(session)
         driver.process.wait(timeout=PATIENCE_S)
         # Ray's processes end themselves when their driver is gone; it takes them a moment. Two helpers stay for ever.
-        wait_gone(lambda: not workers_of(session), f"{victim.name} (session {session})")
+        wait_gone(lambda: workers_of(session), f"{victim.name} (session {session})")
         end_session(session)
         return at
 

@@ -54,6 +54,13 @@ def test_tasks_go_on_elsewhere_when_their_agents_are_killed(cluster: Cluster) ->
     assert killed("dag-with-tools", ["agent"], seed=3, kills=2, cluster=cluster).runs == 1
 
 
+@pytest.mark.parametrize(("scenario", "victim", "seed"), [("newsroom", "manager", 3), ("peers", "agent", 8)])
+def test_delegations_go_on_when_who_asked_is_killed(scenario: str, victim: str, seed: int, cluster: Cluster) -> None:
+    """S-HIER-41, S-HIER-43, S-SET-45, S-DEL-12, S-DUR-31: the successor asks the same workers for what they are at."""
+    report = killed(scenario, [victim], seed=seed, kills=1, cluster=cluster)
+    assert (report.runs, report.rules_broken) == (1, 0)
+
+
 def test_runs_go_on_when_the_scheduler_is_killed(cluster: Cluster) -> None:
     """S-DUR-32, S-DUR-30, S-DUR-37."""
     assert killed("chain-with-tools", ["scheduler"], seed=5, kills=2, cluster=cluster).runs == 1

@@ -96,9 +96,9 @@ def actors_of(session: int, title: str) -> list[int]:
     return sorted(pid for pid, shown in processes_of(session) if shown.startswith(title))
 
 
-def workers_of(session: int) -> list[int]:
-    """Processes of a session that can still do something: all but Ray's helpers of a node that is gone."""
-    return [pid for pid, shown in processes_of(session) if not shown.startswith(_HELPERS)]
+def workers_of(session: int) -> list[str]:
+    """Titles of a session's processes that can still do something: all but Ray's helpers of a node that is gone."""
+    return [shown for _, shown in processes_of(session) if not shown.startswith(_HELPERS)]
 
 
 def kill_all(pids: Sequence[int]) -> float:
@@ -110,15 +110,15 @@ def kill_all(pids: Sequence[int]) -> float:
     return at
 
 
-def wait_gone(is_gone: Callable[[], bool], what: str) -> None:
+def wait_gone(still_there: Callable[[], Sequence[str]], what: str) -> None:
     """Wait until killed processes are gone.
 
     Raises:
         AssertionError: they are not.
     """
     deadline = time.monotonic() + _GONE_S
-    while not is_gone():
-        assert time.monotonic() < deadline, f"{what} was killed and is still there"
+    while left := still_there():
+        assert time.monotonic() < deadline, f"{what} was killed and is still there: {[each[:100] for each in left]}"
         time.sleep(0.02)
 
 
