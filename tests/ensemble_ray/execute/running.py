@@ -68,6 +68,7 @@ class Bench:
         frame: RunFrame = FRAME,
         driver: DriverServices | None = None,
         ask_unknown: Callable[[UnknownEffect], object] | None = None,
+        policies: Sequence[object] = (),
     ) -> None:
         self.clock = ManualClock(start=1000.0)
         self.journal = journal or MemoryJournal("run", known)
@@ -84,7 +85,7 @@ class Bench:
             clock=self.clock,
             journal=self.journal,
             events=self.sink,
-            callables=LocalCallables(self.tasks),
+            callables=LocalCallables(self.tasks, policies),
             services=Services(limiter=process_limiter(), cpu=PoolHere(), driver=driver),
             tool_metrics=NoOpToolMetrics(),
             ask_unknown=ask_unknown,
