@@ -13,10 +13,13 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ensemble_ray.cli.progress import Tally, counted, label_of
+from ensemble_ray.cli.progress import RunningTask, Tally, counted, depth_of, label_of
 from ensemble_ray.cli.terminal import is_terminal, one_line, say
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import (
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleStartedEvent,
     Event,
     LlmIterationCompletedEvent,
@@ -38,8 +41,15 @@ _SHOWN_TASKS = 8
 #: Starts of tasks get lines of their own up to this many tasks.
 _SHOWN_STARTS = 50
 _LABEL, _ROLE, _TEXT = 32, 24, 200
+#: What is asked of an agent, and what it gave.
+_BRIEF = 80
 #: What the library logs of a failure is what the command line says in its own words.
-_TOLD_ANYWAY = {"Run failed: %s", "Run refused: %s", "Task %d/%d failed: %s"}
+_TOLD_ANYWAY = {
+    "Run failed: %s",
+    "Run refused: %s",
+    "Task %d/%d failed: %s",
+    "Delegation by '%s' to '%s' failed: %s",
+}
 
 
 class Watcher(EnsembleListener):
@@ -66,6 +76,18 @@ class Watcher(EnsembleListener):
 
     def on_tool_call(self, event: ToolCallEvent) -> None:
         """A tool was executed."""
+        self._take(event)
+
+    def on_delegation_started(self, event: DelegationStartedEvent) -> None:
+        """An agent is asked by another one."""
+        self._take(event)
+
+    def on_delegation_completed(self, event: DelegationCompletedEvent) -> None:
+        """It answered."""
+        self._take(event)
+
+    def on_delegation_failed(self, event: DelegationFailedEvent) -> None:
+        """It failed, or nobody was asked since a rule forbids it."""
         self._take(event)
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> None:
@@ -179,6 +201,8 @@ class Display:
         if isinstance(event, TaskFailedEvent):
             why = one_line(message_of(event.cause), _TEXT)
             return f"{at:7.1f} s  failed   {done}  {_who(event)}: {why}"
+        if isinstance(event, DelegationFailedEvent):
+            return f"{at:7.1f} s  {_handed(event)}"
         if self._live is not None:
             return None
         match event:
@@ -186,6 +210,8 @@ class Display:
                 return f"{at:7.1f} s  {self._title}: {counted(event.total_tasks, 'task')}, {event.workflow}"
             case TaskStartEvent() if tally.total_tasks <= _SHOWN_STARTS:
                 return f"{at:7.1f} s  started  {_who(event)}"
+            case DelegationStartedEvent() | DelegationCompletedEvent():
+                return f"{at:7.1f} s  {_handed(event)}"
             case TaskCompleteEvent():
                 return f"{at:7.1f} s  done     {done}  {_who(event)} in {_seconds(event.duration)}; {tally.summary(at)}"
             case _:
@@ -204,6 +230,7 @@ class Display:
             ended, total, running = tally.done + tally.failed, tally.total_tasks, tally.running
             counts = f"{ended}/{total} tasks, {len(running)} running" if total else "starting"
             lines = f"{tally.agents} agents, {tally.summary(at)}" if total else ""
+            tasks = [line for task in running[:_SHOWN_TASKS] for line in _task_lines(tally, task, at)]
         head = Table.grid(padding=(0, 1))
         head.add_row(
             Text(self._title, style="bold"),
@@ -213,9 +240,7 @@ class Display:
         rows: list[RenderableType] = [head]
         if lines:
             rows.append(Text(f"  {lines}", style="cyan"))
-        for task in running[:_SHOWN_TASKS]:
-            label, role = one_line(task.label, _LABEL), one_line(task.agent_role, _ROLE)
-            rows.append(Text(f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s", style="dim"))
+        rows += [Text(line, style="dim") for line in tasks]
         if len(running) > _SHOWN_TASKS:
             rows.append(Text(f"    and {len(running) - _SHOWN_TASKS} more", style="dim"))
         if self._note and not (running or ended):
@@ -226,6 +251,34 @@ class Display:
 def _who(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
     role = one_line(event.agent_role, _ROLE)
     return f"{one_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
+
+
+def _task_lines(tally: Tally, task: RunningTask, at: float) -> list[str]:
+    """A running task in the block, and below it the agents that work for it."""
+    label, role = one_line(task.label, _LABEL), one_line(task.agent_role, _ROLE)
+    lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
+    open_ones = tally.delegated(task)
+    for each in open_ones[:_SHOWN_TASKS]:
+        roles = f"{one_line(each.asker_role, _ROLE)} asks {one_line(each.worker_role, _ROLE)}"
+        lines.append(f"  {'  ' * each.depth}\u21b3 {roles}  {at - each.started_at:.0f} s")
+    if len(open_ones) > _SHOWN_TASKS:
+        lines.append(f"      and {len(open_ones) - _SHOWN_TASKS} more")
+    return lines
+
+
+def _handed(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> str:
+    """What becomes of a delegation, indented by how deep it is."""
+    asker, worker = one_line(event.delegating_agent_role, _ROLE), one_line(event.worker_role, _ROLE)
+    inset = "  " * depth_of(event)
+    match event:
+        case DelegationStartedEvent():
+            return f"asks     {inset}{asker} -> {worker}: {one_line(event.task_description, _BRIEF)}"
+        case DelegationCompletedEvent():
+            gave = one_line(event.response.raw_output or "", _BRIEF)
+            return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {gave}"
+        case DelegationFailedEvent():
+            what = "refused" if event.cause is None else "failed"
+            return f"{what:<8} {inset}{asker} -> {worker}: {one_line(event.failure_reason, _TEXT)}"
 
 
 def _seconds(duration: timedelta) -> str:

@@ -1,6 +1,6 @@
 """`ensemble-ray plan`: what would run, in which order; no model is called. Room: cli.
 
-In: a team and its inputs. Out: tasks by level, agents with tools and models, inputs that are missing.
+In: a team and its inputs. Out: tasks by level or a manager with its tasks, agents with tools and models, inputs that are missing.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ensemble_ray.cli.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.progress import counted
 from ensemble_ray.cli.run import Inputs, InputsFile, Llm, Target, Workflow
 from ensemble_ray.cli.terminal import one_line, show
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.task import Task
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.plan.planner import Planned
@@ -36,7 +38,7 @@ def plan(
 ) -> None:
     """Show what would run, without a model call.
 
-    Tasks by level, agents with tools and models, inputs that are missing. Needs no key.
+    Tasks by level, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
     """
     from ensemble_ray.cli.inputs import read_inputs
     from ensemble_ray.loader import load_ensemble
@@ -56,21 +58,29 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
         ValidationError: the team cannot run.
     """
     from ensemble_ray.cli.inputs import needed_inputs  # the help does not need them
+    from ensemble_ray.plan.plan import MANAGER_KEY
     from ensemble_ray.plan.planner import plan_run
     from ensemble_ray.run_handle import check
 
     needed = needed_inputs(ensemble.tasks)
     missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
     placeholders = {name: f"{{{name}}}" for name in missing}
-    planned = plan_run(ensemble, check(ensemble, {**inputs, **placeholders}))
+    resolved = check(ensemble, {**inputs, **placeholders})
+    planned = plan_run(ensemble, resolved)
     plan = planned.plan
+    manager = manager_data(ensemble, planned)
+    keys = {task.object_id: key for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
     return {
         "workflow": plan.workflow,
         "error_strategy": plan.error_strategy,
         "max_parallel_tasks": plan.max_parallel_tasks,
-        "levels": [[node.key for node in level] for level in levels_of(plan)],
-        "tasks": [_task(node, ensemble) for node in plan.nodes],
-        "agents": [_agent(key, planned) for key in planned.agents],
+        "levels": [] if manager else [[node.key for node in level] for level in levels_of(plan)],
+        "tasks": [_given(task, keys, ensemble, planned) for task in resolved.tasks]
+        if manager
+        else [_task(node, ensemble) for node in plan.nodes],
+        "agents": [_agent(key, planned) for key in planned.agents if not (manager and key == MANAGER_KEY)],
+        "manager": manager,
+        "delegation": delegation_data(ensemble, planned),
         "inputs": {name: value for name, value in plan.inputs.items() if name not in missing},
         "missing_inputs": missing,
     }
@@ -110,6 +120,23 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
     }
 
 
+def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
+    """A task that a manager is given; who does it is its choice, and the task's agent a suggestion."""
+    made = task.agent is None
+    found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
+    return {
+        "key": keys[task.object_id],
+        "agent": found,
+        "role": "(synthesized)" if task.agent is None else task.agent.role,
+        "description": task.description,
+        "expected_output": task.expected_output,
+        "context": [keys[entry.object_id] for entry in task.context if entry.object_id in keys],
+        "model": _model(task.llm or ensemble.llm) if made else None,
+        "tools": _names(task.tools) if made else [],
+        "streams": False,
+    }
+
+
 def _agent(key: str, planned: Planned) -> dict[str, Any]:
     agent = planned.agents[key]
     return {
@@ -119,6 +146,7 @@ def _agent(key: str, planned: Planned) -> dict[str, Any]:
         "model": _model(agent.llm),
         "tools": _names(agent.tools),
         "max_iterations": agent.max_iterations,
+        "allow_delegation": agent.allow_delegation,
     }
 
 
@@ -149,6 +177,8 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     lines = [
         f"{target}: {data['workflow']}{parallel}, {counted(len(tasks), 'task')}, {counted(len(data['agents']), 'agent')}"
     ]
+    if data["manager"]:
+        lines += manager_lines(data["manager"], data["delegation"])
     keys = [*tasks, *(agent["key"] for agent in data["agents"])]
     width = min(32, max((len(key) for key in keys), default=0))
     for number, level in enumerate(data["levels"], start=1):
@@ -157,11 +187,16 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
         )
         lines += [line for key in level for line in _task_lines(tasks[key], width)]
     lines = [line for line in lines if line]
+    if data["manager"]:
+        lines.append("\nTasks of the manager")
+        lines += [line for task in data["tasks"] for line in _task_lines(task, width)]
     if data["agents"]:
-        lines.append("\nAgents")
+        lines.append("\nWorkers" if data["manager"] else "\nAgents")
     for agent in data["agents"]:
         lines.append(f"  {agent['key']:<{width}}  {one_line(agent['role'], _TEXT)}: {one_line(agent['goal'], _TEXT)}")
         lines.append(f"  {'':<{width}}  model {agent['model']}{_tools(agent)}")
+    if data["delegation"] and not data["manager"]:
+        lines += peer_lines(data["delegation"])
     if data["missing_inputs"]:
         lines.append("\nMissing inputs")
         lines += [
@@ -181,4 +216,5 @@ def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _tools(owner: Mapping[str, Any]) -> str:
-    return f", tools [{', '.join(owner['tools'])}]" if owner["tools"] else ""
+    tools = f", tools [{', '.join(owner['tools'])}]" if owner["tools"] else ""
+    return f"{tools}, may delegate" if owner.get("allow_delegation") else tools

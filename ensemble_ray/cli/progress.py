@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ensemble_ray.events import (
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleStartedEvent,
     Event,
     LlmIterationCompletedEvent,
@@ -19,16 +22,34 @@ from ensemble_ray.events import (
     ToolCallEvent,
 )
 
-__all__ = ["RunningTask", "Tally", "counted", "label_of"]
+__all__ = ["RunningDelegation", "RunningTask", "Tally", "counted", "depth_of", "label_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningTask:
     """A task that has begun."""
 
+    key: str
     label: str
     agent_role: str
     started_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningDelegation:
+    """An agent that works for another one."""
+
+    asker_role: str
+    worker_role: str
+    #: 1: for a task of the plan
+    depth: int
+    started_at: float
+
+
+def depth_of(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> int:
+    """How deep a delegation is nested; 1: asked for by a task of the plan."""
+    # A delegated task's own instance has a step of its own in its path for each delegation above it.
+    return 1 + event.instance.count("/delegate#")
 
 
 def label_of(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
@@ -51,9 +72,14 @@ class Tally:
         self.failed = 0
         self.model_calls = 0
         self.tool_calls = 0
+        self.delegations = 0
+        self.refusals = 0
+        self.failed_delegations = 0
         self.input_tokens = 0
         self.output_tokens = 0
         self._running: dict[str, RunningTask] = {}
+        #: by the task of the plan that they are for in the end, then by id
+        self._delegated: dict[str, dict[str, RunningDelegation]] = {}
         self._agents: set[str] = set()
         self._calls_open = 0
         self._first_call_at: float | None = None
@@ -70,7 +96,9 @@ class Tally:
                 self.workflow, self.total_tasks = event.workflow, event.total_tasks
             case TaskStartEvent():
                 key = event.instance or label_of(event)
-                self._running[key] = RunningTask(label=label_of(event), agent_role=event.agent_role, started_at=at)
+                self._running[key] = RunningTask(
+                    key=key, label=label_of(event), agent_role=event.agent_role, started_at=at
+                )
                 if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
                     self._agents.add(event.agent_role)
             case TaskCompleteEvent():
@@ -90,11 +118,37 @@ class Tally:
                 self.output_tokens += event.output_tokens
             case ToolCallEvent():
                 self.tool_calls += 1
+            case DelegationStartedEvent() | DelegationCompletedEvent() | DelegationFailedEvent():
+                self._take_delegation(event, at)
             case _:
                 pass
 
+    def _take_delegation(
+        self, event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent, at: float
+    ) -> None:
+        open_ones = self._delegated.setdefault(event.instance.partition("/")[0], {})
+        if isinstance(event, DelegationStartedEvent):
+            self.delegations += 1
+            self._agents.add(event.worker_role)
+            open_ones[event.delegation_id] = RunningDelegation(
+                asker_role=event.delegating_agent_role,
+                worker_role=event.worker_role,
+                depth=depth_of(event),
+                started_at=at,
+            )
+            return
+        open_ones.pop(event.delegation_id, None)
+        if isinstance(event, DelegationFailedEvent):
+            # Only what a worker raised has a cause (S-DEL-51): everything else was refused before anybody was asked.
+            if event.cause is None:
+                self.refusals += 1
+            else:
+                self.failed_delegations += 1
+
     def _end(self, event: TaskCompleteEvent | TaskFailedEvent) -> None:
-        self._running.pop(event.instance or label_of(event), None)
+        key = event.instance or label_of(event)
+        self._running.pop(key, None)
+        self._delegated.pop(key, None)  # those that were stopped with it have no event of their own
         if not self._running:
             self._calls_open = 0  # a failed call ends without an event of its own
 
@@ -102,6 +156,10 @@ class Tally:
     def running(self) -> Sequence[RunningTask]:
         """Tasks that have begun and not ended, oldest first."""
         return tuple(self._running.values())
+
+    def delegated(self, task: RunningTask) -> Sequence[RunningDelegation]:
+        """Agents that work for a running task, oldest first."""
+        return tuple(self._delegated.get(task.key, {}).values())
 
     @property
     def agents(self) -> int:
@@ -129,4 +187,8 @@ class Tally:
         parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens, {self.tokens_per_s(at):.0f} tokens/s")
         if self.tool_calls:
             parts.append(counted(self.tool_calls, "tool call"))
+        if self.delegations or self.refusals:
+            outcomes = {"refused": self.refusals, "failed": self.failed_delegations}
+            told = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
+            parts.append(counted(self.delegations, "delegation") + (f" ({told})" if told else ""))
         return ", ".join(parts)

@@ -54,6 +54,7 @@ class WorkflowName(StrEnum):
 
     sequential = "sequential"
     parallel = "parallel"
+    hierarchical = "hierarchical"
 
 
 Target = Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]

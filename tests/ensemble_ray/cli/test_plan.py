@@ -70,3 +70,90 @@ def test_levels_follow_the_context_when_tasks_run_in_parallel() -> None:
     levels = levels_of(Plan(workflow="parallel", nodes=nodes))
     assert [[node.key for node in level] for level in levels] == [["a", "c"], ["b"], ["d"]]
     assert len(levels_of(Plan(workflow="sequential", nodes=nodes))) == 4
+
+
+HIERARCHY = """
+workflow: hierarchical
+llm: {model: m}
+enforce_required: fail
+manager_stall_turns: 0
+delegation_timeout: 90
+hierarchical_constraints:
+  required_stages: [[Researcher], [Writer]]
+  required_workers: [Writer]
+  max_calls_per_worker: {Researcher: 2}
+  global_max_delegations: 5
+agents:
+  writer: {role: Writer, goal: Write}
+  researcher: {role: Researcher, goal: Dig, allow_delegation: true}
+tasks:
+  facts: {description: "Find {topic}", agent: researcher}
+  article: {description: Write, agent: writer, context: [facts]}
+"""
+
+
+def test_a_manager_is_shown_with_its_rules_its_tasks_and_its_workers(call: Call, folder: Path) -> None:
+    """S-HIER-1: tasks are the manager's to hand out, so that no order of theirs is shown."""
+    (folder / "team.yaml").write_text(HIERARCHY, encoding="utf-8")
+    called = call("plan", "team.yaml")
+    assert called.code == 0
+    assert [line for line in called.printed.splitlines() if line] == [
+        "team.yaml: hierarchical, 2 tasks, 2 agents",
+        "Manager",
+        "  model OpenAIChatModel('m'), at most 20 tool calls",
+        "Rules",
+        "  stages       Researcher -> Writer",
+        "  required     Writer (the manager is not reminded)",
+        "  calls        Researcher at most 2",
+        "  delegations  at most 5",
+        "  stall        never ends the run",
+        "  timeout      90 s",
+        "Tasks of the manager",
+        "  facts       Researcher: Find {topic}",
+        "  article     Writer <- facts: Write",
+        "Workers",
+        "  writer      Writer: Write",
+        "              model OpenAIChatModel('m')",
+        "  researcher  Researcher: Dig",
+        "              model OpenAIChatModel('m'), may delegate",
+        "Missing inputs",
+        "  --input topic=...  (used by facts)",
+        "No model was called.",
+    ]
+
+
+def test_a_managers_rules_are_data_when_json_is_asked_for(call: Call, folder: Path) -> None:
+    """For programs; the manager is none of the agents there."""
+    (folder / "team.yaml").write_text(HIERARCHY, encoding="utf-8")
+    data = json.loads(call("plan", "team.yaml", "--json").printed)
+    assert data["levels"] == []
+    assert data["manager"]["rules"]["required_stages"] == [["Researcher"], ["Writer"]]
+    assert [agent["key"] for agent in data["agents"]] == ["writer", "researcher"]
+    assert [(task["key"], task["agent"]) for task in data["tasks"]] == [("facts", "researcher"), ("article", "writer")]
+    assert data["delegation"] == {
+        "peers": ["Researcher"],
+        "max_depth": 3,
+        "policies": [],
+        "timeout_s": 90,
+        "retries": 2,
+    }
+
+
+def test_peers_who_may_delegate_are_shown(call: Call, folder: Path) -> None:
+    """S-DEL-1, S-DEL-11: whose, and how deep; a team where nobody may says nothing of it."""
+    text = HIERARCHY.replace("hierarchical\n", "sequential\n", 1)
+    (folder / "team.yaml").write_text(text, encoding="utf-8")
+    lines = call("plan", "team.yaml").printed.splitlines()
+    at = lines.index("Delegation")
+    assert [line.split("  ")[-1].strip() for line in lines[at + 1 : at + 4]] == ["Researcher", "at most 3", "90 s"]
+    (folder / "team.yaml").write_text(text.replace(", allow_delegation: true", ""), encoding="utf-8")
+    assert "Delegation" not in call("plan", "team.yaml").printed
+
+
+def test_agents_that_will_be_made_are_shown_with_a_manager_too(call: Call, folder: Path) -> None:
+    """S-SET-46: a task without an agent is `(synthesized)` in a plan."""
+    text = "workflow: hierarchical\nllm: {model: m}\ntasks: {t: {description: Find it}}\n"
+    (folder / "team.yaml").write_text(text, encoding="utf-8")
+    called = call("plan", "team.yaml")
+    assert called.code == 0, called.said
+    assert "  t  (synthesized): Find it" in called.printed.splitlines()

@@ -11,7 +11,11 @@ import pytest
 
 from ensemble_ray.cli.display import Display
 from ensemble_ray.cli.progress import Tally
+from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
 from ensemble_ray.events import (
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
     EnsembleStartedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
@@ -183,3 +187,127 @@ def test_what_the_record_has_counts_as_done_when_a_run_goes_on() -> None:
     tally.is_recorded(2)
     tally.take(BEGIN, 0.0)
     assert (tally.done, tally.total_tasks) == (2, 3)
+
+
+def _asks(
+    worker: str, number: int = 1, *, instance: str = "manager#0", asker: str = "Manager"
+) -> DelegationStartedEvent:
+    request = DelegationRequest(task_id=f"d{number}", agent_role=worker, task_description="Find\nfacts")
+    return DelegationStartedEvent(
+        instance=instance,
+        delegation_id=f"d{number}",
+        delegating_agent_role=asker,
+        worker_role=worker,
+        task_description=request.task_description,
+        delegation_depth=1,
+        request=request,
+    )
+
+
+def _answers(asked: DelegationStartedEvent, text: str) -> DelegationCompletedEvent:
+    response = DelegationResponse(
+        task_id=asked.delegation_id, status=DelegationStatus.SUCCESS, worker_role=asked.worker_role, raw_output=text
+    )
+    return DelegationCompletedEvent(
+        instance=asked.instance,
+        delegation_id=asked.delegation_id,
+        delegating_agent_role=asked.delegating_agent_role,
+        worker_role=asked.worker_role,
+        response=response,
+        duration=timedelta(seconds=2),
+    )
+
+
+def _fails(asked: DelegationStartedEvent, why: str, cause: Exception | None = None) -> DelegationFailedEvent:
+    response = DelegationResponse(
+        task_id=asked.delegation_id, status=DelegationStatus.FAILURE, worker_role=asked.worker_role, errors=[why]
+    )
+    return DelegationFailedEvent(
+        instance=asked.instance,
+        delegation_id=asked.delegation_id,
+        delegating_agent_role=asked.delegating_agent_role,
+        worker_role=asked.worker_role,
+        failure_reason=why,
+        cause=cause,
+        response=response,
+        duration=timedelta(seconds=2),
+    )
+
+
+def test_delegations_are_counted_by_what_came_of_them() -> None:
+    """S-DEL-51, S-DEL-52: what a worker raised has a cause and failed; the rest was refused. Workers are agents too."""
+    tally = Tally()
+    asked, again = _asks("Researcher", 1), _asks("Researcher", 2)
+    tally.take(BEGIN, 0.0)
+    tally.take(_started("manager", "Manager"), 0.0)
+    for event in (
+        asked,
+        _answers(asked, "gold"),
+        again,
+        _fails(again, "no", OSError("no")),
+        _fails(_asks("W", 3), "cap"),
+    ):
+        tally.take(event, 1.0)
+    assert tally.summary(1.0).endswith(", 2 delegations (1 refused, 1 failed)")
+    assert tally.agents == 2
+    (task,) = tally.running
+    assert tally.delegated(task) == ()
+
+
+def test_who_works_for_a_task_is_known_until_that_ends() -> None:
+    """Nested ones belong to the task of the plan above them; who is stopped with it has no event of its own."""
+    tally = Tally()
+    inner = _asks("Writer", 2, instance="draft#0/1/call-0/delegate#0", asker="Editor")
+    for event in (BEGIN, _started("draft"), _started("other"), _asks("Editor", 1, instance="draft#0"), inner):
+        tally.take(event, 1.0)
+    draft, other = tally.running
+    assert [(each.asker_role, each.worker_role, each.depth) for each in tally.delegated(draft)] == [
+        ("Manager", "Editor", 1),
+        ("Editor", "Writer", 2),
+    ]
+    assert tally.delegated(other) == ()
+    tally.take(_failed("draft", OSError("x")), 2.0)
+    assert tally.delegated(draft) == ()
+
+
+def test_lines_tell_who_asks_whom_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """Indented by depth, each on one line; the library's own warning of a failed delegation is not told twice."""
+    inner = _asks("Writer", 2, instance="manager#0/0/call-0/delegate#0", asker="Editor")
+    asked = _asks("Editor")
+    with Display("t", clock=Seconds(), is_live=False) as display:
+        listener = display.listener
+        listener.on_delegation_failed(_fails(_asks("Writer", 3), "Delegation rejected by policy: stage 1"))
+        listener.on_delegation_started(asked)
+        listener.on_delegation_started(inner)
+        listener.on_delegation_failed(_fails(inner, "no wire", OSError("no wire")))
+        logging.getLogger("ensemble_ray.execute").warning(
+            "Delegation by '%s' to '%s' failed: %s", "Editor", "Writer", "no wire"
+        )
+        listener.on_delegation_completed(_answers(asked, "A\ntext"))
+    assert [line.removeprefix("    0.0 s  ") for line in capsys.readouterr().err.splitlines()] == [
+        "refused    Manager -> Writer: Delegation rejected by policy: stage 1",
+        "asks       Manager -> Editor: Find facts",
+        "asks         Editor -> Writer: Find facts",
+        "failed       Editor -> Writer: no wire",
+        "answered   Manager <- Editor in 2.0 s: A text",
+    ]
+
+
+def test_the_block_shows_workers_below_the_task_that_waits_for_them() -> None:
+    """On a terminal, the first eight of each task."""
+    from rich.console import Console
+
+    clock = Seconds()
+    display = Display("t", clock=clock, is_live=True)
+    display.listener.on_task_start(_started("manager", "Manager"))
+    for number in range(9):
+        display.listener.on_delegation_started(_asks(f"Reader {number}", number))
+    display.listener.on_ensemble_started("r", "hierarchical", 1)
+    clock.now += 3
+    console = Console(file=io.StringIO(), width=100)
+    console.print(display._block())
+    shown = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]  # a StringIO
+    at = next(place for place, line in enumerate(shown) if "manager  Manager" in line)
+    assert shown[at + 1] == "    \u21b3 Manager asks Reader 0  3 s"
+    assert shown[at + 9] == "      and 1 more"
+    assert "9 delegations" in shown[1]
