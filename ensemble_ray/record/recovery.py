@@ -84,6 +84,11 @@ class Recovered:
         """What is known of work that tasks handed on, by instance."""
         return self._fold.delegated
 
+    def fold_of(self, instance: str) -> TaskFold:
+        """What is known of an instance, also of one that was handed on."""
+        found = self._fold.tasks.get(instance) or self._fold.delegated.get(instance)
+        return found or TaskFold(instance=instance)
+
     @property
     def plan(self) -> Plan:
         """The recorded plan, without hidden ids.

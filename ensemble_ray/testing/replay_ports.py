@@ -8,8 +8,10 @@ Never: a fact that is kept, a model that is asked.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NoReturn, cast
 
 from ensemble_ray.errors import AgentExecutionError, ValidationError
 from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
@@ -18,12 +20,16 @@ from ensemble_ray.record.journal import RUN, instance_of_fact
 from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.recovery import Recovered
+    from ensemble_ray.record.task_fold import TaskFold
 
-__all__ = ["Difference", "RecordedAnswer", "ReplayJournal", "UnaskedModel", "request_difference", "shown"]
+__all__ = ["Difference", "RecordedAnswer", "ReplayJournal", "UnaskedModel", "place_of", "request_difference", "shown"]
 
 #: Kinds that say how a task ended: the runner would take them as they are and do nothing.
 _ENDS = frozenset({"output", "task_failed", "task_exited"})
+#: Kinds that a task asks for, and does nothing again where they are there.
+_ANSWERS = frozenset({"model", "tool_result"})
+#: The instance that is at work; several are at the same time where one hands on work to others.
+_AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
 #: Characters shown of a text, and before the place where two differ.
 _SHOWN, _BEFORE = 80, 20
 
@@ -79,54 +85,90 @@ class _Known(Mapping[tuple[str, str], Fact]):
     def unused(self) -> Fact | None:
         """The first recorded answer or result that nobody asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
-        return next((fact for fact in left if fact.kind in {"model", "tool_result"}), None)
+        return next((fact for fact in left if fact.kind in _ANSWERS), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """The first difference of a task."""
+
+    difference: Difference
+    #: whether it is that the record ends where something is asked for
+    is_at_end: bool
 
 
 class ReplayJournal:
-    """Gives what is recorded, keeps nothing, and notes the first thing that is not recorded."""
+    """Gives what is recorded, keeps nothing, and notes the first thing that is not recorded.
+
+    Work that a task hands on is done again too, on its own record: what was decided of it is decided again, and what
+    came of it is asked of the worker again; both are compared when the task would record them.
+    """
 
     def __init__(self, facts: Sequence[Fact]) -> None:
         self._of: dict[str, dict[tuple[str, str], Fact]] = {}
+        self._ends: dict[str, Fact] = {}
         for fact in facts:
             instance = instance_of_fact(fact)
-            is_effect = fact.kind not in _ENDS and fact.kind != "stimulus" and not fact.name.endswith("/synthesis")
-            if instance != RUN and is_effect:
+            if instance == RUN or fact.kind == "stimulus" or fact.name.endswith("/synthesis"):
+                continue
+            if fact.kind in _ENDS:
+                self._ends[instance] = fact
+            else:
                 self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
-        self._at = _Known({})
-        #: recorded answers and results that were used, of all tasks
-        self.used = 0
-        #: the first difference of the task
-        self.found: Difference | None = None
-        #: whether that difference is that the record ends where something is asked for
-        self.is_at_end = False
+        self._at: dict[str, _Known] = {}
+        self._notes: dict[str, _Note] = {}
+        self._compared: set[tuple[str, str]] = set()
 
-    def begin(self, instance: str) -> None:
-        """Turn to the next task."""
-        facts = self._of.get(instance, {})
-        # A call that never came back, as when it ended the run: the record ends there.
-        lost = [key for key in facts if key[1] == "tool_intent" and (key[0], "tool_result") not in facts]
-        self._at = _Known({key: fact for key, fact in facts.items() if key not in lost})
-        self.found, self.is_at_end = None, False
+    @property
+    def used(self) -> int:
+        """Recorded answers and results that were used, of all tasks."""
+        given = sum(kind in _ANSWERS for known in self._at.values() for _, kind in known.used)
+        return given + sum(kind in _ANSWERS for _, kind in self._compared)
 
-    def tell(self, difference: Difference, *, is_at_end: bool = False) -> None:
-        """Note a difference, if it is the task's first, and stop the task.
+    @contextmanager
+    def at(self, instance: str) -> Iterator[None]:
+        """In the block, what is asked for is asked for by that task."""
+        token = _AT_WORK.set(instance)
+        try:
+            yield
+        finally:
+            _AT_WORK.reset(token)
+
+    def tell(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
+        """Note a difference, if it is the task's first, and stop the task; default: the one at work.
 
         Raises:
             AgentExecutionError: always.
         """
-        if self.found is None:
-            self.found, self.is_at_end = difference, is_at_end
+        self._notes.setdefault(instance or _AT_WORK.get(), _Note(difference, is_at_end))
         raise AgentExecutionError(f"Replay: {difference.what}")
 
-    def unused(self) -> str | None:
-        """Where something is recorded that the task did not ask for; None when there is no such thing."""
-        left = self._at.unused()
-        self.used += sum(kind in {"model", "tool_result"} for _, kind in self._at.used)
+    def found(self, instance: str) -> Difference | None:
+        """The first difference of a task."""
+        note = self._notes.get(instance)
+        return None if note is None else note.difference
+
+    def is_at_end(self, instance: str) -> bool:
+        """Whether a task asked for something where its record ends."""
+        note = self._notes.get(instance)
+        return note is not None and note.is_at_end
+
+    def unused(self, instance: str) -> str | None:
+        """Where something is recorded that a task did not ask for; None when there is no such thing."""
+        known = self._at.get(instance)
+        left = None if known is None else known.unused()
+        if left is None:
+            decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == "delegation")
+            left = next((fact for fact in decided if (fact.name, fact.kind) not in self._compared), None)
         return None if left is None else place_of(left.name)
 
     def recorded(self, name: str, kind: str) -> Fact | None:
-        """What is recorded under that name of the task that is done now."""
-        return self._at.get((name, kind))
+        """What is recorded under that name."""
+        return self._of.get(name.rsplit("/", 2)[0], {}).get((name, kind))
+
+    def end_of(self, instance: str) -> Fact | None:
+        """How a task ended, as far as its own facts tell."""
+        return self._ends.get(instance)
 
     # The journal, as the runner sees it.
 
@@ -134,11 +176,15 @@ class ReplayJournal:
         """Keep nothing; the beginning of a call means that its result is not recorded.
 
         Raises:
-            AgentExecutionError: it is; the task must stop before the call.
+            AgentExecutionError: it is, or a delegation is another one; the task must stop before the call.
         """
         del epoch, until
         for fact in facts:
-            if fact.kind == "tool_intent":
+            if fact.kind == "delegation":
+                self._compare_decision(fact)
+            elif fact.kind == "tool_result" and self._is_performed(fact.name):
+                self._compare_result(fact)
+            elif fact.kind == "tool_intent":
                 call = f"{fact.data.get('tool_name')}({as_text(fact.data.get('arguments'))})"
                 difference = Difference(
                     where=place_of(fact.name),
@@ -146,12 +192,49 @@ class ReplayJournal:
                     recorded="nothing",
                     current=_window(call, 0),
                 )
-                self.tell(difference, is_at_end=True)
+                self.tell(difference, instance=instance_of_fact(fact), is_at_end=True)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of the task, its end left out."""
-        del instance
-        return self._at
+        """What is recorded of a task; its end, and what comes of its delegations, are left out."""
+        facts = self._of.get(instance, {})
+
+        def is_shown(name: str, kind: str) -> bool:
+            if kind == "tool_intent":  # a call that never came back, as when it ended the run: the record ends there
+                return (name, "tool_result") in facts
+            return kind != "delegation" and not (kind == "tool_result" and self._is_performed(name))
+
+        self._at[instance] = _Known({key: fact for key, fact in facts.items() if is_shown(*key)})
+        return self._at[instance]
+
+    def _is_performed(self, name: str) -> bool:
+        """Whether a call handed work to somebody."""
+        decided = self.recorded(name, "delegation")
+        return decided is not None and decided.data.get("worker") is not None
+
+    def _compare_decision(self, fact: Fact) -> None:
+        recorded = self.recorded(fact.name, fact.kind)
+        instance, where = instance_of_fact(fact), place_of(fact.name)
+        current = _decided(fact)
+        if recorded is None:
+            nothing = Difference(
+                where=where, what="a delegation that is not recorded", recorded="nothing", current=_window(current, 0)
+            )
+            self.tell(nothing, instance=instance, is_at_end=True)
+        self._compared.add((fact.name, fact.kind))
+        if _decided(recorded) != current:
+            old, new = shown(_decided(recorded), current)
+            self.tell(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
+
+    def _compare_result(self, fact: Fact) -> None:
+        recorded = self.recorded(fact.name, fact.kind)
+        if recorded is None:
+            return  # the run died before it was recorded
+        self._compared.add((fact.name, fact.kind))
+        for what, field in (("the result of the delegation", "text"), ("the outcome of the delegation", "outcome")):
+            if recorded.data.get(field) != fact.data.get(field):
+                old, new = shown(recorded.data.get(field), fact.data.get(field))
+                found = Difference(where=place_of(fact.name), what=what, recorded=old, current=new)
+                self.tell(found, instance=instance_of_fact(fact))
 
     async def flush(self) -> None:
         """Nothing is kept."""
@@ -183,7 +266,6 @@ class UnaskedModel:
             ),
             is_at_end=True,
         )
-        raise AssertionError  # `tell` raises
 
 
 class RecordedAnswer:
@@ -206,6 +288,14 @@ class RecordedAnswer:
         return ChatResponse(text=cast("str | None", fact.data.get("text")))
 
 
+def _decided(fact: Fact) -> str:
+    """What was decided of a call, as people read it."""
+    request, refusal = as_mapping(fact.data.get("request")), as_mapping(fact.data.get("refusal"))
+    asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
+    worker = fact.data.get("worker")
+    return f"{asked} -> {as_text(refusal.get('reason'), 'refused') if worker is None else worker}"
+
+
 def place_of(effect: str) -> str:
     """`facts#0/2/call-1` as people read it."""
     _, turn, call = effect.rsplit("/", 2)
@@ -213,12 +303,12 @@ def place_of(effect: str) -> str:
 
 
 def request_difference(
-    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], recovered: Recovered, key: str
+    journal: ReplayJournal, name: str, messages: Sequence[ChatMessage], fold: TaskFold
 ) -> Difference:
     """How a request differs from the recorded one, as far as the record has its texts: which message, and where."""
     where = place_of(name)
     turn = int(name.rsplit("/", 2)[1])
-    recorded = _captured(recovered, key, turn) or _rebuilt(journal, name, turn, recovered, key)
+    recorded = _captured(fold, turn) or _rebuilt(journal, name, turn, fold)
     for position, message in enumerate(messages):
         if position >= len(recorded):
             break
@@ -236,29 +326,25 @@ def request_difference(
     )
 
 
-def _trace(recovered: Recovered, key: str) -> Mapping[str, object]:
+def _trace(fold: TaskFold) -> Mapping[str, object]:
     """The task's recorded trace as data."""
-    fold = recovered.tasks[key]
-    output = recovered.output_data(key)
-    if output is not None:
-        return as_mapping(output.get("trace"))
+    if fold.output is not None:
+        return as_mapping(as_mapping(fold.output).get("trace"))
     return as_mapping(None if fold.failure is None else fold.failure.data.get("trace"))
 
 
-def _captured(recovered: Recovered, key: str, turn: int) -> list[tuple[str, str | None]]:
+def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
     """The messages that were captured with that turn; none where the capture mode was off."""
-    interactions = as_sequence(_trace(recovered, key).get("llm_interactions"))
+    interactions = as_sequence(_trace(fold).get("llm_interactions"))
     if turn >= len(interactions):
         return []
     messages = map(as_mapping, as_sequence(as_mapping(interactions[turn]).get("messages")))
     return [(as_text(each.get("role")), cast("str | None", each.get("content"))) for each in messages]
 
 
-def _rebuilt(
-    journal: ReplayJournal, name: str, turn: int, recovered: Recovered, key: str
-) -> list[tuple[str, str | None]]:
+def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
     """The conversation of the agent's own loop, from its prompts, answers and results."""
-    prompts = as_mapping(_trace(recovered, key).get("prompts"))
+    prompts = as_mapping(_trace(fold).get("prompts"))
     if not prompts:
         return []
     told: list[tuple[str, str | None]] = [

@@ -18,7 +18,7 @@ from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
@@ -33,6 +33,7 @@ from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
+from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.testing.replay_ports import (
     Difference,
@@ -42,11 +43,12 @@ from ensemble_ray.testing.replay_ports import (
     request_difference,
     shown,
 )
+from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
 from ensemble_ray.threads import threads
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
-from ensemble_ray.trace import jsonable
+from ensemble_ray.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
     from ensemble_ray.messages import ChatMessage, Fact
@@ -87,8 +89,8 @@ def replay(
 ) -> Replay:
     """Do a recorded run again on what is recorded of it, and compare.
 
-    What is not recorded, such as the rest of a task that was interrupted, is not compared. Guardrails are called, as
-    they are part of what is checked.
+    What is not recorded, such as the rest of a task that was interrupted, is not compared. Guardrails and delegation
+    policies are called, as they are part of what is checked; who is asked by a task does its work again on its record.
 
     Args:
         run: The run: its id, the beginning of it, `latest`, its handle or its output.
@@ -139,12 +141,12 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
     resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
     if not needs_synthesis(resolved.tasks):
-        return plan_run(definition, resolved)
+        return await threads.run(plan_run, definition, resolved)  # a manager's prompts are user code
     answers = answers_before(facts)
     agents = await synthesize_agents(
         resolved, definition, recorded=lambda name, _: RecordedAnswer(name, answers.get(name, ()))
     )
-    return plan_run(definition, resolved, agents)
+    return await threads.run(plan_run, definition, resolved, agents)
 
 
 def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | None:
@@ -164,14 +166,17 @@ class _Repetition:
         self._nodes = {node.key: node for node in planned.plan.nodes}
         self.journal = ReplayJournal(facts)
         self.tasks = 0
-        self._frame = RunFrame(
+        self._policies = definition.delegation_policies
+        frame = frame_of(
+            definition,
+            planned,
             run_id=facts[0].run,
-            workflow=planned.plan.workflow,
-            total_tasks=len(planned.plan.nodes),
-            max_tool_output_length=definition.max_tool_output_length,
-            cost=definition.cost_configuration,
-            on_unknown="fail",
+            interest=frozenset(),
+            capture_mode=CaptureMode.OFF,
+            log_fields={},
         )
+        unlimited = replace(frame.delegation, timeout_s=None)
+        self._frame = replace(frame, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
         """The first difference, in the order of the plan."""
@@ -180,13 +185,14 @@ class _Repetition:
             clock=SystemClock(),
             journal=self.journal,
             events=RecordingSink(),
-            callables=LocalCallables(self._planned.tasks),
+            callables=LocalCallables(self._planned.tasks, self._policies),
             services=Services(limiter=process_limiter(), cpu=cpu),
             tool_metrics=NoOpToolMetrics(),
             compare=self._compare,
         )
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._frame, ports, agents)
+        runner.colleagues = ReplayedWorkers(self.journal, runner)
         try:
             for node in self._planned.plan.nodes:
                 if node.key not in self._recovered.tasks:
@@ -201,15 +207,15 @@ class _Repetition:
 
     async def _of_task(self, runner: TaskRunner, node: Node) -> Difference | None:
         order = self._order(node)
-        self.journal.begin(order.instance)
-        result = await runner.run(order, is_stopped=lambda: False)
+        with self.journal.at(order.instance):
+            result = await runner.run(order, is_stopped=lambda: False)
         where = f"task '{node.key}'"
-        known = self._recovered.tasks[node.key]
-        if self.journal.found is not None and not (self.journal.is_at_end and known.output is None):
-            return replace(self.journal.found, where=f"{where}, {self.journal.found.where}")
-        if self.journal.found is not None:  # the record of this task ends here, and it did not complete
+        known, found = self._recovered.tasks[node.key], self.journal.found(order.instance)
+        if found is not None and not (self.journal.is_at_end(order.instance) and known.output is None):
+            return replace(found, where=f"{where}, {found.where}")
+        if found is not None:  # the record of this task ends here, and it did not complete
             return None
-        unused = self.journal.unused()
+        unused = self.journal.unused(order.instance)
         if unused is not None:
             return Difference(where=f"{where}, {unused}", what="a call", recorded="made", current="not made")
         return self._ending(where, node, result)
@@ -261,8 +267,9 @@ class _Repetition:
     def _compare(self, name: str, fact: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
         """Told where a recorded answer is used: the request must be the recorded one."""
         if fact.data.get("request_digest") != digest:
-            key = name.rsplit("/", 2)[0].rpartition("#")[0]
-            self.journal.tell(request_difference(self.journal, name, messages, self._recovered, key))
+            instance = name.rsplit("/", 2)[0]
+            fold = self._recovered.fold_of(instance)
+            self.journal.tell(request_difference(self.journal, name, messages, fold), instance=instance)
 
 
 def _errors(recorded: TaskResult, current: TaskResult) -> tuple[str, object, object]:

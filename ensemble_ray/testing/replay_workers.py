@@ -1,0 +1,87 @@
+"""Work that a replayed task hands on: done again on its own record. Room: testing.
+
+In: the order of a worker's task. Out: what it gives today, or what is recorded of it where its record ends in a failure.
+Never: a difference in a worker's work that its asker does not hear of: it is the asker's too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NoReturn
+
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
+from ensemble_ray.execute.recorded import as_mapping, failure_of
+from ensemble_ray.ids import delegating_call
+from ensemble_ray.testing.replay_ports import Difference, place_of, shown
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.execute.runner import TaskRunner
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.testing.replay_ports import ReplayJournal
+
+__all__ = ["ReplayedWorkers"]
+
+
+class ReplayedWorkers:
+    """Fulfils `Colleagues` for a replay."""
+
+    def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
+        self._journal = journal
+        self._runner = runner
+
+    async def perform(self, order: TaskOrder) -> TaskResult:
+        """Do a worker's task again on its record.
+
+        Raises:
+            AgentExecutionError: something differs, or is not recorded; it is noted for the asking task.
+        """
+        with self._journal.at(order.instance):
+            result = await self._runner.run(order, is_stopped=lambda: False)
+        call = delegating_call(order.instance) or order.instance
+        end = self._journal.end_of(order.instance)
+        found = self._journal.found(order.instance)
+        if found is not None and self._journal.is_at_end(order.instance) and (end is None or end.kind != "output"):
+            return self._recorded_end(order, call, result, end, found)
+        if found is not None:
+            self._tell(order, call, found)
+        unused = self._journal.unused(order.instance)
+        if unused is not None:
+            self._tell(order, call, Difference(where=unused, what="a call", recorded="made", current="not made"))
+        self._compare(order, call, result, end)
+        return result
+
+    def _recorded_end(
+        self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
+    ) -> TaskResult:
+        """What is recorded of a worker that gave no output: today it comes as far as its record goes."""
+        if end is not None and end.kind == "task_exited":
+            error: BaseException = ExitEarlyError(timed_out=end.data.get("is_timeout") is True)
+            return replace(result, status="exited", error=error)
+        if end is not None:
+            return replace(result, status="failed", error=failure_of(end))
+        told = self._journal.recorded(call, "tool_result")
+        if told is None:  # the run died while it was at work
+            self._tell(order, call, found, is_at_end=True)
+        # It was stopped, or its process was lost.
+        text = str(told.data.get("text") or "").removeprefix("Error: ")
+        return replace(result, status="failed", error=AgentExecutionError(text))
+
+    def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
+        """How what the worker gave differs from what is recorded."""
+        if end is None:
+            return
+        recorded = as_mapping(end.data.get("output")).get("raw") if end.kind == "output" else None
+        current = None if result.output is None else result.output.raw
+        what = "the output"
+        if current is None or recorded is None:
+            what, recorded = "the end", {"output": "completed", "task_failed": "failed"}.get(end.kind, "exited")
+            current = result.status
+        if recorded != current:
+            old, new = shown(recorded, current)
+            self._tell(order, call, Difference(where="its end", what=what, recorded=old, current=new))
+
+    def _tell(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
+        where = f"{place_of(call)} ({order.agent_role}), {found.where}"
+        asking = call.rsplit("/", 2)[0]
+        self._journal.tell(replace(found, where=where), instance=asking, is_at_end=is_at_end)
