@@ -29,7 +29,10 @@ __all__ = [
 
 #: Where the run lives: in one process; on a cluster that its driver started; on one that was there; on its second node.
 Ground = Literal["inline", "own_cluster", "cluster", "two_nodes"]
+#: Ray's own: two that stay when their node is gone, and workers that have not come to be anything, which take up to a
+#: minute to notice that there is nothing to belong to.
 _HELPERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+_STARTING = "ray/_private/workers/default_worker.py"
 #: How long killed processes may take to be gone, s.
 _GONE_S = 20.0
 
@@ -97,8 +100,9 @@ def actors_of(session: int, title: str) -> list[int]:
 
 
 def workers_of(session: int) -> list[str]:
-    """Titles of a session's processes that can still do something: all but Ray's helpers of a node that is gone."""
-    return [shown for _, shown in processes_of(session) if not shown.startswith(_HELPERS)]
+    """Titles of a session's processes that can still do something when its node is gone."""
+    shown = [title for _, title in processes_of(session)]
+    return [title for title in shown if not title.startswith(_HELPERS) and _STARTING not in title]
 
 
 def kill_all(pids: Sequence[int]) -> float:
