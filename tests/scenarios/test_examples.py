@@ -129,3 +129,36 @@ def test_streaming_runs(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     printed, server = _run("streaming.py", script, tmp_path, *arguments)
     assert printed == ("\n[Poet] Four lines\nabout tides\n[Poet] The title\n\n2 model calls, 30 tokens\n")
     assert all(request.stream for request in server.requests)
+
+
+def test_newsroom_runs(tmp_path: Path) -> None:
+    """A manager that writes too early is put right, and everybody's part is printed."""
+
+    def delegation(number: int, role: str) -> ToolCall:
+        arguments = {"agent_role": role, "task_description": f"part of {role}"}
+        return ToolCall(f"call_{number}", "delegate_task", json.dumps(arguments))
+
+    def script(request: ServedRequest) -> Answer:
+        results = _results(request)
+        if "delegate_task" in request.tools:
+            asked = ["Writer", "Researcher", "Analyst", "Writer"]
+            return "The article" if len(results) == len(asked) else delegation(len(results), asked[len(results)])
+        if "search_archive" in request.tools and not results:
+            return ToolCall("call_0", "search_archive", '{"words": "boats"}')
+        return results[0] if results else "Two sentences"
+
+    printed, _ = _run("newsroom.py", script, tmp_path, "openai:m")
+    lines = printed.splitlines()
+    assert (
+        lines[0]
+        == "!! Writer refused: Delegation rejected by policy: Cannot delegate to 'Writer': stage 1 is not yet complete"
+    )
+    assert lines[1:3] == [
+        "-> Researcher: part of Researcher",
+        "<- Researcher: Fishers' union: Eleven boats were damaged. The lower wall turned the water into the harbour, the fishers say.",
+    ]
+    assert "The article" in lines
+    (record,) = (tmp_path / "runs").iterdir()
+    assert lines[-1] == (
+        f"Worked, in this order: Researcher, Analyst, Writer. All of it: ensemble-ray trace {record.name}"
+    )
