@@ -94,7 +94,11 @@ class Decisions:
             await self._scope.note("delegation", name, _data_of(decision))
             is_new = True
         if is_new:
-            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+            await self._written()
+
+    async def _written(self) -> None:
+        """Return when everything that the task noted is on record."""
+        await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
 
     async def _decided(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
         at = self._scope.ports.clock.now()
@@ -114,6 +118,8 @@ class Decisions:
     ) -> Decision:
         """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
         charged = worker.role
+        if self._context.policies:  # user code depends on the answer, and on what was decided before, from here on
+            await self._written()
         for index, name in enumerate(self._context.policies):
             try:
                 verdict = await self._asked_policy(index, request)
