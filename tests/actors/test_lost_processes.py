@@ -12,9 +12,10 @@ import ray.exceptions
 from actors.processes import ProcessPool
 from actors.run_houses import RunHouses
 from actors.runtime import RayRuntime
-from actors.wire import RunPackage, WireReport
-from ensemble_ray import Ensemble, IllegalStateError, RunOptions
+from actors.wire import RunPackage, WireOrder, WireReport, pack_order
+from ensemble_ray import ChatResponse, Ensemble, IllegalStateError, RunOptions
 from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.ids import instance_of
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runtime import RunHandle, RunRequest
@@ -96,6 +97,52 @@ async def test_nothing_is_started_when_a_process_dies_in_a_run_that_ends(ray_clu
     pool.lose(process, RuntimeError("lost"))
     await closing
     assert pool._living == set()
+
+
+async def test_agent_is_found_where_it_lives_and_anew_when_its_process_was_lost(ray_cluster: str) -> None:
+    """S-DUR-31, S-SET-41: all its processes; a lost one is given up, also where it still seemed to live; then no more."""
+    del ray_cluster
+    pool = ProcessPool()
+    writer = agent(Helpful(), replicas=2)
+    owner = Owner(await packed(Ensemble(tasks=[task("t", writer)])), pool)
+    owner.houses.open()
+    (key,) = (cargo.key for cargo in owner.package.agents)
+    both = owner.houses.locate(key)
+    assert {name for name, _ in both} == {process.name for process in pool._living}
+    (first, _), second = both
+    assert owner.houses.locate(key, lost=first) == [second]
+    assert owner.houses.locate(key, lost=first) == [second]  # another asker had it too
+    ((third, handle),) = owner.houses.locate(key, lost=second[0])
+    assert third not in {first, second[0]}
+    assert [process.name for process in pool._living] == [third]
+    report = await asyncio.wait_for(handle.perform.remote(owner.package.run_id, delegated(key)), PATIENCE_S)
+    assert report.status == "completed"
+    await owner.houses.close(keep=False)
+    assert owner.houses.locate(key) == []
+    assert pool._living == set()
+
+
+class Helpful:
+    """A model that needs no driver."""
+
+    def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        return ChatResponse(text="help")
+
+
+def delegated(key: str) -> WireOrder:
+    """Work that an agent hands to that one."""
+    order = TaskOrder(
+        run_id="",
+        key="a#0/0/call-0/delegate",
+        instance="a#0/0/call-0/delegate#0",
+        epoch=0,
+        index=0,
+        task=task("help"),
+        agent_key=key,
+        agent_role="Writer",
+        depth=1,
+    )
+    return pack_order(order)
 
 
 async def test_callables_are_not_hosted_again_and_again_when_that_kills_their_process(ray_cluster: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,6 +51,20 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     pool.cool()
     assert [agent.is_alive, host.is_alive] == [False, False]
     await asyncio.gather(ended(agent), ended(host))
+
+
+async def test_process_of_a_manager_is_nobody_elses(ray_cluster: str) -> None:
+    """S-HIER-1, S-SET-42: it is kept for managers, and lists of processes show what it is."""
+    pool = ProcessPool()
+    manager = pool.take("manager")
+    pool.give_back(manager, keep=True)
+    agent = pool.take()
+    assert agent is not manager
+    place = Path("/proc", str(await pid_of(manager)), "cmdline")
+    assert (await asyncio.to_thread(place.read_text)).startswith("ray::ManagerActor")
+    assert pool.take("manager") is manager
+    pool.end(agent)
+    pool.end(manager)
 
 
 async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray_cluster: str) -> None:

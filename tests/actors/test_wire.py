@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -22,19 +23,23 @@ from actors.wire import (
     WireReport,
     load_agent,
     load_callables,
+    pack_order,
+    pack_recorded,
     pack_result,
     unpack_order,
     unpack_output,
+    unpack_report,
     unpack_result,
     wire_order,
 )
 from ensemble_ray import Agent, Task
-from ensemble_ray.errors import AgentExecutionError, message_of
+from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
 from ensemble_ray.execute.conductor import Assignment
-from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.trace import TaskTrace
 from ensemble_ray.values import utc_now
 
 
@@ -168,6 +173,65 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
     assert [each.raw for each in order.context] == ["one", "two"]
     assert order.missing_context == "gone"
     assert (order.input_guardrails, order.output_guardrails) == guardrails
+
+
+def test_delegated_order_arrives_with_who_asked_and_how_deep() -> None:
+    """S-DEL-12, S-DEL-60: depth, asker and id travel with the call."""
+    order = TaskOrder(
+        run_id="r",
+        key="a#0/1/call-0/delegate",
+        instance="a#0/1/call-0/delegate#0",
+        epoch=110,
+        index=0,
+        task=Task(description="dig", expected_output="gold"),
+        agent_key="digger",
+        agent_role="Digger",
+        is_streaming=True,
+        depth=2,
+        caller_role="Writer",
+        delegation_id="id-1",
+    )
+    assert unpack_order("r", pickle.loads(pickle.dumps(pack_order(order)))) == order  # noqa: S301  our own
+
+
+def test_result_of_delegated_work_is_the_same_at_its_asker() -> None:
+    """S-DEL-3: output and counts; a failure with its error and what it did."""
+    done = replace(completed(output_of("gold")), epoch=7, tool_call_count=3)
+    assert unpack_report(pack_result(done), "write#0") == done
+    error = GuardrailViolationError("input", "rude", "write", "Writer")
+    found = unpack_report(pack_result(replace(failed(error), epoch=7)), "write#0")
+    assert isinstance(found.error, GuardrailViolationError)
+    assert (found.status, found.epoch, str(found.error)) == ("failed", 7, str(error))
+
+
+@pytest.mark.parametrize("status", ["completed", "failed", "unpicklable"])
+def test_work_of_a_managers_team_travels_beside_its_result(status: str) -> None:
+    """S-HIER-6, S-HIER-60: role and output in completion order, whatever came of the manager; once, and not in its failure."""
+    team = [(f"manager#0/0/call-{n}/delegate#0", output_of(raw, agent_role=raw)) for n, raw in enumerate(("B", "A"))]
+    trace = TaskTrace(
+        task_description="dig",
+        expected_output="gold",
+        agent_role="C",
+        started_at=utc_now(),
+        completed_at=utc_now(),
+        duration=timedelta(),
+    )
+    result = failed(ValueError("no")) if status == "failed" else completed(output_of("done"))
+    if status == "unpicklable":
+        result = completed(output_of("x", parsed_output=threading.Lock(), output_type=object))
+    report = pack_result(replace(result, delegated=team, lost_work=(trace,)))
+    assert report.status == ("completed" if status == "completed" else "failed")
+    assert [(role, unpack_output(body).raw) for role, body in report.delegated] == [("B", "B"), ("A", "A")]
+    assert report.lost_work == (trace,)
+    if report.failure is not None:
+        found = unpack_result(report.failure)
+        assert (found.delegated, found.lost_work) == ((), ())
+
+
+def test_recorded_output_of_a_worker_needs_no_task() -> None:
+    """S-HIER-6: what a manager's worker gave before a crash; its task declares no type."""
+    data = output_of("gold").model_dump(mode="json")
+    assert unpack_output(pack_recorded(data, b"")).raw == "gold"
 
 
 def test_agent_and_tasks_keep_their_identity_when_they_travel() -> None:

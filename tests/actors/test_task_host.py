@@ -1,0 +1,158 @@
+"""TaskHost on an event loop: one task's report as a reply, work that is met again, what a release leaves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from actors.task_host import TaskHost
+from actors.wire import WireOrder, WireReport, pack_order, unpack_report
+from ensemble_ray import Agent, ChatResponse, Task
+from ensemble_ray.context import Services
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.orders import RunFrame, TaskOrder
+from ensemble_ray.limits.local_limiter import process_limiter
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.testing import RecordingSink
+from ensemble_ray.tools.cpu import LokyCpuPool
+from ensemble_ray.tools.tool import NoOpToolMetrics
+
+ORDER = TaskOrder(
+    run_id="run",
+    key="a#0/0/call-0/delegate",
+    instance="a#0/0/call-0/delegate#0",
+    epoch=0,
+    index=0,
+    task=Task(description="dig", expected_output="gold"),
+    agent_key="digger",
+    agent_role="Digger",
+    depth=1,
+)
+
+
+class Gated:
+    """A model that answers when it may, counts its calls, and tells when it was stopped."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.may = asyncio.Event()
+        self.is_stopped = False
+        self.count = 0
+
+    async def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        self.count += 1
+        self.asked.set()
+        try:
+            await self.may.wait()
+        except asyncio.CancelledError:
+            self.is_stopped = True
+            raise
+        return ChatResponse(text="gold")
+
+
+class Sent:
+    """A courier that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.reports: list[WireReport] = []
+
+    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+        self.reports.extend(reports)
+
+
+class Bench:
+    """A host with one agent, and what left it."""
+
+    def __init__(self) -> None:
+        self.model, self.courier, self.journal = Gated(), Sent(), MemoryJournal("run")
+        self.flushed = 0
+        self.host = TaskHost(self.courier)
+        self.host.host(
+            RunFrame(run_id="run", workflow="hierarchical", total_tasks=1),
+            {"digger": Agent(role="Digger", goal="dig", llm=self.model)},
+            journal=self.journal,
+            sink=RecordingSink(),
+            callables=LocalCallables({}),
+            services=Services(limiter=process_limiter(), cpu=LokyCpuPool()),  # neither is asked
+            tool_metrics=NoOpToolMetrics(),
+            flush=self._flush,
+        )
+
+    async def _flush(self) -> None:
+        self.flushed += 1
+
+
+@pytest.fixture
+async def bench() -> Bench:
+    """One on this loop."""
+    return Bench()
+
+
+def wire(**changes: object) -> WireOrder:
+    """The order on its way."""
+    return pack_order(replace(ORDER, **changes))  # type: ignore[arg-type]  # fields of an order
+
+
+async def test_report_is_the_reply_and_events_come_before_it(bench: Bench) -> None:
+    """S-PAR-41: nothing is sent to the scheduler for work that an agent asked for."""
+    bench.model.may.set()
+    report = await bench.host.perform("run", wire())
+    result = unpack_report(report, ORDER.instance)
+    assert result.output is not None
+    assert (result.output.raw, bench.flushed, bench.courier.reports) == ("gold", 1, [])
+
+
+async def test_work_is_not_begun_again_when_its_asker_was_replaced(bench: Bench) -> None:
+    """S-DUR-31, S-DUR-37: who asks under a higher epoch for what is at work gets the result of that."""
+    first = asyncio.ensure_future(bench.host.perform("run", wire()))
+    await bench.model.asked.wait()
+    second = asyncio.ensure_future(bench.host.perform("run", wire(epoch=1000)))
+    await asyncio.sleep(0)
+    bench.model.may.set()
+    reports = await asyncio.gather(first, second)
+    assert [(report.status, report.epoch) for report in reports] == [("completed", 0)] * 2
+    assert bench.model.count == 1
+
+
+async def test_work_is_stopped_when_its_run_is_released(bench: Bench) -> None:
+    """S-PAR-34: an asker that died stops nothing; the process may be used again, since all of it let go."""
+    asking = asyncio.ensure_future(bench.host.perform("run", wire()))
+    await bench.model.asked.wait()
+    assert await bench.host.release("run")
+    assert bench.model.is_stopped
+    assert (await asking).status == "cancelled"
+    assert bench.courier.reports == []
+
+
+async def test_process_is_not_used_again_when_released_work_does_not_let_go(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-PAR-34, S-SET-42."""
+    holding = asyncio.Event()
+
+    async def hold(_messages: object, _tools: object = ()) -> ChatResponse:
+        while not holding.is_set():
+            try:
+                bench.model.asked.set()
+                await holding.wait()
+            except asyncio.CancelledError:
+                continue
+        return ChatResponse(text="late")
+
+    monkeypatch.setattr(bench.model, "chat", hold)
+    monkeypatch.setattr(bench.host._runs["run"].houses, "_grace_s", 0.05)
+    asking = asyncio.ensure_future(bench.host.perform("run", wire()))
+    await bench.model.asked.wait()
+    assert not await bench.host.release("run")
+    holding.set()
+    assert (await asking).status == "cancelled"
+
+
+async def test_task_that_cannot_be_loaded_is_a_failed_report(bench: Bench) -> None:
+    """S-CONV-34: never a hang, and what to do is said."""
+    report = await bench.host.perform("run", replace(wire(), task=b"no pickle"))
+    assert (report.status, report.error_type) == ("failed", "ValidationError")
+    assert "cannot be loaded in a worker process" in report.message
