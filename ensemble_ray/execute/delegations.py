@@ -143,6 +143,7 @@ class Delegations:
         if decision.worker is None:
             self._refused(call, decision)
             return
+        self._announce_start(decision, decision.worker)
         result = await self._recorded_result(name, decision, decision.worker, recorded)
         effect = self._concluded(name, decision, decision.worker, result, took_s=recorded.duration_s)
         effect.text = recorded.text
@@ -172,19 +173,7 @@ class Delegations:
 
     async def _performed(self, name: str, decision: Decision, worker: Colleague) -> TaskResult:
         order = self._worker_order(name, decision, worker)
-        self._scope.emit(
-            DelegationStartedEvent,
-            lambda: DelegationStartedEvent(
-                delegation_id=decision.request.task_id,
-                delegating_agent_role=self._order.agent_role,
-                worker_role=worker.role,
-                task_description=decision.request.task_description,
-                delegation_depth=self._gate.depth + 1,
-                request=decision.request,
-                run_id=self._order.run_id,
-                instance=self._order.instance,
-            ),
-        )
+        self._announce_start(decision, worker)
         _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
         colleagues = self._scope.colleagues
         if colleagues is None:
@@ -305,6 +294,21 @@ class Delegations:
             text=effect.text,
             started_at=effect.started_at,
             duration_s=effect.response.duration.total_seconds(),
+        )
+
+    def _announce_start(self, decision: Decision, worker: Colleague) -> None:
+        self._scope.emit(
+            DelegationStartedEvent,
+            lambda: DelegationStartedEvent(
+                delegation_id=decision.request.task_id,
+                delegating_agent_role=self._order.agent_role,
+                worker_role=worker.role,
+                task_description=decision.request.task_description,
+                delegation_depth=self._gate.depth + 1,
+                request=decision.request,
+                run_id=self._order.run_id,
+                instance=self._order.instance,
+            ),
         )
 
     def _announce_success(self, effect: DelegationEffect) -> None:

@@ -130,3 +130,25 @@ async def test_torn_record_shows_as_much_as_was_done(tmp_path: Path, kind: Kind)
         )
         assert told == live_told
         assert torn.metrics.delegation_count == live.metrics.delegation_count
+
+
+async def test_events_of_delegations_come_in_pairs_when_a_run_goes_on(tmp_path: Path) -> None:
+    """S-DUR-73, S-DEL-50: recorded ones are told again, under the same id; what their workers did is not."""
+    runtime, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
+    await Counted().hierarchy().arun(runtime=runtime, run_id="one")
+    facts = await store.facts("one")
+    cut = next(number for number, fact in enumerate(facts, start=1) if fact.name == "manager#0/1/model")
+    await _torn(store, facts[:cut], "two")
+    heard: list[tuple[str, str]] = []
+    team = Counted().hierarchy(
+        on_delegation_started=lambda event: heard.append(("start", event.worker_role)),
+        on_delegation_completed=lambda event: heard.append(("complete", event.worker_role)),
+        on_delegation_failed=lambda event: heard.append(("failed", event.worker_role)),
+    )
+    await aresume("two", team, runtime=runtime)
+    # Each callback is a listener of its own, with an order of its own.
+    assert sorted(heard) == [
+        ("complete", "Researcher"), ("complete", "Researcher"), ("complete", "Writer"),
+        ("failed", "Breaker"), ("failed", "Checker"), ("failed", "Nobody"), ("failed", "Researcher"), ("failed", "Writer"),
+        ("start", "Breaker"), ("start", "Researcher"), ("start", "Researcher"), ("start", "Writer"),
+    ]  # fmt: skip
