@@ -291,6 +291,25 @@ def test_agents_that_ask_each_other_at_the_same_time_come_to_an_end(runtime: Run
     assert sorted(each.raw for each in output.task_outputs) == ["help from A", "help from B"]
 
 
+class Asking:
+    """A model that asks a colleague in a task of the plan, and tells its process in delegated work."""
+
+    def chat(self, messages: Sequence[ChatMessage], tools: object = ()) -> ChatResponse:
+        if messages[-1].role == "tool":
+            return ChatResponse(text=f"{os.getpid()} {messages[-1].content}")
+        is_delegated = "help me" in (messages[-1].content or "")
+        return ChatResponse(text=str(os.getpid())) if is_delegated else ChatResponse(tool_calls=(ask("Bob"),))
+
+
+def test_agents_of_one_house_ask_each_other(ray_runtime: Runtime) -> None:
+    """S-SET-41, S-DEL-12: a process that calls itself waits for nothing."""
+    model = Asking()
+    ann, bob = (agent(model, role, isolation="shared", allow_delegation=True) for role in ("Ann", "Bob"))
+    run = Ensemble(tasks=[task("go", ann)], agents=[ann, bob]).start(runtime=ray_runtime)
+    asker, asked = run.result(timeout_s=PATIENCE_S).raw.split()
+    assert asker == asked
+
+
 # Policies.
 
 
