@@ -29,6 +29,7 @@ from ensemble_ray import (
     HierarchicalConstraints,
     LocalChatModel,
     Task,
+    TokenUsage,
     ToolCall,
     ToolSpec,
     tool,
@@ -123,6 +124,10 @@ def _short(text: str, most: int = 120) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
+#: Of an answer that no model gave.
+NO_TOKENS = TokenUsage(input_tokens=0, output_tokens=0)
+
+
 class ToolFirst:
     """Uses each tool once, with the task's text, and lets a model write that cannot call tools itself."""
 
@@ -135,7 +140,8 @@ class ToolFirst:
         results = [message.content or "" for message in messages if message.role == "tool"]
         if len(results) < len(tools):
             name = tools[len(results)].name
-            return ChatResponse(tool_calls=[ToolCall(f"call_{name}", name, json.dumps({"words": brief}))])
+            call = ToolCall(f"call_{name}", name, json.dumps({"words": brief}))
+            return ChatResponse(tool_calls=[call], usage=NO_TOKENS)
         answer = self._model.chat([messages[0], ChatMessage("user", "\n".join([brief, *results]))])
         return answer if isinstance(answer, ChatResponse) else await answer
 
@@ -159,10 +165,11 @@ class Impatient:
         given = {role: text for role, text in zip(asked, told, strict=True) if not text.startswith(failures)}
         waiting = [(role, text) for text, role in tasks if role not in given]
         if not waiting:
-            return ChatResponse(text=told[-1])
+            return ChatResponse(text=told[-1], usage=NO_TOKENS)
         role, text = min(waiting, key=lambda each: asked.count(each[0]))
         arguments = {"agent_role": role, "task_description": "\n".join([text, *given.values()])}
-        return ChatResponse(tool_calls=[ToolCall(f"call_{len(asked)}", "delegate_task", json.dumps(arguments))])
+        call = ToolCall(f"call_{len(asked)}", "delegate_task", json.dumps(arguments))
+        return ChatResponse(tool_calls=[call], usage=NO_TOKENS)
 
 
 def team(llm: str = "openai:gpt-4o-mini") -> Ensemble:

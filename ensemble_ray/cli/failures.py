@@ -34,7 +34,8 @@ _ADVICE: Mapping[str, str] = {
     "APIConnectionError": _ENDPOINT,
     "InternalServerError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
-    "MaxIterationsExceededError": "Raise max_iterations of the agent, or make the task smaller.",
+    "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
+    "ConstraintViolationError": "Say in the tasks what these workers are for, or give the manager a stronger model: manager_llm.",
     "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
     "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
 }

@@ -21,6 +21,7 @@ from ensemble_ray.events import (
     TaskStartEvent,
     ToolCallEvent,
 )
+from ensemble_ray.ids import delegating_call, task_instance
 
 __all__ = ["RunningDelegation", "RunningTask", "Tally", "counted", "depth_of", "label_of"]
 
@@ -48,8 +49,10 @@ class RunningDelegation:
 
 def depth_of(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> int:
     """How deep a delegation is nested; 1: asked for by a task of the plan."""
-    # A delegated task's own instance has a step of its own in its path for each delegation above it.
-    return 1 + event.instance.count("/delegate#")
+    depth, asker = 1, delegating_call(event.instance)
+    while asker is not None:
+        depth, asker = depth + 1, delegating_call(asker)
+    return depth
 
 
 def label_of(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
@@ -126,7 +129,7 @@ class Tally:
     def _take_delegation(
         self, event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent, at: float
     ) -> None:
-        open_ones = self._delegated.setdefault(event.instance.partition("/")[0], {})
+        open_ones = self._delegated.setdefault(task_instance(event.instance), {})
         if isinstance(event, DelegationStartedEvent):
             self.delegations += 1
             self._agents.add(event.worker_role)

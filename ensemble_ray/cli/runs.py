@@ -102,6 +102,7 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tupl
     import asyncio
 
     from ensemble_ray.errors import RecordError
+    from ensemble_ray.ids import delegating_call
     from ensemble_ray.record.task_fold import as_mapping, as_sequence
 
     readers = asyncio.Semaphore(_READERS)
@@ -116,6 +117,8 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tupl
             (len(as_sequence(as_mapping(fact.data.get("plan")).get("nodes"))) for fact in facts if fact.kind == "plan"),
             0,
         )
-        return len({fact.name for fact in facts if fact.kind == "output"}), total
+        # Work that was handed on has outputs of its own, and is no task of the plan.
+        done = {fact.name for fact in facts if fact.kind == "output" and delegating_call(fact.name) is None}
+        return len(done), total
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

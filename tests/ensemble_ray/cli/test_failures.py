@@ -7,6 +7,7 @@ import pytest
 from ensemble_ray.cli.failures import advice_of, exit_code_of, told
 from ensemble_ray.errors import (
     AgentExecutionError,
+    ConstraintViolationError,
     EnsembleError,
     ParallelExecutionError,
     PromptTemplateError,
@@ -74,6 +75,7 @@ def test_exit_codes_tell_a_wrong_command_from_a_failed_run(error: Exception, cod
 def test_the_directory_is_named_when_records_cannot_be_written() -> None:
     """What to do, by class."""
     assert "ENSEMBLE_RAY_HOME" in advice_of(RecordError("disk full", "/x"))
+    assert "manager_llm" in advice_of(ConstraintViolationError(["Required worker 'W' was not delegated to"]))
     assert advice_of(ValueError("x")) == ""
 
 

@@ -92,6 +92,35 @@ def test_runs_are_listed_with_state_age_and_tasks_done(call: Call, steps: str, f
     assert folder.exists()
 
 
+LED = """
+import json
+from ensemble_ray import Agent, Ensemble, Task, ToolCall
+from ensemble_ray.testing import ScriptedModel
+
+asks = ToolCall("c", "delegate_task", json.dumps({"agent_role": "Writer", "task_description": "Write it"}))
+writer = Agent(role="Writer", goal="Write", llm=ScriptedModel("A text"))
+team = Ensemble(
+    tasks=[Task(description="Write", expected_output="Prose", agent=writer)],
+    workflow="hierarchical",
+    manager_llm=ScriptedModel(asks, "All done"),
+)
+"""
+
+
+def test_work_that_was_handed_on_is_no_task_of_a_run(call: Call, folder: Path) -> None:
+    """S-HIER-7, S-DUR-50: a led run has one task; progress tells of the worker, the list counts it nowhere."""
+    (folder / "led_of_test.py").write_text(LED, encoding="utf-8")
+    called = call("run", "led_of_test:team", "--run-id", "led")
+    assert called.printed == "All done\n"
+    lines = [line.split(" s  ", 1)[-1] for line in called.said.splitlines()]
+    assert "asks       Manager -> Writer: Write it" in lines
+    assert any(line.startswith("answered   Manager <- Writer in ") and line.endswith(": A text") for line in lines)
+    assert any(
+        line.startswith("1 of 1 tasks in ") and line.endswith("1 delegation") for line in called.said.splitlines()
+    )
+    assert " 1/1 tasks " in call("runs").printed
+
+
 def test_runs_are_filtered_and_given_as_data(call: Call, steps: str) -> None:
     """S-DUR-50: `--state` is repeatable, `--json` prints data."""
     call("run", steps, "--run-id", "whole")
