@@ -7,18 +7,29 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 from __future__ import annotations
 
 import unicodedata
+from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
-from ensemble_ray.trace import ErrorTrace, ExecutionTrace, LlmInteraction, TaskTrace, ToolCallTrace
+from ensemble_ray.trace import (
+    DelegationTrace,
+    ErrorTrace,
+    ExecutionTrace,
+    LlmInteraction,
+    TaskTrace,
+    ToolCallTrace,
+)
 
 __all__ = ["TreeRow", "render_tree", "tree_rows"]
 
 #: Longest text of a row's title and of a quoted answer, characters.
 _TITLE = 72
 _QUOTE = 100
+
+#: Tools that hand work on; a malformed call of theirs leaves no delegation.
+_DELEGATING = frozenset({"delegate", "delegate_task"})
 
 RowKind = Literal["run", "task", "model", "tool", "answer", "error"]
 
@@ -90,19 +101,23 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
 def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     metrics, cost = trace.metrics, trace.total_cost_estimate
     yield _seconds(trace.total_duration)
-    yield _count(len(trace.task_traces), "task")
+    # The traces of a manager's workers stand beside its own, and are none of the run's tasks.
+    yield _count(min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task")
     yield _count(metrics.total_llm_call_count, "model call")
     yield _tokens(metrics.total_input_tokens, metrics.total_output_tokens)
     if metrics.total_tool_calls:
         yield _count(metrics.total_tool_calls, "tool call")
+    if metrics.total_delegations:
+        yield _count(metrics.total_delegations, "delegation")
     if cost is not None:
         yield f"{cost.total_cost:f} {cost.currency}"
 
 
-def _task_rows(task: TaskTrace, *, is_failed: bool) -> Iterator[TreeRow]:
+def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
+    """A task and what it did; `more` are details of work that was handed on."""
     metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [_seconds(task.duration)]
+    details = [_seconds(task.duration), *more]
     if metrics.llm_call_count:
         details += [_count(metrics.llm_call_count, "model call"), _tokens(metrics.input_tokens, metrics.output_tokens)]
     if metrics.retry_count:
@@ -113,28 +128,49 @@ def _task_rows(task: TaskTrace, *, is_failed: bool) -> Iterator[TreeRow]:
         details.append(_one_line(state, _TITLE))
     role = _one_line(task.agent_role or "?", _TITLE)
     title = f"{role}: {_one_line(task.task_description, _TITLE)}"
-    yield TreeRow(depth=1, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    left = deque(task.delegations)
     for interaction in task.llm_interactions:
-        yield from _interaction_rows(interaction)
+        yield from _interaction_rows(interaction, left, depth + 1)
+    for delegation in left:  # of a turn that never came to its end
+        yield from _delegation_rows(delegation, depth + 1)
     if task.final_output:
-        yield TreeRow(depth=2, kind="answer", title=f"answer: {_one_line(task.final_output, _QUOTE)}")
+        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {_one_line(task.final_output, _QUOTE)}")
 
 
-def _interaction_rows(interaction: LlmInteraction) -> Iterator[TreeRow]:
+def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
+    """A model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
     yield TreeRow(
-        depth=2,
+        depth=depth,
         kind="model",
         title=f"model call {interaction.iteration_index + 1}: {what}",
         details=(_seconds(interaction.latency), _tokens(interaction.input_tokens, interaction.output_tokens)),
     )
     for call in interaction.tool_calls:
-        yield _tool_row(call)
+        yield _tool_row(call, depth + 1)
+        if left and call.tool_name in _DELEGATING and (call.outcome == "unknown" or call.result == left[0].result):
+            yield from _delegation_rows(left.popleft(), depth + 2)
 
 
-def _tool_row(call: ToolCallTrace) -> TreeRow:
+def _delegation_rows(delegation: DelegationTrace, depth: int) -> Iterator[TreeRow]:
+    """Who was asked, and what they did where that does not stand beside the asking task."""
+    worker = delegation.worker_trace
+    outcome = "success" if delegation.succeeded else "failure"
+    told = (outcome, f"depth {delegation.depth + 1}")
+    if worker is not None:
+        first, *rows = _task_rows(worker, is_failed=False, depth=depth, more=told)
+        yield replace(first, is_bad=not delegation.succeeded)
+        yield from rows
+        return
+    title = f"{_one_line(delegation.worker_role or '?', _TITLE)}: {_one_line(delegation.task_description, _TITLE)}"
+    details = (_seconds(delegation.duration), *told)
+    yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
+
+
+def _tool_row(call: ToolCallTrace, depth: int) -> TreeRow:
     return TreeRow(
-        depth=3,
+        depth=depth,
         kind="tool",
         title=f"{_one_line(call.tool_name, _TITLE)}({_one_line(call.arguments, _TITLE)}) -> {_one_line(call.result, _QUOTE)}",
         details=(_seconds(call.duration), call.outcome),

@@ -1,13 +1,17 @@
 """The tree for people."""
 
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
+from ensemble_ray import InlineRuntime
 from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_tree, tree_rows
 from ensemble_ray.trace import ExecutionTrace
 
+from .delegating_team import Counted
 from .facts_of_runs import begun, completed, ended, failed, intent, model, node, output, task_trace
 
 READ, EDIT = node("read", "Read Ray"), node("edit", "Edit Ray", "Editor")
@@ -90,3 +94,31 @@ def test_rows_say_where_they_stand() -> None:
         (0, "run"),
         *([(1, "task"), (2, "model"), (3, "tool"), (2, "answer")] * 2),
     ]
+
+
+async def test_delegations_stand_below_their_calls(tmp_path: Path) -> None:
+    """S-DUR-74, S-TRC-41: who was asked, what came of it, how deep; peers with what they did, a manager's workers beside it."""
+    runtime, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
+    await Counted().hierarchy().arun(runtime=runtime, run_id="one")
+    facts = await store.facts("one")
+    lines = [line.partition("  [")[0] for line in render_tree(fold_trace(facts)).splitlines()]
+    assert lines[0] == "Run one: hierarchical, completed"
+    (head, *_) = tree_rows(fold_trace(facts))
+    assert {"1 task", "6 delegations"} <= set(head.details)
+    bare = [line.lstrip("│├└─ ").partition("(")[0].partition(" ->")[0] for line in lines]
+    start = next(place for place, text in enumerate(bare) if text.startswith("Manager: "))
+    assert bare[start : start + 10] == [
+        bare[start], "model call 1: asked for tools",
+        "delegate_task", "Researcher: dig", "delegate_task", "Writer: write", "delegate_task", "Nobody: x",
+        "delegate_task", "model call 2: asked for tools",
+    ]  # fmt: skip
+    beside = bare.index("Researcher: dig", start + 10)
+    assert bare[beside : beside + 7] == [
+        "Researcher: dig", "model call 1: asked for tools", "delegate",
+        "Checker: check the site", "model call 1: asked for tools", "delegate", "Writer: note it",
+    ]  # fmt: skip
+    details = {row.title: row.details for row in tree_rows(fold_trace(facts))}
+    assert details["Writer: note it"][1:3] == ("success", "depth 3")
+    assert details["Nobody: x"][1:3] == ("failure", "depth 1")
+    for cut in range(2, len(facts)):  # torn wherever one likes
+        assert render_tree(fold_trace(facts[:cut]))
