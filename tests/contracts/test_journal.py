@@ -334,3 +334,36 @@ async def test_flush_returns_when_there_is_nothing(journal: Journal) -> None:
     await journal.flush()
     await journal.append([])
     await journal.flush()
+
+
+# Work that a task hands on.
+
+CALL = "a#0/1/call-2"
+WORKER = f"{CALL}/delegate#0"
+DEEPER = f"{WORKER}/0/call-0/delegate#0"
+
+
+async def test_facts_of_delegated_work_are_its_own(journal: Journal) -> None:
+    """S-DUR-70, S-DUR-72: decisions belong to who asks, everything behind them to who is asked, at every depth."""
+    of_asker = [_fact("a#0/1/model"), _fact(CALL, "delegation", worker="b"), _fact(CALL, "tool_result")]
+    of_worker = [_fact(f"{WORKER}/0/model"), _fact(f"{WORKER}/0/call-0", "delegation"), _fact(WORKER, "output")]
+    of_deeper = [_fact(f"{DEEPER}/0/model"), _fact(DEEPER, "task_failed")]
+    await journal.append([*of_asker, *of_worker, *of_deeper], until=Until.WRITTEN)
+    for instance, facts in (("a#0", of_asker), (WORKER, of_worker), (DEEPER, of_deeper)):
+        assert set(await journal.known(instance)) == {(fact.name, fact.kind) for fact in facts}
+    assert (await journal.known("a#0"))[CALL, "delegation"].data == {"worker": "b"}
+
+
+async def test_delegated_work_is_fenced_for_itself(journal: Journal, record: Record) -> None:
+    """S-DUR-72, S-DUR-16: a worker that was sent again is refused, neither who asks nor whom it asked is."""
+    other = await record.second()
+    await other.append([_fact(f"{WORKER}/0/model")], epoch=5, until=Until.WRITTEN)
+    with pytest.raises(StaleEpochError) as caught:
+        await journal.append([_fact(WORKER, "output")], epoch=4, until=Until.WRITTEN)
+    assert (caught.value.name, caught.value.newest) == (WORKER, 5)
+    await journal.append([_fact(CALL, "tool_result")], epoch=4, until=Until.WRITTEN)
+    await journal.append([_fact(f"{DEEPER}/0/model")], epoch=4, until=Until.WRITTEN)
+    await other.append([_fact(CALL, "delegation")], epoch=6, until=Until.WRITTEN)
+    with pytest.raises(StaleEpochError) as caught:
+        await journal.append([_fact("a#0/2/call-0", "delegation")], epoch=5, until=Until.WRITTEN)
+    assert caught.value.name == "a#0"
