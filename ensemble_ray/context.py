@@ -37,9 +37,14 @@ def current_log_context() -> Mapping[str, str]:
 
 
 @contextmanager
-def log_context(fields: Mapping[str, str]) -> Generator[None]:
-    """Add log fields for the block; they are gone after it, also on failure (S-ENG-20)."""
-    token = _log_fields.set({**current_log_context(), **fields})
+def log_context(fields: Mapping[str, str], *, is_whole: bool = False) -> Generator[None]:
+    """Add log fields for the block; they are gone after it, also on failure (S-ENG-20).
+
+    Args:
+        fields: What records inside the block are given.
+        is_whole: These are all; what was there before is not seen inside.
+    """
+    token = _log_fields.set(dict(fields) if is_whole else {**current_log_context(), **fields})
     try:
         yield
     finally:

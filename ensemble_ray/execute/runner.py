@@ -86,7 +86,8 @@ class TaskRunner:
         """
         place = slot or Slot()
         scope = self._scope(order, {}, place)
-        with use_services(self.ports.services), log_context(self._log_fields(order)):
+        # A task that was delegated inside one process must not see the fields of the task that asked for it.
+        with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
                 if order.epoch:  # handed out before: an earlier house may have recorded something
                     scope = self._scope(order, await self.ports.journal.known(order.instance), place)

@@ -47,6 +47,14 @@ def test_records_pass_when_there_are_no_fields() -> None:
     assert vars(_filtered())["ensemble_context"] == {}
 
 
+def test_outer_fields_are_not_seen_when_the_inner_ones_are_all() -> None:
+    """S-ENG-20, S-DEL-60: and come back."""
+    with log_context({"task.index": "1/1"}):
+        with log_context({"agent.role": "Writer"}, is_whole=True):
+            assert current_log_context() == {"agent.role": "Writer"}
+        assert current_log_context() == {"task.index": "1/1"}
+
+
 def test_inner_fields_are_added_and_taken_away() -> None:
     """S-ENG-20: the outer ones stay, the caller's are as before."""
     with log_context({"ensemble.id": "run-1"}):

@@ -285,11 +285,11 @@ def test_log_fields_of_nested_chains_are_restored(runtime: Runtime) -> None:
     third = worker("C", call("fields"), last, tools=[fields])
     ran = run_of(of(task("go", first), agents=[first, second, third]), runtime)
     a, b, c, b_again, a_again = [
-        {key: value for key, value in json.loads(line).items() if key.startswith(("delegation", "agent"))}
+        {key: value for key, value in json.loads(line).items() if key != "ensemble.id"}
         for line in ran.given.raw.splitlines()
     ]
     ids = [event.delegation_id for event in ran.started]
-    assert a == a_again == {"agent.role": "A"}
+    assert a == a_again == {"agent.role": "A", "task.index": "1/1", "task.description": "go"}
     expected = {"agent.role": "B", "delegation.id": ids[0], "delegation.depth": "1", "delegation.parent": "A"}
     assert b == b_again == expected
     assert c == {"agent.role": "C", "delegation.id": ids[1], "delegation.depth": "2", "delegation.parent": "B"}
