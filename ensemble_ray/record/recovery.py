@@ -79,11 +79,6 @@ class Recovered:
         """What is known of each task, by key."""
         return self._by_key
 
-    @property
-    def delegated(self) -> Mapping[str, TaskFold]:
-        """What is known of work that tasks handed on, by instance."""
-        return self._fold.delegated
-
     def fold_of(self, instance: str) -> TaskFold:
         """What is known of an instance, also of one that was handed on."""
         found = self._fold.tasks.get(instance) or self._fold.delegated.get(instance)

@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import Ensemble, EnsembleOutput, InlineRuntime, aresume
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.trace import DelegationTrace, TaskTrace
@@ -152,3 +152,20 @@ async def test_events_of_delegations_come_in_pairs_when_a_run_goes_on(tmp_path: 
         ("failed", "Breaker"), ("failed", "Checker"), ("failed", "Nobody"), ("failed", "Researcher"), ("failed", "Writer"),
         ("start", "Breaker"), ("start", "Researcher"), ("start", "Researcher"), ("start", "Writer"),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["hierarchy", "peers"])
+async def test_record_tells_what_the_run_gave(tmp_path: Path, kind: Kind) -> None:
+    """S-DUR-74, S-HIER-6, S-DEL-6, S-TRC-41, S-TRC-43, S-MET-24, S-TRC-1: trace, output and totals, each once."""
+    runtime, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
+    live = await _team(Counted(), kind).arun(runtime=runtime, run_id="whole")
+    facts = await store.facts("whole")
+    folded = fold_output(facts)
+    assert (folded.trace, folded.metrics, folded.raw) == (live.trace, live.metrics, live.raw)
+    assert folded.total_tool_calls == live.total_tool_calls
+    assert [each.model_dump() for each in folded.task_outputs] == [each.model_dump() for each in live.task_outputs]
+    assert folded.metrics.total_tokens == 15 * sum(fact.kind == "model" for fact in facts)
+    roles = ["Researcher", "Writer", "Researcher", "Manager"] if kind == "hierarchy" else ["Asker"]
+    assert sorted(each.agent_role for each in folded.task_outputs) == sorted(roles)
+    assert folded.trace is not None
+    assert "Manager" not in {each.role for each in folded.trace.agents}

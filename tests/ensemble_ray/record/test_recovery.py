@@ -1,7 +1,7 @@
 """What the facts of a run give to whoever goes on with it."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -22,6 +22,7 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
+from ensemble_ray.values import utc_of
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 
@@ -234,3 +235,79 @@ def test_trace_is_of_the_whole_run_when_a_task_was_partly_done_before_a_crash() 
     assert [len(each.tool_calls) for each in trace.llm_interactions] == [1, 0]
     assert trace.started_at.timestamp() == 101.0
     assert trace.metrics.total_tokens == 240
+
+
+# Work that was handed on.
+
+MANAGED = {"hierarchy": {"required_workers": ["Editor"]}}
+
+
+def _managed(*more: Fact) -> list[Fact]:
+    """A manager that asked three: the last to be done was asked first, and one failed."""
+    plan = begun(node("manager", "Lead", "Manager"))
+    data = {**plan[0].data, "plan": {**dict(plan[0].data["plan"]), **MANAGED}}  # type: ignore[call-overload]
+    facts = [replace(plan[0], data=data), plan[1]]
+    for number, (key, at) in enumerate([("editor", 108.0), ("reader", 104.0), ("breaker", 103.0)]):
+        name = f"manager#0/0/call-{number}"
+        asked = {"task_id": "i", "agent_role": key, "task_description": f"do {key}"}
+        facts.append(fact("delegation", name, 101, request=asked, worker=key, charged=key, started_at=101.0))
+        if key == "breaker":
+            failed_at = f"{name}/delegate#0"
+            facts += [model(failed_at, 0, 102), fact("task_failed", failed_at, at, error_type="E", message="m")]
+            facts.append(fact("tool_result", name, at, outcome="error", text="Error: m"))
+            continue
+        given = output(f"do {key}", key).replace(agent_role=key.title(), completed_at=utc_of(at))
+        facts.append(fact("output", f"{name}/delegate#0", at, output=given))
+        facts.append(fact("tool_result", name, at, outcome="success", text=key))
+    return _as_read([*facts, *more])
+
+
+@pytest.mark.parametrize(
+    ("end", "status"),
+    [
+        (fact("output", "manager#0", 110, output=output("Lead", "led")), "completed"),
+        (fact("task_failed", "manager#0", 110, error_type="E", message="m"), "failed"),
+        (fact("task_exited", "manager#0", 110, is_timeout=True), "exited"),
+    ],
+)
+def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
+    """S-DUR-72, S-DUR-74, S-HIER-6, S-TRC-43: in the order in which they were done, and what was done for nothing."""
+    resumed = resumed_inline(Recovered(_managed(end)))
+    assert set(resumed.reports) == {"manager"}
+    report = resumed.reports["manager"]
+    assert report.status == status
+    assert [(role, given.raw) for role, given in report.delegated] == [("Reader", "reader"), ("Editor", "editor")]
+    assert [trace.task_description for trace in report.lost_work] == ["do breaker"]
+
+
+def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
+    """S-DUR-72: its asker was told that it was stopped."""
+    facts = [each for each in _managed() if not (each.kind == "tool_result" and each.name == "manager#0/0/call-0")]
+    told = in_json_form(fact("tool_result", "manager#0/0/call-0", 109, outcome="error", text="Error: stopped"))
+    ended_with = in_json_form(fact("output", "manager#0", 110, output=output("Lead", "led")))
+    report = resumed_inline(Recovered([*facts, told, ended_with])).reports["manager"]
+    assert [role for role, _ in report.delegated] == ["Reader"]
+
+
+def test_ends_of_workers_are_no_ends_of_tasks() -> None:
+    """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
+    exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, is_timeout=False))
+    recovered = Recovered(_managed(exited))
+    assert resumed_inline(recovered).reports == {}
+    assert set(recovered.tasks) == {"manager"}
+    assert recovered.fold_of("manager#0/0/call-1/delegate#0").summary() is not None
+
+
+def test_roles_of_workers_come_back_to_the_machine() -> None:
+    """S-DUR-30, S-HIER-50: it decides by them whether a required worker is missing."""
+    told = fact("stimulus", "manager#0", 111, type="TaskCompleted", at=111.0, key="manager", delegated_roles=["Editor"])
+    (_, (stimulus,)) = Recovered(_managed(in_json_form(told))).stimuli
+    assert stimulus == TaskCompleted(at=111.0, key="manager", delegated_roles=("Editor",))
+    assert isinstance(stimulus.delegated_roles, tuple)
+
+
+def test_damaged_decision_is_told() -> None:
+    """S-DUR-9: with the call's name."""
+    facts = [*begun(READ), fact("delegation", "read#0/0/call-0", 101, request={"agent_role": ""}, worker=None)]
+    with pytest.raises(RecordError, match="delegation 'read#0/0/call-0'"):
+        fold_trace(facts)
