@@ -1,10 +1,11 @@
-"""Draws what docs/architecture.md shows of a task's states, from the table that the scheduling machines obey.
+"""Draws what pages show of the machines: a task's states, and what a manager is refused.
 
-In: `ensemble_ray.schedule.states`. Out: the part of the page between its two markers. A picture drawn from the table
-cannot be wrong about it; a test compares the page with what this script draws.
+In: the table of states that the scheduling machines obey, and what the machine of a manager's rules answers. Out: the
+parts of docs/architecture.md and docs/hierarchical.md between their markers. What is drawn from the code cannot be wrong
+about it; a test compares the pages with what this script draws.
 
-    python docs/make_diagrams.py            write the page
-    python docs/make_diagrams.py --check    say whether the page is what would be written
+    python docs/make_diagrams.py            write the pages
+    python docs/make_diagrams.py --check    say whether the pages are what would be written
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import re
 import sys
 from pathlib import Path
 
+from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.schedule import states
+from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 from ensemble_ray.schedule.states import TRANSITIONS, TaskState
 
 PAGE = Path(__file__).with_name("architecture.md")
+RULES_PAGE = Path(__file__).with_name("hierarchical.md")
 BEGIN = "<!-- drawn by docs/make_diagrams.py: begin -->"
 END = "<!-- drawn by docs/make_diagrams.py: end -->"
 
@@ -36,26 +40,77 @@ def state_table() -> str:
     return "\n".join(["| State | Meaning |", "|---|---|", *rows])
 
 
+#: In the order of the checks: how a rule is written, what it means, the rule itself, and what was approved before.
+_RULES: tuple[tuple[str, str, HierarchyRules, int], ...] = (
+    (
+        '`allowed_workers=["Researcher"]`',
+        "nobody else may be asked; empty: all may",
+        HierarchyRules(allowed_workers=("Researcher",)),
+        0,
+    ),
+    ("`global_max_delegations=2`", "so many in all; 0: no cap", HierarchyRules(global_max_delegations=2), 2),
+    (
+        '`max_calls_per_worker={"Writer": 2}`',
+        "so many to that worker",
+        HierarchyRules(max_calls_per_worker={"Writer": 2}),
+        2,
+    ),
+    (
+        '`required_stages=[["Researcher"], ["Writer"]]`',
+        "everybody of a stage succeeds before anybody of a later one is asked",
+        HierarchyRules(required_stages=(("Researcher",), ("Writer",))),
+        0,
+    ),
+)
+
+
+def rules_table() -> str:
+    """Each constraint with the sentence that a manager's model is told when it asks for the writer against it."""
+    rows = ["| Constraint | Means | What the model is told |", "|---|---|---|"]
+    for written, meaning, rules, approved in _RULES:
+        enforcer = DelegationEnforcer(rules, ["Researcher", "Writer"])
+        for _ in range(approved):
+            enforcer.approve("Writer")
+        rows.append(f"| {written} | {meaning} | `Delegation rejected by policy: {enforcer.approve('Writer')}` |")
+    return "\n".join(rows)
+
+
 def drawn(page: str) -> str:
-    """The page with its drawn part made anew.
+    """The page of the states with its drawn part made anew.
 
     Raises:
         ValueError: the page has lost its markers.
     """
+    return _between(page, f"{state_diagram()}\n\n{state_table()}", PAGE)
+
+
+def drawn_rules(page: str) -> str:
+    """The page of the rules with its drawn part made anew.
+
+    Raises:
+        ValueError: the page has lost its markers.
+    """
+    return _between(page, rules_table(), RULES_PAGE)
+
+
+def _between(page: str, part: str, file: Path) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        msg = f"{PAGE.name}: the markers are gone; put them back: {BEGIN} ... {END}"
+        msg = f"{file.name}: the markers are gone; put them back: {BEGIN} ... {END}"
         raise ValueError(msg)
-    return f"{before}{BEGIN}\n\n{state_diagram()}\n\n{state_table()}\n\n{END}{after}"
+    return f"{before}{BEGIN}\n\n{part}\n\n{END}{after}"
 
 
 def main(arguments: list[str]) -> int:
-    """Write the page, or check it."""
-    page = PAGE.read_text(encoding="utf-8")
-    if "--check" in arguments:
-        return 0 if drawn(page) == page else 1
-    PAGE.write_text(drawn(page), encoding="utf-8")
+    """Write the pages, or check them."""
+    for file, draw in ((PAGE, drawn), (RULES_PAGE, drawn_rules)):
+        page = file.read_text(encoding="utf-8")
+        wanted = draw(page)
+        if "--check" not in arguments:
+            file.write_text(wanted, encoding="utf-8")
+        elif wanted != page:
+            return 1
     return 0
 
 

@@ -33,6 +33,15 @@ def test_every_transition_is_in_the_picture(script: ModuleType) -> None:
     assert len(script.state_table().splitlines()) == 2 + len(TaskState)
 
 
+def test_rules_of_a_manager_are_what_its_machine_says(script: ModuleType) -> None:
+    """S-HIER-71 to S-HIER-74: the table of the page, one row for each check, in their order."""
+    page = (ROOT / "docs/hierarchical.md").read_text(encoding="utf-8")
+    assert script.drawn_rules(page) == page
+    rows = script.rules_table().splitlines()[2:]
+    assert [row.count("Delegation rejected by policy: ") for row in rows] == [1] * 4
+    assert not any("None" in row for row in rows)
+
+
 def test_page_without_markers_is_refused(script: ModuleType) -> None:
     """A lost marker would let the picture go stale in silence."""
     with pytest.raises(ValueError, match="markers are gone"):
