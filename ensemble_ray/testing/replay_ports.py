@@ -7,7 +7,7 @@ Never: a fact that is kept, a model that is asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -126,7 +126,7 @@ class ReplayJournal:
         return given + sum(kind in _ANSWERS for _, kind in self._compared)
 
     @contextmanager
-    def at(self, instance: str) -> Iterator[None]:
+    def at(self, instance: str) -> Generator[None]:
         """In the block, what is asked for is asked for by that task."""
         token = _AT_WORK.set(instance)
         try:

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
-from ensemble_ray import Ensemble, EnsembleOutput, InlineRuntime, aresume
+from ensemble_ray import (
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
+    Ensemble,
+    EnsembleOutput,
+    InlineRuntime,
+    aresume,
+)
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_output, fold_trace
@@ -140,10 +149,14 @@ async def test_events_of_delegations_come_in_pairs_when_a_run_goes_on(tmp_path: 
     cut = next(number for number, fact in enumerate(facts, start=1) if fact.name == "manager#0/1/model")
     await _torn(store, facts[:cut], "two")
     heard: list[tuple[str, str]] = []
+
+    def hear(what: str, event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> None:
+        heard.append((what, event.worker_role))
+
     team = Counted().hierarchy(
-        on_delegation_started=lambda event: heard.append(("start", event.worker_role)),
-        on_delegation_completed=lambda event: heard.append(("complete", event.worker_role)),
-        on_delegation_failed=lambda event: heard.append(("failed", event.worker_role)),
+        on_delegation_started=partial(hear, "start"),
+        on_delegation_completed=partial(hear, "complete"),
+        on_delegation_failed=partial(hear, "failed"),
     )
     await aresume("two", team, runtime=runtime)
     # Each callback is a listener of its own, with an order of its own.

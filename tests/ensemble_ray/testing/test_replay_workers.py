@@ -109,7 +109,11 @@ def test_delegation_that_would_be_decided_otherwise_is_told(kind: Kind, tmp_path
 
 def test_result_of_a_worker_that_differs_is_told(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-DUR-77: what its asker was told is compared too."""
-    monkeypatch.setattr("ensemble_ray.execute.agent_loop.AgentLoop._checked", lambda _, text: f"{text}!")
+
+    def louder(_: object, text: str | None) -> str:
+        return f"{text}!"
+
+    monkeypatch.setattr("ensemble_ray.execute.agent_loop.AgentLoop._checked", louder)
     where, what = _difference(replay(kind, _team(kind), home=tmp_path))
     assert what == "the output"
     assert where.endswith("(Writer), its end")
