@@ -67,6 +67,9 @@ class RunFold:
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
         self._plan: Mapping[str, object] = {}
+        #: places of the plan's tasks by key, and roles of its agents by key; the manager's is nobody's to ask
+        self._nodes: Mapping[str, Mapping[str, object]] = {}
+        self._roles: Mapping[str, str] = {}
         self._end: Mapping[str, object] | None = None
         self._started_at: float | None = None
         self._last_at = 0.0
@@ -87,6 +90,7 @@ class RunFold:
         instance = instance_of_fact(fact)
         if fact.kind == "plan":
             self._plan = fact.data
+            self._read_places(as_mapping(fact.data.get("plan")))
             self._started_at = as_number(fact.data.get("started_at"), fact.at)
         elif fact.kind == "end":
             self._end = fact.data
@@ -97,6 +101,13 @@ class RunFold:
             if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
                 self._completed.append(instance)
             self._fold_of(instance).take(fact)
+
+    def _read_places(self, plan: Mapping[str, object]) -> None:
+        agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
+        managed = bool(plan.get("hierarchy"))
+        roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
+        self._roles = {key: role for key, role in roles.items() if key != MANAGER_KEY or not managed}
+        self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
 
     def _fold_of(self, instance: str) -> TaskFold:
         """The fold of an instance; work that was handed on belongs to who asked for it."""
@@ -152,8 +163,7 @@ class RunFold:
         """
         run_id, started = self._begun()
         plan = as_mapping(self._plan.get("plan"))
-        nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
-        tasks = [(fold, nodes.get(fold.key, {})) for fold in self._in_order()]
+        tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
         traces = tuple(each for fold, node in tasks for each in self._traces(fold, node, self.state.value))
         metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
         completed = max(self._last_at, started)
@@ -184,8 +194,7 @@ class RunFold:
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
-        nodes = map(as_mapping, as_sequence(as_mapping(self._plan.get("plan")).get("nodes")))
-        node = next((each for each in nodes if each.get("key") == fold.key), {})
+        node = self._nodes.get(fold.key, {})
         return fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
 
     def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
@@ -194,15 +203,6 @@ class RunFold:
             return ()
         mode, roles = self.capture_mode, self._roles
         return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
-
-    @property
-    def _roles(self) -> Mapping[str, str]:
-        """Roles of the agents by key; the manager's is nobody's to ask."""
-        agents = map(as_mapping, as_sequence(as_mapping(self._plan.get("plan")).get("agents")))
-        roles = {as_text(agent.get("key")): as_text(agent.get("role")) for agent in agents}
-        if self.is_hierarchical:
-            roles.pop(MANAGER_KEY, None)
-        return roles
 
     def _violations(self) -> tuple[str, ...]:
         """What a manager's run failed for that failed in no task (S-HIER-50)."""
