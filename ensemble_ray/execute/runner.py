@@ -213,13 +213,7 @@ class TaskRunner:
             ),
         )
         seconds = output.duration.total_seconds()
-        _log.info(
-            "Task %d/%d completed in %.3f s, %d tool calls",
-            order.index,
-            self.frame.total_tasks,
-            seconds,
-            output.tool_call_count,
-        )
+        _log.info("%s completed in %.3f s, %d tool calls", self._title(order), seconds, output.tool_call_count)
         _log.log(logging.INFO if self.frame.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
         return TaskResult(
             key=order.key,
@@ -276,7 +270,7 @@ class TaskRunner:
                 instance=order.instance,
             ),
         )
-        _log.error("Task %d/%d failed: %s", order.index, self.frame.total_tasks, message_of(error))
+        _log.error("%s failed: %s", self._title(order), message_of(error))
         return result
 
     def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
@@ -313,11 +307,14 @@ class TaskRunner:
                 instance=order.instance,
             ),
         )
-        _log.info(
-            "Task %d/%d starting: %s [%s]",
-            order.index, self.frame.total_tasks, cut(order.task.description, 80), order.agent_role,
-        )  # fmt: skip
-        _log.debug("Task %d/%d has %d context outputs", order.index, self.frame.total_tasks, len(order.context))
+        _log.info("%s starting: %s [%s]", self._title(order), cut(order.task.description, 80), order.agent_role)
+        _log.debug("%s has %d context outputs", self._title(order), len(order.context))
+
+    def _title(self, order: TaskOrder) -> str:
+        """What log lines call it."""
+        if order.depth:
+            return f"Delegated task of '{order.caller_role}'"
+        return f"Task {order.index}/{self.frame.total_tasks}"
 
     @staticmethod
     def _tell(scope: TaskScope, kind: type[Event], build: Callable[[], Event]) -> None:

@@ -74,11 +74,18 @@ def without_secrets(text: str, key: str) -> str:
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
     """The `openai` error for a failure, its cause set; the caller raises it."""
-    openai = sys.modules.get("openai") or await threads.run(importlib.import_module, "openai")
+    openai = await _sdk()
     error = _built(openai, failure, origin)
     if failure.status is None:
         error.__cause__ = failure.cause
     return error
+
+
+async def _sdk() -> Any:
+    """The package, whole: while a thread imports it, it stands among the modules already, without half of its names."""
+    found = sys.modules.get("openai")
+    is_whole = found is not None and not getattr(found.__spec__, "_initializing", False)
+    return found if is_whole else await threads.run(importlib.import_module, "openai")  # it waits for that thread
 
 
 def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:

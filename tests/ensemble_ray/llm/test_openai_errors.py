@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import openai
 import pytest
@@ -140,3 +142,23 @@ async def test_the_transports_error_is_the_cause_when_nothing_answered() -> None
     cause = ConnectionRefusedError(111, "Connection refused")
     error = await provider_error(Failure(reason="Connection refused", cause=cause), ORIGIN)
     assert error.__cause__ is cause
+
+
+def test_failures_are_told_while_the_package_of_the_errors_is_being_imported() -> None:
+    """Many calls fail at once in a fresh process: half an import gives nobody an `AttributeError`."""
+    code = """
+import asyncio
+from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+
+async def failed(number):
+    await asyncio.sleep(number / 100)  # some of them meet the import on its way
+    origin = Origin(url="http://host/v1/chat/completions", model="m", key="k", timeout_s=1)
+    return await provider_error(Failure(status=400, body=b"{}"), origin)
+
+async def main():
+    print(*{type(error).__name__ for error in await asyncio.gather(*map(failed, range(100)))})
+
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)  # noqa: S603  our own code
+    assert done.stdout.split() == ["BadRequestError"]
