@@ -223,16 +223,29 @@ def _check_order(tasks: Sequence[Task]) -> None:
 
 
 def _warnings(definition: EnsembleDefinition) -> list[str]:
-    """Agents that were registered and have nothing to do (S-DOM-64).
+    """Agents that were registered and have nothing to do (S-DOM-64); what of a task a manager cannot keep (S-HIER-88).
 
     Where work can be handed over, every agent may be asked: by a manager, or by an agent of a task that may delegate.
     """
+    if definition.workflow is Workflow.HIERARCHICAL:
+        return [warning for task in definition.tasks if (warning := _without_effect(task)) is not None]
     used = {task.agent for task in definition.tasks}
-    may_ask = any(agent is not None and agent.allow_delegation for agent in used)
-    if may_ask or definition.workflow is Workflow.HIERARCHICAL:
+    if any(agent is not None and agent.allow_delegation for agent in used):
         return []
     return [
         f"Agent '{agent.role}' is registered but not assigned to any task"
         for agent in definition.agents or ()
         if agent not in used
     ]
+
+
+def _without_effect(task: Task) -> str | None:
+    """What a task declares that only its own execution could keep."""
+    fields = ("output_type", "input_guardrails", "output_guardrails")
+    given = [field for field in fields if getattr(task, field)]
+    if not given:
+        return None
+    return (
+        f"Task '{task.description}' has {' and '.join(given)} without effect in HIERARCHICAL workflow: its manager decides "
+        "what becomes of it. Use a delegation policy, or another workflow"
+    )

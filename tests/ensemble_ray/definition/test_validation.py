@@ -358,3 +358,15 @@ def test_workflow_is_inferred_when_none_is_chosen() -> None:
     ):
         assert infer_workflow(EnsembleDefinition(tasks=listed, llm=MODEL, workflow=chosen)) is expected
     assert validate(EnsembleDefinition(tasks=[article, FACTS], llm=MODEL, workflow=None)) == []
+
+
+def test_warning_is_given_when_a_manager_cannot_keep_what_a_task_declares() -> None:
+    """S-HIER-88: output types and guardrails belong to a task's own execution, which a led run does not have."""
+    kept = task("plain", agent=WRITER)
+    lost = task("typed", agent=WRITER, output_type=dict[str, int], output_guardrails=[handle])
+    warned = validate(EnsembleDefinition(tasks=[kept, lost], workflow="hierarchical"))
+    assert len(warned) == 1
+    assert warned[0].startswith(
+        "Task 'typed' has output_type and output_guardrails without effect in HIERARCHICAL workflow"
+    )
+    assert validate(EnsembleDefinition(tasks=[kept, lost])) == []
