@@ -231,6 +231,8 @@ class DelegationContext:
     policies: Sequence[str] = ()
     #: how long one delegation may take, s; None: as long as it likes
     timeout_s: float | None = None
+    #: how many workers of a manager may be at work at the same time; None: no cap
+    most_at_once: int | None = None
     #: how often a delegation whose process died is sent to another one
     retries: int = 2
 

@@ -67,6 +67,7 @@ def frame_of(
             policies=[policy_name(policy) for policy in definition.delegation_policies],
             timeout_s=None if limit is None else limit.total_seconds(),
             retries=definition.delegation_retries,
+            most_at_once=definition.max_parallel_tasks,
         ),
         hierarchy=plan.hierarchy,
     )

@@ -186,7 +186,7 @@ class EnsembleDefinition(Value):
         agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
         inputs: Values of the variables in task texts; those given to a run win.
         parallel_error_strategy: What a failed task does to the others of a parallel run.
-        max_parallel_tasks: Tasks that may run at the same time; None: no cap.
+        max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
         rate_limit: Limit of the calls of `llm` by the agents made for tasks; one bucket per run.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from bisect import insort
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -72,6 +73,8 @@ class Delegations:
         self._context = scope.frame.delegation
         text_field = "task_description" if scope.is_manager else "task"
         self._decisions = Decisions(scope, gate, text_field)
+        cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
+        self._places = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
@@ -131,7 +134,8 @@ class Delegations:
             return ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
         if decision.worker is None:
             return self._refused(call, decision)
-        result = await self._performed(name, decision, decision.worker)
+        async with self._places:
+            result = await self._performed(name, decision, decision.worker)
         effect = self._concluded(name, decision, decision.worker, result)
         return self._tool_effect(call, effect)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import uuid
+from itertools import accumulate
 
 import pytest
 
@@ -210,6 +211,25 @@ def test_calls_of_one_turn_run_at_the_same_time(runtime: Runtime) -> None:
     assert told(manager) == ["met", "met"]
     assert [each.worker_role for each in ran.attempts("Manager")] == ["One", "Two"]
     assert {each.agent_role for each in ran.given.task_outputs[:2]} == {"One", "Two"}
+
+
+def test_workers_at_work_at_the_same_time_are_capped(inline_runtime: Runtime) -> None:
+    """S-HIER-89: two at a time work, the others wait in request order; what workers delegate needs no place."""
+    meeting = threading.Barrier(2)
+
+    def meet(_asked: ScriptedCall) -> str:
+        meeting.wait(PATIENCE_S)
+        return "met"
+
+    workers = [worker(f"W{n}", call("delegate", '{"agent_role": "Helper", "task": "x"}'), meet) for n in range(4)]
+    workers = [each.replace(allow_delegation=True) for each in workers]
+    manager = ScriptedModel([hand(each.role, number=n) for n, each in enumerate(workers)], "done")
+    ran = run_of(team(manager, [*workers, worker("Helper")], max_parallel_tasks=2), inline_runtime)
+    assert told(manager) == ["met"] * 4
+    of_manager = [each for each in ran.delegations if not each.endswith("Helper")]
+    balance = list(accumulate(1 if each.startswith("started") else -1 for each in of_manager))
+    assert max(balance) == 2
+    assert [each for each in of_manager if each.startswith("started")] == [f"started W{n}" for n in range(4)]
 
 
 class Strategy:
