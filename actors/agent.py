@@ -131,6 +131,11 @@ class AgentActor:
         await asyncio.shield(self._binding(run_id))
         return await self._host.perform(run_id, order)
 
+    async def holds(self, run_id: str, instance: str) -> bool:
+        """Whether that is at work here, also where what asked for it still waits for `bind`."""
+        await asyncio.wait([self._binding(run_id)])
+        return self._host.holds(run_id, instance)
+
     async def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks, also those that still wait for `bind`: whoever came first goes on first."""
         await asyncio.wait([self._binding(run_id)])

@@ -65,7 +65,7 @@ class RemoteColleagues:
         left = self._retries
         while True:
             try:
-                place = await self._place(order.agent_key or "")
+                place = await self._place(order)
             except ray.exceptions.RayError as error:
                 return _failed(order, f"Agent '{order.agent_role}' cannot be reached: {last_line(error)}")
             if place is None:
@@ -119,20 +119,37 @@ class RemoteColleagues:
 
     # Where they live.
 
-    async def _place(self, key: str) -> _Place | None:
-        """The next process of an agent, in turn; None when its run has ended."""
+    async def _place(self, order: TaskOrder) -> _Place | None:
+        """The next process of an agent, in turn, or the one where this is at work already; None when its run has ended."""
+        key = order.agent_key or ""
+        places = await self._processes(key)
+        if order.epoch and len(places) > 1:
+            # Whoever asked for it before may have died while one of them went on with it. A second one would do beside it
+            # what the first one is doing, and neither would know: what they begin is not recorded yet.
+            held = await asyncio.gather(*(self._holds(place, order.instance) for place in places))
+            if True in held:
+                return places[held.index(True)]
+        count = self._asked[key] = self._asked.get(key, -1) + 1
+        return places[count % len(places)] if places else None
+
+    async def _holds(self, place: _Place, instance: str) -> bool:
+        try:
+            return bool(await place[1].holds.remote(self._run_id, instance))
+        except ray.exceptions.RayError:
+            return False  # one that is gone holds nothing
+
+    async def _processes(self, key: str) -> Sequence[_Place]:
+        """All processes of an agent; none when its run has ended."""
         locating = self._places.get(key)
         if locating is None:
             located = self._located(key, self._lost.pop(key, None))
             locating = self._places[key] = asyncio.get_running_loop().create_task(located)
         try:
-            places = await asyncio.shield(locating)
+            return await asyncio.shield(locating)
         except ray.exceptions.RayError:
             if self._places.get(key) is locating:
                 del self._places[key]  # the next one asks again
             raise
-        count = self._asked[key] = self._asked.get(key, -1) + 1
-        return places[count % len(places)] if places else None
 
     async def _located(self, key: str, lost: str | None) -> Sequence[_Place]:
         """Ask the scheduler. One that is out of reach for a moment is asked again; this process ends with it."""

@@ -124,6 +124,10 @@ class TaskHost:
         await hosted.flush()
         return pack_result(result)
 
+    def holds(self, run_id: str, instance: str) -> bool:
+        """Whether that is at work here."""
+        return run_id in self._runs and instance in self._runs[run_id].houses.running
+
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks of a run."""
         if run_id in self._runs:

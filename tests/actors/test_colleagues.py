@@ -62,6 +62,10 @@ class Worker:
         self.stopped: asyncio.Queue[tuple[str, Sequence[str]]] = asyncio.Queue()
         self.perform = Method(self._perform)
         self.stop = Method(self._stop)
+        self.holds = Method(self._holds)
+
+    async def _holds(self, run_id: str, instance: str) -> bool:
+        return run_id == "run" and any(order.instance == instance for order in self.orders)
 
     async def _perform(self, run_id: str, order: WireOrder) -> WireReport:
         assert run_id == "run"
@@ -168,6 +172,26 @@ async def test_scheduler_is_asked_once_and_replicas_in_turn_when_many_ask() -> N
     await colleagues.perform(replace(ORDER, agent_key="other"))
     assert (len(first.orders), len(second.orders)) == (3, 2)
     assert scheduler.asked == [("run", "digger", None), ("run", "other", None)]
+
+
+async def test_replica_that_is_at_work_on_it_is_asked_when_its_asker_was_replaced() -> None:
+    """S-DUR-31, S-DUR-16: one beside it would do the same again, calls of tools among it; one that is gone holds nothing."""
+    workers = [Worker(), Worker(), Worker()]
+    workers[0].holds = Method(failing_holds)
+    places = [(f"w{number}", worker) for number, worker in enumerate(workers)]
+    first = colleagues_of(Scheduler(places))
+    other, third = [replace(ORDER, instance=f"manager#0/{turn}/call-0/delegate#0") for turn in (1, 2)]
+    for order in (other, ORDER, third):
+        await first.perform(order)
+    later = colleagues_of(Scheduler(places))
+    await later.perform(replace(third, epoch=1000))
+    await later.perform(replace(ORDER, epoch=1000))
+    assert [[order.epoch for order in worker.orders] for worker in workers] == [[0], [0, 1000], [0, 1000]]
+
+
+async def failing_holds(run_id: str, instance: str) -> bool:
+    """Fail as a process that is gone."""
+    raise ActorDiedError
 
 
 async def test_scheduler_is_asked_again_when_it_is_out_of_reach_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

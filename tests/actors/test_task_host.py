@@ -109,10 +109,15 @@ async def test_work_is_not_begun_again_when_its_asker_was_replaced(bench: Bench)
     """S-DUR-31, S-DUR-37: who asks under a higher epoch for what is at work gets the result of that."""
     first = asyncio.ensure_future(bench.host.perform("run", wire()))
     await bench.model.asked.wait()
+    held = [
+        bench.host.holds(run, instance) for run, instance in (("run", ORDER.instance), ("run", "x"), ("other", "x"))
+    ]
+    assert held == [True, False, False]
     second = asyncio.ensure_future(bench.host.perform("run", wire(epoch=1000)))
     await asyncio.sleep(0)
     bench.model.may.set()
     reports = await asyncio.gather(first, second)
+    assert not bench.host.holds("run", ORDER.instance)
     assert [(report.status, report.epoch) for report in reports] == [("completed", 0)] * 2
     assert bench.model.count == 1
 

@@ -193,6 +193,32 @@ def test_worker_goes_on_for_another_manager_when_the_managers_process_dies(
     assert len([fact for fact in facts if fact.kind == "delegation"]) == 1
 
 
+class TwiceAsking(Manager):
+    """A manager's model that asks its worker two things, one after the other."""
+
+    def chat(self, messages: Sequence[ChatMessage], tools: object = ()) -> ChatResponse:
+        super().chat(messages)
+        count = sum(message.role == "tool" for message in messages)
+        return ChatResponse(text="done") if count == 2 else ChatResponse(tool_calls=(hand("Writer", f"task {count}"),))
+
+
+def test_replica_goes_on_for_another_manager_when_the_managers_process_dies(
+    ray_runtime: Runtime, tmp_path: Path
+) -> None:
+    """S-DUR-31, S-SET-41: the one that is at work, whose turn it is not; none of the others begins the same beside it."""
+    asked, marks, watcher = Marks(tmp_path / "manager"), Marks(tmp_path / "worker"), Watcher()
+    model = ScriptedModel("fine", call("stay", marks_of(marks)), "survived")
+    writer = agent(model, tools=staying(marks)[1].tools, isolation="process", replicas=2)
+    run = team(TwiceAsking(asked), [writer], listeners=[watcher]).start(runtime=ray_runtime)  # type: ignore[arg-type]  # a model of ours
+    until(lambda: marks.lines, "the tool")
+    kill_first(asked)
+    until(lambda: watcher.methods.count("on_delegation_started") == 4, "the other manager")
+    marks.add("over")
+    output = run.result(timeout_s=PATIENCE_S)
+    assert [each.raw for each in output.task_outputs] == ["fine", "survived", "done"]
+    assert (len(model.calls), len(marks.lines)) == (3, 2)
+
+
 def test_worker_is_stopped_when_its_manager_died_with_the_run(ray_runtime: Runtime, tmp_path: Path) -> None:
     """S-PAR-34: nothing is recorded, so the run fails; what was at work for it ends with it."""
     asked, marks = Marks(tmp_path / "manager"), Marks(tmp_path / "worker")
