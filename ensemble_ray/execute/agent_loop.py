@@ -122,6 +122,8 @@ class AgentLoop:
         for effect, text in await tools.run(step.allowed, step.turn):
             model.tools.append(effect)
             texts.append(text)
+        if step.allowed:
+            tools.turn_ended()  # once they stand in the trace
         limit = self._agent.max_iterations
         now = self._scope.ports.clock.now()
         for position, call in enumerate(step.stopped):

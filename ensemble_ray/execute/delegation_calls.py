@@ -65,7 +65,7 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | 
     """What a call asks for, or the error text that the model is told (S-HIER-21, S-DEL-71, S-DEL-72)."""
     try:
         data: object = json.loads(arguments or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested beyond reason
         return _malformed(text_field, f"the arguments are no valid JSON ({error})")
     if not isinstance(data, dict):
         return _malformed(text_field, "the arguments are no JSON object")

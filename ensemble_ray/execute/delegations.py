@@ -75,6 +75,9 @@ class Delegations:
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
         self._places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+        #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
+        self._open: dict[str, tuple[Decision, Colleague]] = {}
+        self._begun: set[str] = set()
 
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
@@ -134,6 +137,7 @@ class Delegations:
             return ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
         if decision.worker is None:
             return self._refused(call, decision)
+        self._open[name] = (decision, decision.worker)
         async with self._places:
             result = await self._performed(name, decision, decision.worker)
         effect = self._concluded(name, decision, decision.worker, result)
@@ -145,7 +149,7 @@ class Delegations:
         if isinstance(decision, str):
             return
         if decision.worker is None:
-            self._refused(call, decision)
+            self._refused(call, decision, took_s=recorded.duration_s)
             return
         self._announce_start(decision, decision.worker)
         result = await self._recorded_result(name, decision, decision.worker, recorded)
@@ -182,6 +186,7 @@ class Delegations:
         colleagues = self._scope.colleagues
         if colleagues is None:
             raise IllegalStateError("This process cannot reach other agents")
+        self._begun.add(name)
         limit = self._context.timeout_s
         timer = asyncio.timeout(limit)
         try:
@@ -192,10 +197,7 @@ class Delegations:
                 raise
             text = f"Agent '{worker.role}' was stopped, since it did not finish within {limit:g} s"
             result = self._failed_result(order, AgentExecutionError(text, worker.role, order.task.description))
-        except asyncio.CancelledError:  # the trace of a cancelled run tells what it was waiting for
-            effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
-            effect.is_started, effect.instance = True, order.instance
-            raise
+        del self._open[name]
         if (beyond := _beyond_the_worker(result)) is not None:
             reason = message_of(beyond)
             effect = self._noted(decision, worker.role, reason, errors=(reason,))
@@ -227,13 +229,21 @@ class Delegations:
         now = self._scope.ports.clock.now()
         return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=error)
 
+    def stopped(self) -> None:
+        """The task is cancelled: its trace tells what it was waiting for."""
+        for name, (decision, worker) in self._open.items():
+            effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
+            if name in self._begun:
+                effect.is_started, effect.instance = True, delegated_instance(name)
+        self._open.clear()
+
     # What came of it.
 
-    def _refused(self, call: ToolCall, decision: Decision) -> ToolEffect:
+    def _refused(self, call: ToolCall, decision: Decision, *, took_s: float | None = None) -> ToolEffect:
         refusal = decision.refusal or Refusal("")
         found = self._context.find(decision.request.agent_role)
         role = decision.request.agent_role if found is None else found.role
-        effect = self._noted(decision, role, refusal.text, errors=(refusal.reason,))
+        effect = self._noted(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
         self._announce_failure(effect, refusal.reason, None)
         # A refusal is an answer of the tool, and no failure of it (S-EVT-14); a policy that broke is one.
         return self._tool_effect(call, effect, "error" if decision.is_error else "success")

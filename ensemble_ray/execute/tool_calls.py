@@ -6,6 +6,7 @@ begun before it is called (S-DUR-3); its result is in the record before anything
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -116,17 +117,28 @@ class ToolCalls:
             role = self._order.agent_role
             text = f"Agent '{role}' failed: {message_of(error)}"
             raise AgentExecutionError(text, role, self._order.task.description) from error
+        except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
+            if self._delegations is not None:
+                self._delegations.stopped()
+            raise
         await self._scope.slot.take()
         for effect in effects:
             self._announce(effect)
-        if self._delegations is not None:
-            self._delegations.turn_ended()
         limit = self._scope.frame.max_tool_output_length
         return [
             # what we tell of an unknown outcome is no tool's output, and of no use when cut
             (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
             for effect in effects
         ]
+
+    def turn_ended(self) -> None:
+        """What a turn's calls gave is noted.
+
+        Raises:
+            ManagerStalledError: nothing has been achieved for too many turns.
+        """
+        if self._delegations is not None:
+            self._delegations.turn_ended()
 
     async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
         """What of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.

@@ -39,6 +39,7 @@ def test_texts_are_taken_as_they_are(field: str) -> None:
         ('{"agent_role": "A", "task": {}, "task_description": {}}', "Error: task"),
         ("[1]", "Error: the arguments are no JSON object."),
         ("nonsense", "Error: the arguments are no valid JSON ("),
+        pytest.param("[" * 100_000, "Error: the arguments are no valid JSON (", id="deep"),
     ],
 )
 @pytest.mark.parametrize("field", ["task", "task_description"])

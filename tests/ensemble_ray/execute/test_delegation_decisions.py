@@ -91,6 +91,20 @@ async def test_recorded_decisions_are_recalled_and_no_policy_is_asked_again() ->
             assert {**new.response, "duration": None} == {**old.response, "duration": None}
 
 
+async def test_recalled_refusal_took_as_long_as_it_did() -> None:
+    """S-DEL-54, S-DEL-61: the hours between a crash and a resume are none of it."""
+    whole = together(asking := member("Writer", ask("Nobody"), "done", allow_delegation=True))
+    await done_by(whole, "writer")
+    facts = [fact for fact in whole.journal.facts() if fact.kind != "output"]
+    bench = together(asking, known=facts)
+    bench.clock.advance(3600)
+    result = await done_by(bench, "writer", epoch=1)
+    assert result.output is not None
+    assert result.output.trace is not None
+    (refused,) = result.output.trace.delegations
+    assert refused.duration.total_seconds() == 0
+
+
 async def test_recalled_attempts_use_up_the_caps() -> None:
     """S-HIER-41, S-HIER-46, S-DEL-62: of the worker that they were charged to; also those without a worker."""
     rules = HierarchyRules(max_calls_per_worker={"Digger": 1, "Painter": 1}, stall_turns=0)

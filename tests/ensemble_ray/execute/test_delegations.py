@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from ensemble_ray.delegation import DelegationPolicyContext, DelegationPolicyResult, DelegationRequest
-from ensemble_ray.errors import AgentExecutionError
+from ensemble_ray.errors import AgentExecutionError, ManagerStalledError
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, TaskStartEvent
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.plan.plan import HierarchyRules
+from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools.batch import BATCH_LIMIT_S
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
 from tests.ensemble_ray.execute.running import Bench, writer
@@ -134,6 +137,44 @@ async def test_stopped_task_stops_what_it_asked_for() -> None:
     assert result.trace is not None
     (attempt,) = result.trace.delegations
     assert (attempt.worker_role, attempt.succeeded) == ("Digger", False)
+
+
+@pytest.mark.parametrize("most", [None, 1])
+async def test_all_attempts_of_a_turn_are_told_when_their_task_is_stopped(most: int | None) -> None:
+    """S-DEL-61, S-HIER-89: also several, and those that still waited for a place; who gave a result gave it."""
+    begun = asyncio.Event()
+
+    async def work(asked: ScriptedCall) -> str:
+        if "quick" in (asked.messages[-1].content or ""):
+            return "worked"
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    texts = ["quick", "hang", "hang too"]
+    calls = [ask("Digger", text, number=n, tool="delegate_task") for n, text in enumerate(texts)]
+    bench = together(
+        member("Manager", calls, "never"), member("Digger", work), rules=HierarchyRules(), most_at_once=most
+    )
+    asked = asyncio.create_task(done_by(bench, "manager"))
+    await begun.wait()
+    bench.runner.colleagues.stop(["manager#0"])  # type: ignore[union-attr]  local houses
+    result = await asked
+    assert result.trace is not None
+    attempts = [(each.task_description, each.succeeded) for each in result.trace.delegations]
+    assert attempts == [("quick", True), ("hang", False), ("hang too", False)]
+    assert result.trace.metrics.delegation_count == (3 if most is None else 2)
+    assert [output.raw for _, output in result.delegated] == ["worked"]
+
+
+async def test_trace_has_the_last_turn_when_the_manager_stalled() -> None:
+    """S-HIER-84, S-TRC-10: what it was told last is what it failed for."""
+    turns = [ask("Nobody", text, tool="delegate_task") for text in ("a", "b")]
+    bench = together(member("Manager", *turns), member("Digger"), rules=HierarchyRules(stall_turns=2))
+    result = await done_by(bench, "manager")
+    assert isinstance(result.error, ManagerStalledError)
+    assert result.trace is not None
+    assert [len(each.tool_calls) for each in result.trace.llm_interactions] == [1, 1]
 
 
 async def test_work_that_is_asked_for_twice_is_done_once() -> None:
