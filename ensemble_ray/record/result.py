@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import (
@@ -23,7 +23,7 @@ from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.trace import AgentSummary, CaptureMode, DelegationTrace, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -77,14 +77,20 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
 def _workers(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
     """The traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
     gave = [output.trace for output in outcome.delegated if output.trace is not None]
-    failed, found = list(outcome.lost_work), list[TaskTrace]()
-    for each in () if manager is None else manager.delegations:
+    failed, found = sorted(outcome.lost_work, key=_end_of), dict[int, TaskTrace]()
+    attempts = () if manager is None else manager.delegations
+    # Those who were asked for the same are told apart by who was done first.
+    for attempt, each in sorted(enumerate(attempts), key=lambda entry: _end_of(entry[1])):
         pool = gave if each.succeeded else failed
         asked = (each.worker_role, each.task_description)
         place = next((n for n, one in enumerate(pool) if (one.agent_role, one.task_description) == asked), None)
         if place is not None:
-            found.append(pool.pop(place))
-    return [*found, *gave, *failed]
+            found[attempt] = pool.pop(place)
+    return [*(found[attempt] for attempt in sorted(found)), *gave, *failed]
+
+
+def _end_of(trace: TaskTrace | DelegationTrace) -> datetime:
+    return trace.completed_at
 
 
 def _errors(plan: Plan, outcome: RunOutcome) -> Iterator[ErrorTrace]:

@@ -36,6 +36,8 @@ class DelegationEnforcer:
         self._recalled: Counter[str] = Counter()
         #: successes by role and text
         self._done: Counter[tuple[str, str]] = Counter()
+        #: those of the turn; which of them is first is chance, so that they are no repetitions of each other
+        self._new: Counter[tuple[str, str]] = Counter()
         self._completed: set[str] = set()
         self._is_reminded = False
         self._has_progress = False
@@ -91,6 +93,7 @@ class DelegationEnforcer:
         key = (role, _normalised(description))
         self._has_progress = self._has_progress or key not in self._done
         self._done[key] += 1
+        self._new[key] += 1
         self._completed.add(role)
 
     def turn_ended(self) -> bool:
@@ -100,6 +103,7 @@ class DelegationEnforcer:
             Whether so many turns in a row brought no success, or none but of what had been done already, that the
             manager should be ended.
         """
+        self._new.clear()
         self._idle_turns = 0 if self._has_progress else self._idle_turns + 1
         self._has_progress = False
         return 0 < self._rules.stall_turns <= self._idle_turns
@@ -134,11 +138,12 @@ class DelegationEnforcer:
         return violations_of(self._rules, self._completed)
 
     def repeated(self, role: str, description: str) -> str | None:
-        """A notice when that worker did the same thing already; white space makes no difference.
+        """A notice when that worker did the same thing in an earlier turn; white space makes no difference.
 
-        To be asked before the new attempt is told as completed; the attempt itself is neither refused nor counted.
+        The attempt itself is neither refused nor counted.
         """
-        times = self._done[role, _normalised(description)]
+        key = (role, _normalised(description))
+        times = self._done[key] - self._new[key]
         if not times:
             return None
         often = "once" if times == 1 else f"{times} times"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from ensemble_ray import (
     EnsembleOutput,
     HierarchicalConstraints,
     RunState,
+    Runtime,
     TaskExecutionError,
     ToolCall,
     ValidationError,
@@ -23,7 +25,9 @@ from ensemble_ray import (
 from ensemble_ray.execute.conductor import RunConductor
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.testing import ModelServer, ScriptedModel
+from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, replay
+from tests.scenarios.delegating import hand, told
+from tests.scenarios.delegating import team as hierarchy
 from tests.scenarios.dying_delegations import DIED, LAST, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task
 
@@ -182,3 +186,27 @@ def test_missing_required_worker_fails_the_run_that_goes_on(lost_at_end: Callabl
     folded = fold_trace(RunDirectory(Path(home), "missing").facts())
     assert [(each.error_type, each.message) for each in folded.errors] == errors
     assert len(manager.calls) == 1
+
+
+def test_same_work_asked_for_twice_is_told_in_request_order(inline_runtime: Runtime, home: str) -> None:
+    """S-TRC-41, S-HIER-83, S-DUR-77: whoever is done first; live, in the record, and when it is replayed."""
+    second = asyncio.Event()
+
+    async def late(_asked: ScriptedCall) -> str:
+        await second.wait()
+        return "first"
+
+    async def early(_asked: ScriptedCall) -> str:
+        second.set()
+        return "second"
+
+    manager = ScriptedModel([hand("Writer", number=0), hand("Writer", number=1)], "done")
+    ensemble = hierarchy(manager, [agent(ScriptedModel(late, early), "Writer")])
+    output = ensemble.run(runtime=inline_runtime)
+    assert [each.raw for each in output.task_outputs] == ["second", "first", "done"]
+    assert output.trace is not None
+    assert [each.final_output for each in output.trace.task_traces] == ["done", "first", "second"]
+    assert told(manager) == ["first", "second"]
+    directory = RunDirectory(Path(home), output.run_id)
+    assert fold_trace(directory.facts()).task_traces == output.trace.task_traces
+    assert replay(output, ensemble).is_same

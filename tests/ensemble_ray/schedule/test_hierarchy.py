@@ -237,16 +237,19 @@ def test_hint_says_to_finish_when_nothing_is_possible() -> None:
 
 
 def test_notice_is_given_when_the_same_was_done_already() -> None:
-    """06: the same worker and words, white space apart; a failed one may be asked again without a word."""
+    """S-HIER-83: same worker, same words, white space apart; in an earlier turn, as who is first in one is chance."""
     machine = enforcer()
     assert machine.approve("Writer") is None
     assert machine.repeated("Writer", "Write it") is None
     machine.completed("Writer", " Write\n it ")
+    assert machine.repeated("Writer", "Write it") is None
+    machine.turn_ended()
     once = machine.repeated("Writer", "Write  it")
     assert once is not None
     assert "'Writer'" in once
     assert "completed it once" in once
     machine.completed("Writer", "Write it")
+    machine.turn_ended()
     assert "completed it 2 times" in (machine.repeated("Writer", "Write it") or "")
     assert machine.repeated("Writer", "write it") is None
     assert machine.repeated("Editor", "Write it") is None
