@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ensemble_ray.delegation import DelegationPolicyResult
+from ensemble_ray.delegation import DelegationPolicyResult, DelegationRequest
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.threads import call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
@@ -88,6 +88,11 @@ def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
             raise IllegalStateError(
                 f"Delegation policy '{policy_name(policy)}' returned {given}, expected DelegationPolicyResult. Return "
                 "DelegationPolicyResult.allow(), .reject(reason) or .modify(request)"
+            )
+        if answer.verdict == "modify" and not isinstance(answer.request, DelegationRequest):
+            raise IllegalStateError(
+                f"Delegation policy '{policy_name(policy)}' modified the request to {type(answer.request).__name__}, "
+                "expected DelegationRequest. Return DelegationPolicyResult.modify(request.replace(...))"
             )
         return answer
 

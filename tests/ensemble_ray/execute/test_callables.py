@@ -7,6 +7,8 @@ from datetime import timedelta
 import pytest
 
 from ensemble_ray.definition.task import Handler, Task
+from ensemble_ray.delegation import DelegationPolicyResult
+from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.callables import LocalCallables, callable_path
 from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.outputs import TaskOutput
@@ -69,3 +71,17 @@ async def test_tool_is_given_the_last_context_output_when_it_is_the_handler(
     assert await _asked(Echo(), *before) == ToolResult.success(given)
     assert await _asked(Shout(), *before) == ToolResult.success(given.upper())
     assert await _asked(ToolPipeline.of(Echo(), Shout()), *before) == ToolResult.success(given.upper())
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [(None, "returned None"), (DelegationPolicyResult.modify("Writer"), "modified the request to str")],  # type: ignore[arg-type]  what a user may write
+)
+async def test_policy_is_named_when_its_answer_is_none(answer: object, told: str) -> None:
+    """S-DEL-43: what it gives must be a verdict, and what it puts in place of a request one itself."""
+
+    def judge(_request: object, _context: object) -> object:
+        return answer
+
+    with pytest.raises(IllegalStateError, match=f"Delegation policy 'judge' {told}, expected"):
+        await LocalCallables({}, [judge]).evaluate(callable_path("", "policy"), (None, None))
