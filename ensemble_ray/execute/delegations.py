@@ -78,6 +78,8 @@ class Delegations:
         #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
         self._open: dict[str, tuple[Decision, Colleague]] = {}
         self._begun: set[str] = set()
+        #: what a worker gave that ends more than its task
+        self._beyond: BaseException | None = None
 
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
@@ -139,6 +141,10 @@ class Delegations:
             return self._refused(call, decision)
         self._open[name] = (decision, decision.worker)
         async with self._places:
+            if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
+                del self._open[name]
+                self._noted(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
+                raise self._beyond
             result = await self._performed(name, decision, decision.worker)
         effect = self._concluded(name, decision, decision.worker, result)
         return self._tool_effect(call, effect)
@@ -199,6 +205,7 @@ class Delegations:
             result = self._failed_result(order, AgentExecutionError(text, worker.role, order.task.description))
         del self._open[name]
         if (beyond := _beyond_the_worker(result)) is not None:
+            self._beyond = self._beyond or beyond
             reason = message_of(beyond)
             effect = self._noted(decision, worker.role, reason, errors=(reason,))
             effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace

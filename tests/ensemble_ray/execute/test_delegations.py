@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from ensemble_ray.delegation import DelegationPolicyContext, DelegationPolicyResult, DelegationRequest
-from ensemble_ray.errors import AgentExecutionError, ManagerStalledError
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, ManagerStalledError
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, TaskStartEvent
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.plan.plan import HierarchyRules
@@ -165,6 +165,23 @@ async def test_all_attempts_of_a_turn_are_told_when_their_task_is_stopped(most: 
     assert attempts == [("quick", True), ("hang", False), ("hang too", False)]
     assert result.trace.metrics.delegation_count == (3 if most is None else 2)
     assert [output.raw for _, output in result.delegated] == ["worked"]
+
+
+async def test_worker_that_waits_for_a_place_does_not_begin_when_the_run_was_ended() -> None:
+    """S-HIER-89, S-PAR-30, S-DEL-61: its attempt stands in the trace all the same."""
+    asked: list[str] = []
+
+    def leave(scripted: ScriptedCall) -> str:
+        asked.append(scripted.messages[-1].content or "")
+        raise ExitEarlyError
+
+    calls = [ask("Digger", f"dig {n}", number=n, tool="delegate_task") for n in range(3)]
+    bench = together(member("Manager", calls, "never"), member("Digger", leave), rules=HierarchyRules(), most_at_once=1)
+    result = await done_by(bench, "manager")
+    assert (result.status, len(asked)) == ("exited", 1)
+    assert result.trace is not None
+    assert [each.task_description for each in result.trace.delegations] == ["dig 0", "dig 1", "dig 2"]
+    assert result.trace.metrics.delegation_count == 1
 
 
 async def test_trace_has_the_last_turn_when_the_manager_stalled() -> None:
