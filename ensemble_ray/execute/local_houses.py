@@ -91,7 +91,7 @@ class LocalHouses:
                 order, task = self._tasks[instance]
                 self._stopped.add(instance)
                 task.cancel()
-                loop.call_later(self._grace_s, self._give_up, order)
+                loop.call_later(self._grace_s, self._give_up, order, task)
 
     async def end(self) -> None:
         """Stop what still runs; return when all of it has let go, or is left behind."""
@@ -103,20 +103,25 @@ class LocalHouses:
     async def _run(self, order: TaskOrder) -> None:
         async with Slot(self._slots.get(order.agent_key or "")) as slot:
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
-        self._report(order, result)
+        self._report(order, asyncio.current_task(), result)
 
     def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
         """Report what the runner could not: a task cancelled before it began or in its slot's queue, a defect of ours."""
         if task.cancelled():
-            self._report(order, self._empty(order, "cancelled"))
+            self._report(order, task, self._empty(order, "cancelled"))
         elif (error := task.exception()) is not None:
-            self._report(order, self._empty(order, "failed", error))
+            self._report(order, task, self._empty(order, "failed", error))
 
-    def _give_up(self, order: TaskOrder) -> None:
-        if order.instance in self._tasks:
+    def _give_up(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
+        if self._is_current(order, task):
             self.left_behind += 1
             _log.warning("Task '%s' did not stop within %.0f s and is left behind", order.key, self._grace_s)
-            self._report(order, self._empty(order, "cancelled"))
+            self._report(order, task, self._empty(order, "cancelled"))
+
+    def _is_current(self, order: TaskOrder, task: asyncio.Task[None] | None) -> bool:
+        """Whether that is who is at work on it now; what was stopped may have been asked for again since."""
+        held = self._tasks.get(order.instance)
+        return held is not None and held[1] is task
 
     def _empty(
         self, order: TaskOrder, status: Literal["cancelled", "failed"], error: BaseException | None = None
@@ -132,9 +137,10 @@ class LocalHouses:
             error=error,
         )
 
-    def _report(self, order: TaskOrder, result: TaskResult) -> None:
-        if self._tasks.pop(order.instance, None) is None:
+    def _report(self, order: TaskOrder, task: asyncio.Task[None] | None, result: TaskResult) -> None:
+        if not self._is_current(order, task):
             return
+        del self._tasks[order.instance]
         self._stopped.discard(order.instance)
         asked = self._asked.pop(order.instance, None)
         if asked is not None:

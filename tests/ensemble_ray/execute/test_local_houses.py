@@ -235,6 +235,31 @@ def test_nobody_is_left_behind_when_all_stop_in_time(caplog: pytest.LogCaptureFi
     assert not caplog.records
 
 
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_work_that_is_asked_for_again_is_not_taken_for_what_was_stopped(*, lets_go: bool) -> None:
+    """S-DUR-31, S-SET-27: neither the grace of what was stopped ends its successor, nor is its late result the successor's."""
+
+    async def scenario() -> tuple[str, str]:
+        gate = Gate()
+        street = handling(gate.handle if lets_go else gate.hold_on, "a")
+        before = asyncio.ensure_future(street.houses.perform(street.bench.order("a")))
+        await gate.begun.get()
+        (old,) = street.houses._tasks.values()
+        street.houses.stop(["a#0"])
+        stopped = await before
+        after = asyncio.ensure_future(street.houses.perform(street.bench.order("a")))
+        await gate.begun.get()
+        (new,) = street.houses._tasks.values()
+        await asyncio.sleep(2 * GRACE_S)
+        street.houses._report(*old, street.houses._empty(old[0], "failed"))
+        gate.free.set()
+        await asyncio.wait([old[1], new[1]])
+        return stopped.status, (await after).status
+
+    (statuses, _) = run_in_virtual_time(scenario())
+    assert statuses == ("cancelled", "completed")
+
+
 async def test_defect_in_a_runner_is_a_failed_task() -> None:
     """Nothing leaves the run waiting: the error of a journal that takes no facts is the task's."""
     street = Street(Bench(agents={"a": writer(ScriptedModel("Done"))}))
