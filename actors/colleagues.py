@@ -57,6 +57,8 @@ class RemoteColleagues:
         self._lost: dict[str, str] = {}
         #: agent key -> how often it was asked, so that its processes are asked in turn
         self._asked: dict[str, int] = {}
+        #: instance -> handle of the process that was asked for it
+        self._at_work: dict[str, Any] = {}
         self._stopping: set[asyncio.Task[None]] = set()
 
     async def perform(self, order: TaskOrder) -> TaskResult:
@@ -92,19 +94,28 @@ class RemoteColleagues:
 
     async def _result(self, place: _Place, order: TaskOrder) -> TaskResult:
         name, handle = place
+        self._at_work[order.instance] = handle
         try:
             report = await handle.perform.remote(self._run_id, pack_order(order))
         except asyncio.CancelledError:
-            self._in_background(self._stop(handle, order.instance))
+            self.stop((order.instance,))
             raise
         except ray.exceptions.RayActorError:
             self._forget(name)
             raise
+        finally:
+            self._at_work.pop(order.instance, None)
         try:
             return unpack_report(report, order.instance)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the asking model must be told
             text = f"The result of agent '{order.agent_role}' cannot be loaded by its asker: {message_of(error)}"
             return _failed(order, text)
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these where they are at work; never waits. What has not been sent yet ends with its asker's patience."""
+        for instance in instances:
+            if instance in self._at_work:
+                self._in_background(self._stop(self._at_work[instance], instance))
 
     async def _stop(self, handle: Any, instance: str) -> None:
         try:

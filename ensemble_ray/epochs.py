@@ -8,7 +8,8 @@ for each level of handing out, the highest for the owner of the run:
 
 Each level raises its own digit, at most nine times, before it gives up. So what a lost process handed out last, on record
 or not, is always below what its successor hands out, which raised a higher digit: an orphan can never be taken for its
-successor, however often either sent its own delegations again.
+successor, however often either sent its own delegations again. Levels below the third share their digit: there it holds
+while they raise it nine times in all.
 Never: a level that hands out more often than its digit can count.
 """
 

@@ -188,7 +188,7 @@ class ManagerStalledError(AgentExecutionError):
         told = f" The last thing it was told: {last_results[-1][:200]}" if last_results else ""
         super().__init__(
             f"The manager made no progress in {turns} turns: no worker completed anything that had not been done."
-            f"{told} Change its tasks, constraints or model, or set manager_stall_turns",
+            f"{told}{'' if not told or told.endswith('.') else '.'} Change its tasks, constraints or model, or set manager_stall_turns",
             "Manager",
             task_description,
         )

@@ -39,6 +39,7 @@ from ensemble_ray.execute.recorded import as_mapping, trace_of, typed_output
 from ensemble_ray.ids import delegated_instance
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import HierarchyRules
+from ensemble_ray.ports import Until
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
 from ensemble_ray.values import utc_of
 
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 __all__ = ["Colleagues", "Delegations"]
 
 _log = logging.getLogger(__name__)
+#: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.
+_PATIENCE_S = 5.0
 #: What came of a delegation whose asking task was stopped.
 _STOPPED = "Stopped before the worker was done"
 
@@ -59,6 +62,10 @@ class Colleagues(Protocol):
 
     async def perform(self, order: TaskOrder) -> TaskResult:
         """Run that task to its end; a cancelled caller stops it. A process that died is a failed result."""
+        ...
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these; `perform` still gives what came of each, within the houses' grace, if its process can be reached."""
         ...
 
 
@@ -121,8 +128,11 @@ class Delegations:
 
     # Carrying out.
 
-    async def call(self, call: ToolCall, name: str) -> ToolEffect:
-        """Carry out what was decided of a call; gives its effect, whatever came of it.
+    async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Until]:
+        """Carry out what was decided of a call; gives its effect, and how safe its record must be before anything follows.
+
+        A worker's result is on record as the worker's own output, and a refusal as the decision: from them the same effect
+        comes again. What became of a worker that gave nothing only its asker knows.
 
         Args:
             call: As the model wrote it.
@@ -136,9 +146,10 @@ class Delegations:
         decision = self._decisions.of(name)
         if isinstance(decision, str):
             now = self._scope.ports.clock.now()
-            return ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
+            malformed = ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
+            return malformed, Until.TAKEN
         if decision.worker is None:
-            return self._refused(call, decision)
+            return self._refused(call, decision), Until.TAKEN
         self._open[name] = (decision, decision.worker)
         async with self._places:
             if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
@@ -147,7 +158,7 @@ class Delegations:
                 raise self._beyond
             result = await self._performed(name, decision, decision.worker)
         effect = self._concluded(name, decision, decision.worker, result)
-        return self._tool_effect(call, effect)
+        return self._tool_effect(call, effect), Until.WRITTEN if effect.output is None else Until.TAKEN
 
     async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
         """A call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
@@ -194,15 +205,12 @@ class Delegations:
             raise IllegalStateError("This process cannot reach other agents")
         self._begun.add(name)
         limit = self._context.timeout_s
-        timer = asyncio.timeout(limit)
+        work = asyncio.ensure_future(colleagues.perform(order))
         try:
-            async with timer, self._scope.slot.waiting():
-                result = await colleagues.perform(order)
-        except TimeoutError:
-            if not timer.expired():
-                raise
-            text = f"Agent '{worker.role}' was stopped, since it did not finish within {limit:g} s"
-            result = self._failed_result(order, AgentExecutionError(text, worker.role, order.task.description))
+            async with self._scope.slot.waiting():
+                result = await self._within(limit, work, order, colleagues)
+        finally:
+            work.cancel()  # where this task is cancelled itself; else it is done
         del self._open[name]
         if (beyond := _beyond_the_worker(result)) is not None:
             self._beyond = self._beyond or beyond
@@ -213,6 +221,22 @@ class Delegations:
                 self._announce_failure(effect, reason, beyond)
             raise beyond
         return result
+
+    async def _within(
+        self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, colleagues: Colleagues
+    ) -> TaskResult:
+        """The result, or that it did not come in time, with what the worker had done until then (S-HIER-85, S-TRC-43)."""
+        await asyncio.wait([work], timeout=limit_s)
+        if work.done() or limit_s is None:
+            return work.result()
+        colleagues.stop((order.instance,))
+        await asyncio.wait([work], timeout=_PATIENCE_S)
+        stopped = work.result() if work.done() else None
+        if stopped is not None and stopped.status == "completed":
+            return stopped  # it was done at that very moment
+        text = f"Agent '{order.agent_role}' was stopped, since it did not finish within {limit_s:g} s"
+        failed = self._failed_result(order, AgentExecutionError(text, order.agent_role, order.task.description))
+        return failed if stopped is None else replace(failed, trace=stopped.trace)
 
     def _worker_order(self, name: str, decision: Decision, worker: Colleague) -> TaskOrder:
         instance = delegated_instance(name)

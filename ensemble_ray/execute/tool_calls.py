@@ -229,11 +229,11 @@ class ToolCalls:
     async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
         """Hand work on. There is no intent to note: the decision is on record, and a repetition repeats nothing."""
         try:
-            effect = await delegations.call(call, name)
+            effect, until = await delegations.call(call, name)
         finally:
             self._open -= 1
             self._scope.slot.ended()
-        await self._scope.note("tool_result", name, _data_of(effect), until=Until.WRITTEN)
+        await self._scope.note("tool_result", name, _data_of(effect), until=until)
         return effect
 
     def _context(self, tool_name: str, effect: str) -> ToolContext:

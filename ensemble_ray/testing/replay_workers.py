@@ -6,6 +6,7 @@ Never: a difference in a worker's work that its asker does not hear of: it is th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
@@ -50,6 +51,9 @@ class ReplayedWorkers:
             self._tell(order, call, Difference(where=unused, what="a call", recorded="made", current="not made"))
         self._compare(order, call, result, end)
         return result
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Nothing: what a replay asks for is there at once, so that no time runs out."""
 
     def _recorded_end(
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference

@@ -26,7 +26,7 @@ def ask(role: str, text: str = "help", *, number: int = 0, tool: str = "delegate
 def member(role: str, *entries: object, **fields: object) -> Agent:
     """An agent that gives these entries turn by turn, also where the first turns are on record; or says who it is."""
 
-    def entry(asked: ScriptedCall) -> object:
+    async def entry(asked: ScriptedCall) -> object:  # async, since a virtual clock does not wait for threads
         return entries[sum(message.role == "assistant" for message in asked.messages)]
 
     return writer(ScriptedModel(otherwise=entry if entries else f"by {role}"), role=role, **fields)

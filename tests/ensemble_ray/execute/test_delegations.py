@@ -10,14 +10,22 @@ from ensemble_ray.delegation import DelegationPolicyContext, DelegationPolicyRes
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, ManagerStalledError
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, TaskStartEvent
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.messages import ChatResponse, TokenUsage
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.tools import tool
 from ensemble_ray.tools.batch import BATCH_LIMIT_S
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
-from tests.ensemble_ray.execute.running import Bench, writer
+from tests.ensemble_ray.execute.running import Bench, call, writer
 from tests.ensemble_ray.virtual_time import run_in_virtual_time
 
 HOUR_S = 3600.0
+
+
+@tool
+async def look_up() -> str:
+    """Look something up."""
+    return "found"
 
 
 def told(bench: Bench, key: str = "writer") -> list[str]:
@@ -75,6 +83,26 @@ async def test_duration_begins_with_the_request() -> None:
     assert result.output.trace is not None
     spans = [(each.started_at.timestamp(), each.completed_at.timestamp()) for each in result.output.trace.delegations]
     assert spans == [(1000, 1005), (1005, 1007)]
+
+
+def test_what_a_stopped_worker_had_done_counts() -> None:
+    """S-HIER-85, S-TRC-43: its trace, with the tokens that were spent before its time was up."""
+
+    async def hang(_asked: object) -> str:
+        await asyncio.Event().wait()
+        return "never"
+
+    first = ChatResponse(tool_calls=[call("look_up")], usage=TokenUsage(10, 5))
+    bench = together(
+        member("Manager", ask("Slow", tool="delegate_task"), "done"),
+        member("Slow", first, hang, tools=[look_up]),
+        rules=HierarchyRules(),
+        timeout_s=90.0,
+    )
+    result, _ = run_in_virtual_time(done_by(bench, "manager"))
+    (lost,) = result.lost_work
+    assert (lost.agent_role, lost.metrics.input_tokens, lost.metrics.output_tokens) == ("Slow", 10, 5)
+    assert result.delegated == ()
 
 
 def test_peer_that_takes_too_long_is_stopped() -> None:
@@ -158,6 +186,8 @@ async def test_all_attempts_of_a_turn_are_told_when_their_task_is_stopped(most: 
     )
     asked = asyncio.create_task(done_by(bench, "manager"))
     await begun.wait()
+    while not bench.sink.of(DelegationCompletedEvent):  # noqa: ASYNC110  a sink tells nobody
+        await asyncio.sleep(0)
     bench.runner.colleagues.stop(["manager#0"])  # type: ignore[union-attr]  local houses
     result = await asked
     assert result.trace is not None
