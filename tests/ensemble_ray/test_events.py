@@ -102,7 +102,9 @@ EVERY: list[Event] = [
         delegation_id="d-1",
         delegating_agent_role="Manager",
         worker_role="Writer",
-        response=DelegationResponse(task_id="d-1", status=DelegationStatus.SUCCESS, worker_role="Writer", raw_output="text"),
+        response=DelegationResponse(
+            task_id="d-1", status=DelegationStatus.SUCCESS, worker_role="Writer", raw_output="text"
+        ),
         duration=SECOND,
     ),
     DelegationFailedEvent(
@@ -112,7 +114,9 @@ EVERY: list[Event] = [
         worker_role="Writer",
         failure_reason="no",
         cause=AgentExecutionError("no"),
-        response=DelegationResponse(task_id="d-1", status=DelegationStatus.FAILURE, worker_role="Writer", errors=["no"]),
+        response=DelegationResponse(
+            task_id="d-1", status=DelegationStatus.FAILURE, worker_role="Writer", errors=["no"]
+        ),
         duration=SECOND,
     ),
     FileChangedEvent(
