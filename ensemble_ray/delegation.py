@@ -30,7 +30,13 @@ __all__ = [
     "DelegationResponse",
     "DelegationStatus",
     "PolicyFunction",
+    "spoken_role",
 ]
+
+
+def spoken_role(role: str) -> str:
+    """A role as a delegation finds it: white space around it and case make no difference (S-DEL-2, S-HIER-21)."""
+    return role.strip().casefold()
 
 
 class DelegationPriority(StrEnum):
@@ -238,8 +244,8 @@ class DelegationContext:
 
     def find(self, role: str) -> Colleague | None:
         """The first agent of that role, spelled with other cases or spaces (S-DEL-2, S-HIER-21)."""
-        wanted = role.strip().casefold()
-        return next((each for each in self.colleagues if each.role.strip().casefold() == wanted), None)
+        wanted = spoken_role(role)
+        return next((each for each in self.colleagues if spoken_role(each.role) == wanted), None)
 
     @property
     def roles(self) -> tuple[str, ...]:

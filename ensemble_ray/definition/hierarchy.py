@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, InstanceOf
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initially
 from ensemble_ray.definition.task import Task
+from ensemble_ray.delegation import spoken_role
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.values import FrozenSequence, Value
@@ -24,7 +25,6 @@ __all__ = [
     "ManagerPromptStrategy",
     "check_constraints",
     "check_roles",
-    "spoken_role",
 ]
 
 _PREFIX = "HierarchicalConstraints."
@@ -143,11 +143,6 @@ def check_roles(roles: Sequence[str]) -> None:
                 "All agent roles must be unique (case-insensitive) to avoid ambiguous delegation."
             )
         seen.add(spoken_role(role))
-
-
-def spoken_role(role: str) -> str:
-    """A role as a delegation finds it: white space around it and case make no difference (S-HIER-21)."""
-    return role.strip().casefold()
 
 
 def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.delegation import spoken_role
 from ensemble_ray.messages import ToolSpec
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def manager_tool(context: DelegationContext, rules: HierarchyRules, told: str) -
 
 def peer_tool(context: DelegationContext, role: str) -> ToolSpec:
     """The tool of an agent with `allow_delegation` (S-DEL-1)."""
-    roles = [each for each in context.roles if each.strip().casefold() != role.strip().casefold()]
+    roles = [each for each in context.roles if spoken_role(each) != spoken_role(role)]
     text = (
         "Let a colleague do a part of your task and get the result. The colleague knows nothing but the text you write: "
         "put everything it needs into task."

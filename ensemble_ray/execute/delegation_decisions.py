@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.delegation import (
     Colleague,
@@ -20,11 +20,11 @@ from ensemble_ray.delegation import (
     DelegationPolicyResult,
     DelegationRequest,
 )
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, RecordError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation_calls import Asked, read_call
 from ensemble_ray.execute.delegation_gates import Gate, Refusal
-from ensemble_ray.execute.recorded import as_mapping, began_at
+from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
 from ensemble_ray.ids import effect_name, uuid_of
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
@@ -142,14 +142,10 @@ class Decisions:
                 return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=reason)
             if verdict.request is not None:
                 request = verdict.request  # under the id that it has (S-DEL-50)
-        target = self._gate.change(worker, request.agent_role) if self._is_other(worker, request) else worker
+        target = self._gate.change(worker, request.agent_role)
         if isinstance(target, Refusal):
             return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=target)
         return Decision(request=request, worker=target, at=at, position=position, charged=target.role)
-
-    def _is_other(self, worker: Colleague, request: DelegationRequest) -> bool:
-        found = self._context.find(request.agent_role)
-        return found is None or found.key != worker.key
 
     async def _asked_policy(self, index: int, request: DelegationRequest) -> DelegationPolicyResult:
         context = DelegationPolicyContext(
@@ -166,17 +162,12 @@ class Decisions:
         data = fact.data
         told = as_mapping(data.get("refusal"))
         key = data.get("worker")
-        try:
-            request = DelegationRequest(**cast("Mapping[str, Any]", as_mapping(data.get("request"))))
-        except ValueError as error:
-            msg = f"The record is damaged: delegation '{fact.name}': {message_of(error)}"
-            raise RecordError(msg) from error
         worker = next((each for each in self._context.colleagues if each.key == key), None)
         charged = data.get("charged")
         if isinstance(charged, str):
             self._gate.recall(charged)
         return Decision(
-            request=request,
+            request=request_of(fact),
             worker=worker,
             at=began_at(fact),
             position=position,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from ensemble_ray.delegation import Colleague, DelegationContext
+from ensemble_ray.delegation import Colleague, DelegationContext, spoken_role
 from ensemble_ray.schedule.hierarchy import DelegationEnforcer
 
 __all__ = ["Gate", "ManagerGate", "PeerGate", "Refusal"]
@@ -47,7 +47,7 @@ class Gate(Protocol):
         ...
 
     def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
-        """A policy changed the target to that role (S-DEL-77, S-DEL-78, S-HIER-46)."""
+        """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
         ...
 
     def recall(self, charged: str) -> None:
@@ -127,7 +127,7 @@ class PeerGate:
         return None
 
     def _is_self(self, role: str) -> bool:
-        return role.strip().casefold() == self._role.strip().casefold()
+        return spoken_role(role) == spoken_role(self._role)
 
 
 class ManagerGate:

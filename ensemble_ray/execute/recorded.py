@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ensemble_ray.errors import RecordError
+from ensemble_ray.delegation import DelegationRequest
+from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.structured import parse_output
 from ensemble_ray.execute.type_adapters import adapter_of
@@ -30,6 +31,7 @@ __all__ = [
     "began_at",
     "failure_of",
     "recorded_workers",
+    "request_of",
     "trace_of",
     "typed_data",
     "typed_output",
@@ -80,6 +82,19 @@ def trace_of(fact: Fact) -> TaskTrace | None:
         return TaskTrace(**cast("dict[str, Any]", data))
     except ValueError as error:
         raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error
+
+
+def request_of(fact: Fact) -> DelegationRequest:
+    """The request that a `delegation` fact decided of.
+
+    Raises:
+        RecordError: it is none.
+    """
+    try:
+        return DelegationRequest(**cast("Mapping[str, Any]", as_mapping(fact.data.get("request"))))
+    except ValueError as error:
+        msg = f"The record is damaged: delegation '{fact.name}': {message_of(error)}"
+        raise RecordError(msg) from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from typing import Any, cast
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
-from ensemble_ray.definition.hierarchy import spoken_role
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.delegation import spoken_role
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
-from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.delegation import DelegationResponse, DelegationStatus, spoken_role
 from ensemble_ray.execute.effects import DelegationEffect
-from ensemble_ray.execute.recorded import as_mapping, began_at
+from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
 from ensemble_ray.ids import delegated_instance
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.trace import TaskTrace
 
-__all__ = ["WorkerFold", "delegation_effect", "request_of", "worker_role"]
+__all__ = ["WorkerFold", "delegation_effect", "worker_role"]
 
 #: What the response of an attempt says that was begun and never came back.
 _NO_RESULT = "No result was recorded: the run ended during this delegation"
@@ -42,19 +41,6 @@ class WorkerFold:
     last_at: float = 0.0
 
 
-def request_of(decision: Fact) -> DelegationRequest:
-    """The request that was decided.
-
-    Raises:
-        RecordError: it is none.
-    """
-    try:
-        return DelegationRequest(**cast("Mapping[str, Any]", as_mapping(decision.data.get("request"))))
-    except ValueError as error:
-        msg = f"The record is damaged: delegation '{decision.name}': {message_of(error)}"
-        raise RecordError(msg) from error
-
-
 def worker_role(decision: Fact, roles: Mapping[str, str]) -> str:
     """Role of who was asked; of a refused attempt that of the one who is meant, or what the model wrote.
 
@@ -66,8 +52,7 @@ def worker_role(decision: Fact, roles: Mapping[str, str]) -> str:
     if found is not None:
         return found
     asked = request_of(decision).agent_role
-    wanted = asked.strip().casefold()
-    return next((role for role in roles.values() if role.strip().casefold() == wanted), asked)
+    return next((role for role in roles.values() if spoken_role(role) == spoken_role(asked)), asked)
 
 
 def delegation_effect(
