@@ -101,14 +101,15 @@ async def test_run_has_no_owner_when_only_a_forked_child_is_left(store: RunStore
     """S-DUR-15: a pool's process that outlives the owner keeps nothing of it."""
     rest = """
 await run.journal.append([fact()], until=Until.WRITTEN)
-if child := os.fork():
-    print(child, flush=True)
-    die()
+if os.fork() == 0:
+    print(os.getpid(), flush=True)
 time.sleep(600)
 """
     with program_on(address, rest) as process:
+        # The child's own word, so that it has let go what it inherited before its parent dies.
         child = int(await asyncio.to_thread(line_of, process))
         try:
+            process.kill()
             assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
             assert await state_of(store) is RunState.INTERRUPTED
             await (await store.take(RUN)).close(RunState.COMPLETED)
