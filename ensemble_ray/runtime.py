@@ -14,14 +14,16 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
+    import asyncio
+
     from actors.runtime import RayRuntime
-    from ensemble_ray.execute.orders import RunFrame, RunOutcome
+    from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.messages import Fact
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.ports import EventSink, ToolMetrics
+    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
 
-__all__ = ["RunHandle", "RunRequest", "Runtime", "connect", "ray_runtime_class"]
+__all__ = ["FedHouses", "FeedRequest", "RunHandle", "RunRequest", "Runtime", "connect", "ray_runtime_class"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,51 @@ class RunHandle(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedRequest:
+    """Everything a runtime needs to do tasks that are made while their run goes on."""
+
+    run_id: str
+    frame: RunFrame
+    #: takes the run's events in this process
+    events: EventSink
+    tool_metrics: ToolMetrics
+    #: how a person or a callable is asked what became of an effect (S-DUR-24)
+    on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
+    #: what this process writes the run's facts with
+    journal: Journal
+    #: where the run is recorded; None: nowhere
+    store: StoreAddress | None = None
+    #: told the result of each order, once, on the library's loop; several at a time
+    deliver: Callable[[Sequence[TaskResult]], None]
+
+
+class FedHouses(Protocol):
+    """Where the tasks of a fed run are done."""
+
+    @property
+    def failed(self) -> asyncio.Future[None]:
+        """Never done, unless nothing more can be done here: then it has the error, such as that the cluster is gone."""
+        ...
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many processes a kind of agents may get; None: this one is all there is."""
+        ...
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits."""
+        ...
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; each is still delivered, within the houses' grace."""
+        ...
+
+    async def close(self) -> None:
+        """Let everything go; all events of delivered tasks were handed to the sink. Nothing is delivered any more."""
+        ...
+
+
 @runtime_checkable
 class Runtime(Protocol):
     """Where runs live: this process, or actors on a cluster."""
@@ -76,6 +123,14 @@ class Runtime(Protocol):
 
     async def submit(self, request: RunRequest) -> RunHandle:
         """Begin a run.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+        """
+        ...
+
+    async def feed(self, request: FeedRequest) -> FedHouses:
+        """Houses for tasks that are made while their run goes on.
 
         Raises:
             ValidationError: something that must travel cannot (S-CONV-34).

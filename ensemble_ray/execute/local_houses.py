@@ -101,9 +101,16 @@ class LocalHouses:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
     async def _run(self, order: TaskOrder) -> None:
-        async with Slot(self._slots.get(order.agent_key or "")) as slot:
+        async with Slot(self._places_of(order)) as slot:
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)
         self._report(order, asyncio.current_task(), result)
+
+    def _places_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
+        """The places that the task's agent has; those of a kind of agents come with the first task of it."""
+        key, agent = order.agent_key or "", order.agent
+        if agent is not None and agent.max_concurrency is not None and key not in self._slots:
+            self._slots[key] = asyncio.Semaphore(agent.max_concurrency)
+        return self._slots.get(key)
 
     def _ended(self, order: TaskOrder, task: asyncio.Task[None]) -> None:
         """Report what the runner could not: a task cancelled before it began or in its slot's queue, a defect of ours."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.delegation import DelegationContext
@@ -69,6 +70,8 @@ class TaskOrder:
     task: Task
     agent_key: str | None
     agent_role: str
+    #: of a task that was made while its run goes on: who does it; its key is then that of its kind (S-MR-142)
+    agent: Agent | None = None
     #: outputs of the context tasks in the order of the task's context list
     context: Sequence[TaskOutput] = ()
     #: description of a context task whose output does not exist (S-ENG-11)

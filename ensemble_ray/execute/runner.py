@@ -140,7 +140,7 @@ class TaskRunner:
         if order.agent_key is None:
             text, structured = await run_handler(scope)
         else:
-            loop = AgentLoop(scope, self._agents[order.agent_key])
+            loop = AgentLoop(scope, order.agent or self._agents[order.agent_key])
             text, structured = await loop.run()
         if order.output_guardrails:
             await self.ports.journal.flush()  # user code depends on the answer from here on
