@@ -22,6 +22,7 @@ from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, Task
 from ensemble_ray.execute.reports import report_of
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.inline_feed import InlineFeed
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import RunState
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Journal
     from ensemble_ray.record.stores import OwnedRun, RunStore
-    from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.runtime import FeedRequest, RunRequest
 
 __all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "let_go", "own_run", "watch_for_cancel"]
 
@@ -99,6 +100,11 @@ class InlineRuntime:
             raise
         await run.begin()
         return run
+
+    async def feed(self, request: FeedRequest) -> InlineFeed:
+        """Houses for tasks that are made while their run goes on."""
+        services = Services(limiter=process_limiter(), cpu=self._cpu)
+        return InlineFeed(request, services, SystemClock(), grace_s=GRACE_S)
 
     async def close(self) -> None:
         """End the process pool of CPU-heavy tools."""

@@ -7,26 +7,21 @@ A failure in a step leaves later steps untouched.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.delivery import Delivery, listeners_of
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
-from ensemble_ray.event_log import EventLog, EventStream
-from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event
+from ensemble_ray.errors import AgentExecutionError
+from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.ids import new_run_id
-from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -34,13 +29,12 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
-from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import check_same, recorded_output
 from ensemble_ray.record.result import assemble, manager_failure
-from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
-from ensemble_ray.runtime import RunHandle, RunRequest, Runtime, connect
+from ensemble_ray.run_life import RunLife
+from ensemble_ray.runtime import RunHandle, RunRequest, Runtime
 from ensemble_ray.threads import USER_ERRORS, threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
@@ -50,7 +44,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.trace import CaptureMode
 
-__all__ = ["Interrupted", "Resumption", "Run", "check"]
+__all__ = ["Resumption", "Run", "check"]
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +67,6 @@ class Resumption:
     allows_changes: bool = False
 
 
-class Interrupted:
-    """Stands for a KeyboardInterrupt of a listener; raised in the caller's thread, never on the loop (S-SET-27)."""
-
-    def __init__(self, stop: BaseException) -> None:
-        self.stop = stop
-
-
 def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
     """Validate the definition and fill in its texts; calls no model.
 
@@ -92,7 +79,7 @@ def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -
     return resolve_tasks(definition, inputs)
 
 
-class Run:
+class Run(RunLife):
     """A run that was started. Results come with `result()` or `await aresult()`.
 
     Attributes:
@@ -112,10 +99,11 @@ class Run:
         resumption: Resumption | None = None,
     ) -> None:
         """Begin, or go on; `is_watched` says whether `events()` will be asked."""
-        self.id = run_id or new_run_id()
+        super().__init__(
+            definition.with_options(options), run_id=run_id or new_run_id(), runtime=runtime, is_watched=is_watched
+        )
         self._definition = definition.with_options(options)
         self._inputs = inputs
-        self._listeners = listeners_of(definition)
         self._earlier: list[Fact] = []
         self._is_named = run_id is not None
         self._origin = origin or Origin()
@@ -123,115 +111,22 @@ class Run:
         self._resumption = resumption
         #: recorded answers of before scheduling, by effect name
         self._answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
-        self._state = RunState.PENDING
-        self._runtime = connect(runtime)
         self._handle: RunHandle | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
-        self._is_cancelling = False
-        self._interrupt: Interrupted | None = None
-        self._events = EventLog(is_open=is_watched)
-        self._fields = {**current_log_context(), "ensemble.id": self.id}
-        self._delivery = Delivery(self._listeners, fields=self._fields, on_interrupt=self._interrupted)
-        self._future: concurrent.futures.Future[EnsembleOutput | Interrupted] = submit(self._execute())
-
-    @property
-    def state(self) -> RunState:
-        """Where the run stands."""
-        return self._state
+        self._begin()
 
     @property
     def recorded_tasks(self) -> int:
         """How many tasks had recorded outputs when the run went on; none when it begins."""
         return 0 if self._resumption is None else self._resumption.recorded_tasks
 
-    def events(self) -> EventStream:
-        """All events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""
-        return self._events.stream()
-
-    def result(self, timeout_s: float | None = None) -> EnsembleOutput:
-        """Wait for the end and give the output; after `cancel()` one whose `exit_reason` is cancelled (S-SET-27).
-
-        Raises:
-            EnsembleError: the run failed.
-            TimeoutError: it did not end in that time; it goes on.
-            IllegalStateError: called on the library's own loop, where waiting would never end.
-        """
-        if on_library_loop():
-            raise IllegalStateError(
-                "a blocking call was made on ensemble_ray's own loop, from an async callable; await arun() or aresult()"
-            )
-        return self._given(self._future.result(timeout_s))
-
-    async def aresult(self) -> EnsembleOutput:
-        """`result` for async code, on any loop."""
-        future = asyncio.wrap_future(self._future)
-        # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
-        future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
-        return self._given(await asyncio.shield(future))
-
-    def join(self, timeout_s: float) -> bool:
-        """Wait until the run has let go of everything; whether it did so in time. Raises nothing of the run's."""
-        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
-        return bool(done)
-
-    async def ajoin(self) -> None:
-        """`join` for async code, however long it takes."""
-        await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
-
-    def cancel(self) -> None:
-        """Ask the run to end: nothing starts any more, running tasks are stopped, completed outputs are kept."""
-        submit(self.acancel())
-
-    async def acancel(self) -> None:
-        """`cancel`, and return when it was asked."""
-        await bridge(self._cancel())
-
-    async def _cancel(self) -> None:
-        self._is_cancelling = True
+    async def _stop(self) -> None:
         if self._handle is not None:
             await self._handle.cancel()
         elif self._synthesizing is not None:
             self._synthesizing.cancel()  # a model is asked there, which may take as long as any
 
-    def _given(self, outcome: EnsembleOutput | Interrupted) -> EnsembleOutput:
-        if isinstance(outcome, Interrupted):
-            raise outcome.stop
-        return outcome
-
-    def _interrupted(self, stop: BaseException) -> None:
-        """A listener was interrupted; called on its thread."""
-        self._interrupt = self._interrupt or Interrupted(stop)
-        self.cancel()
-
     # On the library's loop.
-
-    async def _execute(self) -> EnsembleOutput | Interrupted:
-        try:
-            output = await self._concluded()
-        except Exception:
-            if self._interrupt is None:
-                raise
-            return self._interrupt  # it may have come while the failure was told to listeners
-        return self._interrupt or output
-
-    async def _concluded(self) -> EnsembleOutput:
-        """Run, and return or raise when every listener has heard everything."""
-        with log_context(self._fields):
-            try:
-                return await self._run()
-            except ValidationError as error:
-                self._state = RunState.FAILED
-                _log.warning("Run refused: %s", message_of(error))
-                raise
-            except Exception as error:
-                self._state = RunState.FAILED
-                _log.error("Run failed: %s", message_of(error))
-                raise
-            finally:
-                await self._delivery.close()
-                self._events.close()
-                if self._definition.durability is not Durability.OFF:
-                    await apply_retention(store_at(self._runtime.store_address), spared=self.id)
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
@@ -328,24 +223,6 @@ class Run:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
         return RecordedModel(model, self.id, name, self._earlier.append, known=self._answers.get(name, ()))
 
-    async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
-        self.emit(
-            EnsembleCompletedEvent(
-                run_id=self.id,
-                ensemble_id=self.id,
-                total_duration=output.total_duration,
-                exit_reason=output.exit_reason,
-            )
-        )
-        _log.info(
-            "Run %s in %.3f s: %d tasks, %d tool calls",
-            output.exit_reason.value, output.total_duration.total_seconds(),
-            len(output.task_outputs), output.total_tool_calls,
-        )  # fmt: skip
-        exporter = effective_exporter(mode, self._definition.trace_exporter)
-        if exporter is not None and output.trace is not None and self._state is RunState.COMPLETED:
-            await export_safely(exporter, output.trace)
-
     def _request(self, planned: Planned, mode: CaptureMode) -> RunRequest:
         definition = self._definition
         frame = frame_of(
@@ -385,14 +262,3 @@ class Run:
             "runtime": self._runtime.name,
             "capture_mode": mode.value,
         }
-
-    # The sink of the run's events in this process.
-
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether a listener or a reader of `events()` wants that type."""
-        return self._delivery.wants(kind) or self._events.wants(kind)
-
-    def emit(self, event: Event) -> None:
-        """Hand the event to listeners and readers."""
-        self._delivery.emit(event)
-        self._events.emit(event)

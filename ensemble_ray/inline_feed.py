@@ -1,0 +1,71 @@
+"""Houses of a fed run in this process. Floor: beside inline.
+
+In: orders as they are made. Out: their results. What an order brings with it (its agent, its handler, its guardrails) is
+held from its start to its result and no longer, since a run may have a hundred thousand of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
+
+if TYPE_CHECKING:
+    from ensemble_ray.context import Services
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.ports import Clock
+    from ensemble_ray.runtime import FeedRequest
+
+__all__ = ["InlineFeed"]
+
+
+class InlineFeed:
+    """Does a fed run's tasks on the library's loop. Fulfils `FedHouses`."""
+
+    def __init__(self, request: FeedRequest, services: Services, clock: Clock, *, grace_s: float) -> None:
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        #: tasks at work whose handlers or guardrails are asked
+        self._called: dict[str, Task] = {}
+        self._request = request
+        ports = RunnerPorts(
+            clock=clock,
+            journal=request.journal,
+            events=request.events,
+            callables=LocalCallables(self._called),
+            services=services,
+            tool_metrics=request.tool_metrics,
+            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+        )
+        self._houses = LocalHouses(TaskRunner(request.frame, ports, {}), {}, self._deliver, grace_s=grace_s)
+
+    @property
+    def most_processes(self) -> int | None:
+        """None: this process is all there is."""
+        return None
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits."""
+        for order in orders:
+            if order.task.handler is not None or order.input_guardrails or order.output_guardrails:
+                self._called[order.key] = order.task
+        self._houses.start(orders)
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks."""
+        self._houses.stop(instances)
+
+    async def close(self) -> None:
+        """Stop what still runs."""
+        await self._houses.end()
+
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        for result in results:
+            self._called.pop(result.key, None)
+        self._request.deliver(results)
