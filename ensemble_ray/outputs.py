@@ -34,6 +34,8 @@ class ExitReason(StrEnum):
     TIMEOUT = "timeout"
     ERROR = "error"
     CANCELLED = "cancelled"
+    #: what the run may spend is spent (S-BUD-4)
+    BUDGET_EXHAUSTED = "budget_exhausted"
 
 
 class RunState(StrEnum):
@@ -46,11 +48,13 @@ class RunState(StrEnum):
     FAILED = "failed"
     CANCELLED = "cancelled"
     INTERRUPTED = "interrupted"
+    #: it ended before its time, since what it may spend was spent; a larger budget lets it go on (S-BUD-6)
+    BUDGET_EXHAUSTED = "budget_exhausted"
 
     @property
     def is_final(self) -> bool:
         """Whether nothing will happen any more."""
-        return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
+        return self in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED}
 
     @property
     def is_going_on(self) -> bool:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, Self, TypeA
 from pydantic import AfterValidator, BeforeValidator, Field, InstanceOf, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.budget import check_budget
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.fields import (
     Accepts,
@@ -24,6 +25,7 @@ from ensemble_ray.definition.fields import (
     OptionalDurabilityField,
     OptionalDurationField,
     OptionalModelField,
+    StrictAmount,
     StrictInt,
     WorkflowField,
     check_positive,
@@ -157,19 +159,24 @@ class RunOptions(Value):
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         max_parallel_tasks: Tasks that may run at the same time.
         durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
+        max_tokens: Tokens of input and output together that the run may spend; > 0.
+        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
     """
 
     max_tool_output_length: StrictInt | None = None
     tool_log_truncate_length: StrictInt | None = None
     max_parallel_tasks: StrictInt | None = None
     durability: OptionalDurabilityField = initially(None)
+    max_tokens: StrictInt | None = None
+    max_cost: StrictAmount | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
         if isinstance(data, Mapping):
-            cap = cast("Mapping[str, object]", data).get("max_parallel_tasks")
-            check_positive(cap, "RunOptions max_parallel_tasks must be > 0 when set")
+            given = cast("Mapping[str, object]", data)
+            check_positive(given.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
+            check_budget(given, "RunOptions")
         return data
 
 
@@ -195,6 +202,9 @@ class EnsembleDefinition(Value):
         capture_mode: How much the trace keeps; None: as `ENSEMBLE_RAY_CAPTURE_MODE` says, else `"off"`.
         trace_exporter: Takes the trace of each successful run.
         cost_configuration: Money per token, for cost estimates.
+        max_tokens: Tokens of input and output together that one run may spend; then it ends early, with what it has.
+            None: no limit.
+        max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
         durability: `"effects"`: what a step depends on is on record before it, so that nothing recorded is repeated
             after a crash; `"run"`: facts are written within 200 ms; `"off"`: nothing is.
         on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
@@ -236,6 +246,8 @@ class EnsembleDefinition(Value):
     capture_mode: CaptureModeField = initially(None)
     trace_exporter: _Exporter = None
     cost_configuration: CostConfiguration | None = None
+    max_tokens: StrictInt | None = None
+    max_cost: StrictAmount | None = None
     durability: DurabilityField = initially(Durability.EFFECTS)
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     retry: RetryPolicy | None = RetryPolicy()
@@ -272,6 +284,7 @@ class EnsembleDefinition(Value):
             return data
         given = dict(cast("Mapping[str, Any]", data))
         check_positive(given.get("max_parallel_tasks"), "Ensemble max_parallel_tasks must be > 0 when set")
+        check_budget(given, "Ensemble")
         for name in ("llm", "manager_llm"):
             given[name] = model_of(given.get(name))
         return given

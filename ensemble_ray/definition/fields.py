@@ -32,6 +32,7 @@ __all__ = [
     "OptionalDurabilityField",
     "OptionalDurationField",
     "OptionalModelField",
+    "StrictAmount",
     "StrictInt",
     "StrictText",
     "ToolsField",
@@ -55,6 +56,8 @@ _Enum = TypeVar("_Enum", bound=StrEnum)
 #: Numbers as numbers: "3" and True are refused, so that a check of the range cannot be passed by.
 StrictInt = Annotated[int, Strict()]
 StrictText = Annotated[str, Strict()]
+#: An amount of money; whole numbers are taken too.
+StrictAmount = Annotated[float, Strict()]
 
 
 # Checks. Each runs before pydantic's own, in the order that the specification lists (S-CONV-14).

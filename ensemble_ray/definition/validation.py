@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.budget import check_costs
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.definition.task import Task
@@ -37,6 +38,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
             "Ensemble rate_limit is configured but llm is None. "
             "An ensemble-level llm is required when rate_limit is set."
         )
+    check_costs(definition.max_cost, definition.cost_configuration)
     _check_agents(definition)
     _check_models(definition)
     _check_delegation(definition)

@@ -25,7 +25,7 @@ RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 #: Hours of each unit.
 _HOURS = {"h": 1, "d": 24, "w": 168}
 _AGE = re.compile(r"(\d+)\s*([hdw])")
-_ENDED = frozenset({RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+_ENDED = frozenset(state for state in RunState if state.is_final)
 
 
 def age_from(text: str) -> timedelta:
