@@ -85,9 +85,9 @@ def _object(table: Mapping[str, Field], kind: type[Value] | None) -> dict[str, J
 
 
 def _words(kind: type[Value]) -> dict[str, str]:
-    """What the class's docstring says of its fields."""
-    parsed = docstring_parser.parse(kind.__doc__ or "")
-    return {each.arg_name: " ".join((each.description or "").split()) for each in parsed.params}
+    """What the docstrings of the class, and of those that it is made of, say of its fields."""
+    parsed = [docstring_parser.parse(each.__doc__ or "") for each in reversed(kind.__mro__) if issubclass(each, Value)]
+    return {word.arg_name: " ".join((word.description or "").split()) for each in parsed for word in each.params}
 
 
 def _default(kind: type[Value] | None, name: str) -> JsonValue:

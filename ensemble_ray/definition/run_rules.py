@@ -1,0 +1,270 @@
+"""The rules that every kind of ensemble runs under, and who watches its runs. Room: definition.
+
+In: what the user declares. Out: frozen values that kinds of ensembles are made of. What an ensemble does is declared by
+those (`ensemble`, `map_reduce`); nothing of it stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
+
+from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, model_validator
+
+from ensemble_ray.definition.budget import check_budget
+from ensemble_ray.definition.durability import Durability, OnUnknown
+from ensemble_ray.definition.fields import (
+    Accepts,
+    Callbacks,
+    CaptureModeField,
+    DurabilityField,
+    ErrorStrategyField,
+    OnUnknownField,
+    OptionalDurabilityField,
+    OptionalModelField,
+    StrictAmount,
+    StrictInt,
+    check_positive,
+    initially,
+    items_of,
+    model_of,
+)
+from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.workflow import ParallelErrorStrategy
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.events import (
+    EVENT_TYPES,
+    DelegationCompletedEvent,
+    DelegationFailedEvent,
+    DelegationStartedEvent,
+    FileChangedEvent,
+    LlmIterationCompletedEvent,
+    LlmIterationStartedEvent,
+    TaskCompleteEvent,
+    TaskFailedEvent,
+    TaskInputEvent,
+    TaskStartEvent,
+    TokenEvent,
+    ToolCallEvent,
+)
+from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.metrics import CostConfiguration
+from ensemble_ray.outputs import ExitReason
+from ensemble_ray.ports import ToolMetrics
+from ensemble_ray.trace import ExecutionTrace, ExecutionTraceExporter
+from ensemble_ray.values import Value
+
+__all__ = ["RunOptions", "RunRules", "Synthesizer", "Watched"]
+
+
+class Synthesizer(Protocol):
+    """Makes an agent for a task that names none (S-DET-25); `AgentSynthesizer` has the built-in ones."""
+
+    def synthesize(self, task: Task, context: Any, /) -> object:
+        """The agent, or an awaitable of it; the context is a `SynthesisContext`."""
+        ...
+
+
+def _listeners_of(value: object) -> object:
+    """Listeners as a tuple; an entry that could never be called is refused."""
+    entries = items_of(value)
+    if not isinstance(entries, tuple):
+        raise ValidationError(f"Ensemble listeners must be given as a list, got: {type(entries).__name__}")
+    for index, entry in enumerate(cast("tuple[object, ...]", entries)):
+        if not isinstance(entry, EnsembleListener) and not any(hasattr(entry, method) for method in EVENT_TYPES):
+            raise ValidationError(
+                f"Ensemble listener at index {index} ({type(entry).__name__}) has none of the listener methods: "
+                f"[{', '.join(EVENT_TYPES)}]"
+            )
+    return cast("object", entries)
+
+
+def _synthesizer_of(value: object) -> object:
+    if value is None or callable(value) or callable(getattr(value, "synthesize", None)):
+        return value
+    raise ValidationError(
+        f"Ensemble agent_synthesizer must be callable or have a method 'synthesize', got: {type(value).__name__}"
+    )
+
+
+def _exporter_of(value: object) -> object:
+    if value is None or callable(value) or isinstance(value, ExecutionTraceExporter):
+        return value
+    raise ValidationError(
+        f"Ensemble trace_exporter must be callable or have a method 'export', got: {type(value).__name__}"
+    )
+
+
+def _inputs_of(value: object) -> object:
+    return {} if value is None else value
+
+
+def _copied(value: Mapping[str, object]) -> Mapping[str, object]:
+    return dict(value)
+
+
+if TYPE_CHECKING:
+    _Synthesizer: TypeAlias = Synthesizer | Callable[[Task, Any], object] | None
+    _Exporter: TypeAlias = ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None
+    _Inputs: TypeAlias = Accepts[Mapping[str, object], Mapping[str, object] | None]
+    _Started: TypeAlias = Callable[[str, str, int], object]
+    _Completed: TypeAlias = Callable[[str, timedelta, ExitReason], object]
+    _OnStarted: TypeAlias = Accepts[tuple[_Started, ...], _Started | Sequence[_Started] | None]
+    _OnCompleted: TypeAlias = Accepts[tuple[_Completed, ...], _Completed | Sequence[_Completed] | None]
+else:
+    _Synthesizer = Annotated[Any, BeforeValidator(_synthesizer_of)]
+    _Exporter = Annotated[Any, BeforeValidator(_exporter_of)]
+    _Inputs = Annotated[Mapping[str, object], BeforeValidator(_inputs_of), AfterValidator(_copied)]
+    _OnStarted = _OnCompleted = Callbacks[object]
+
+
+class _CallbackListener:
+    """An `on_*` callable in the shape of a listener: an object with one listener method."""
+
+    def __init__(self, method: str, function: Callable[..., object]) -> None:
+        setattr(self, method, function)
+
+
+class RunOptions(Value):
+    """What one run does differently from its ensemble (S-DOM-68); None keeps the ensemble's value.
+
+    Attributes:
+        max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
+        tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
+        max_parallel_tasks: Tasks that may run at the same time.
+        durability: How safe facts are before the run goes on: `"effects"`, `"run"` or `"off"`.
+        max_tokens: Tokens of input and output together that the run may spend; > 0.
+        max_cost: Money that the run may spend, in the currency of `cost_configuration`; > 0.
+    """
+
+    max_tool_output_length: StrictInt | None = None
+    tool_log_truncate_length: StrictInt | None = None
+    max_parallel_tasks: StrictInt | None = None
+    durability: OptionalDurabilityField = initially(None)
+    max_tokens: StrictInt | None = None
+    max_cost: StrictAmount | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check(cls, data: Any) -> Any:
+        if isinstance(data, Mapping):
+            given = cast("Mapping[str, object]", data)
+            check_positive(given.get("max_parallel_tasks"), "RunOptions max_parallel_tasks must be > 0 when set")
+            check_budget(given, "RunOptions")
+        return data
+
+
+class RunRules(Value):
+    """What the runs of an ensemble are held to, whatever it does.
+
+    Attributes:
+        verbose: Whether prompts, answers and outputs are logged at INFO.
+        llm: Model of the agents that are made for tasks without one; a model or a string.
+        is_streaming: Written as `stream=`: whether answers stream where neither agent nor task say otherwise.
+        agent_synthesizer: Makes agents for tasks that name none; None: by template, without a model call.
+        inputs: Values of the variables in task texts; those given to a run win.
+        parallel_error_strategy: What a failed task does to the others of a parallel run.
+        max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
+        listeners: Objects with methods such as `on_task_start`.
+        rate_limit: Limit of the calls of `llm` by the agents made for tasks; one bucket per run.
+        max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
+        tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
+        tool_metrics: Counts tool calls for a monitoring system; None: nobody does.
+        capture_mode: How much the trace keeps; None: as `ENSEMBLE_RAY_CAPTURE_MODE` says, else `"off"`.
+        trace_exporter: Takes the trace of each successful run.
+        cost_configuration: Money per token, for cost estimates.
+        max_tokens: Tokens of input and output together that one run may spend; then it ends early, with what it has.
+            None: no limit.
+        max_cost: Money that one run may spend, in the currency of `cost_configuration`; None: no limit.
+        durability: `"effects"`: what a step depends on is on record before it, so that nothing recorded is repeated
+            after a crash; `"run"`: facts are written within 200 ms; `"off"`: nothing is.
+        on_unknown: What becomes of a tool call that was begun before a crash and has no result: `"tell_model"`,
+            `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
+            `"repeat"` or `"fail"`.
+        retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
+    """
+
+    #: how messages name what is being made
+    _called: ClassVar[str] = "Ensemble"
+
+    verbose: bool = False
+    llm: OptionalModelField = initially(None)
+    #: written as `stream=`; read under another name, since `Ensemble.stream` is what streams a run's events
+    is_streaming: bool = Field(default=False, alias="stream")
+    agent_synthesizer: _Synthesizer = None
+    inputs: _Inputs = initially({})
+    parallel_error_strategy: ErrorStrategyField = initially(ParallelErrorStrategy.FAIL_FAST)
+    max_parallel_tasks: StrictInt | None = None
+    listeners: Annotated[Sequence[object], SkipValidation, BeforeValidator(_listeners_of)] = ()
+    rate_limit: RateLimit | None = None
+    max_tool_output_length: StrictInt = -1
+    tool_log_truncate_length: StrictInt = 200
+    tool_metrics: ToolMetrics | None = None
+    capture_mode: CaptureModeField = initially(None)
+    trace_exporter: _Exporter = None
+    cost_configuration: CostConfiguration | None = None
+    max_tokens: StrictInt | None = None
+    max_cost: StrictAmount | None = None
+    durability: DurabilityField = initially(Durability.EFFECTS)
+    on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
+    retry: RetryPolicy | None = RetryPolicy()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_rules(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        given = dict(cast("Mapping[str, Any]", data))
+        check_positive(given.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
+        check_budget(given, cls._called)
+        given["llm"] = model_of(given.get("llm"))
+        return given
+
+    def with_options(self, options: RunOptions | None) -> Self:
+        """This ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
+        if options is None:
+            return self
+        chosen = {name: getattr(options, name) for name in RunOptions.model_fields}
+        return self.model_copy(update={name: value for name, value in chosen.items() if value is not None})
+
+
+class Watched(RunRules):
+    """What listens to the runs of an ensemble.
+
+    Attributes:
+        on_task_start: Called with each event of that kind; one callable or several. The same holds for every `on_*`.
+    """
+
+    # One field per kind of event, in the order in which they are registered (S-EVT-2).
+    on_ensemble_started: _OnStarted = initially(())
+    on_ensemble_completed: _OnCompleted = initially(())
+    on_task_start: Callbacks[TaskStartEvent] = initially(())
+    on_task_complete: Callbacks[TaskCompleteEvent] = initially(())
+    on_task_failed: Callbacks[TaskFailedEvent] = initially(())
+    on_tool_call: Callbacks[ToolCallEvent] = initially(())
+    on_task_input: Callbacks[TaskInputEvent] = initially(())
+    on_llm_iteration_started: Callbacks[LlmIterationStartedEvent] = initially(())
+    on_llm_iteration_completed: Callbacks[LlmIterationCompletedEvent] = initially(())
+    on_token: Callbacks[TokenEvent] = initially(())
+    on_delegation_started: Callbacks[DelegationStartedEvent] = initially(())
+    on_delegation_completed: Callbacks[DelegationCompletedEvent] = initially(())
+    on_delegation_failed: Callbacks[DelegationFailedEvent] = initially(())
+    on_file_changed: Callbacks[FileChangedEvent] = initially(())
+
+    @property
+    def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
+        """The `on_*` callables by listener method, in the order of registration; kinds without any are left out."""
+        given = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
+        return {method: callables for method, callables in given.items() if callables}
+
+    def all_listeners(self) -> tuple[object, ...]:
+        """`listeners` in order, then the `on_*` callables in table order (S-EVT-2), each as a listener of its own."""
+        added = [_CallbackListener(method, function) for method, given in self.callbacks.items() for function in given]
+        return (*self.listeners, *added)
+
+    def with_additional_listener(self, listener: object) -> Self:
+        """This ensemble with one more listener, behind the others (S-DOM-69)."""
+        return self.replace(listeners=(*self.listeners, listener))
