@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,51 +16,64 @@ from ensemble_ray import (
     ParallelExecutionError,
     RayRuntime,
     RetryPolicy,
-    TaskFailedEvent,
+    tool,
 )
+from ensemble_ray.limits.endpoints import process_endpoints
+from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
-from tests.scenarios.teams import Marks, agent, task
+from tests.scenarios.teams import Marks, agent, call, task, until
 
 Servers = Callable[..., ModelServer]
 
-#: The endpoint is down for so long after its fifth failure, s: less than a breaker stays open, far more than news travel.
+#: The endpoint is down for so long after its fifth failure, s: less than a breaker stays open.
 DOWN_S = 3.0
+
+
+@tool(timeout=None, effect="none")
+def listen(path: str, endpoint: str) -> str:
+    """Tell that this agent is at work, and come back when its process has heard that the endpoint fails."""
+    Marks(Path(path)).add("bob listens")
+
+    def is_open() -> bool:
+        line = process_endpoints()._lines.get(endpoint)
+        return line is not None and line.breaker.is_open
+
+    until(is_open, "news of the endpoint")
+    return "heard"
 
 
 def test_calls_of_another_process_wait_when_an_endpoint_fails_for_everybody(
     ray_runtime: RayRuntime, model_server: Servers, tmp_path: Path
 ) -> None:
-    """S-DUR-64: Ann's five failures open the breaker in Bob's process too; his first call is the probe, and is answered.
+    """S-DUR-64: Ann's five failures open the breaker in Bob's process too; his next call is the probe, and is answered.
 
-    Did he not wait, his first call would find the endpoint down.
+    Did he not wait, that call would find the endpoint down.
     """
     failed_at: list[float] = []
-
-    def answer(request: ServedRequest) -> Fault | str:
-        if request.number < 5:
-            failed_at.append(time.monotonic())
-            return Fault(status=503, message="down")
-        return "Done" if time.monotonic() - failed_at[-1] > DOWN_S else Fault(status=503, message="down")
-
-    server = model_server(answer)
     marks = Marks(tmp_path / "marks")
 
-    def after_ann(_: object) -> GuardrailResult:
-        marks.wait("ann failed")
+    def answer(request: ServedRequest) -> Fault | ToolCall | str:
+        if not request.tools:  # Ann's
+            failed_at.append(time.monotonic())
+        elif not failed_at:
+            return call("listen", json.dumps({"path": str(marks.path), "endpoint": model.endpoint_id}))
+        elif time.monotonic() - failed_at[-1] > DOWN_S:
+            return "Done"
+        return Fault(status=503, message="down")
+
+    def after_bob(_: object) -> GuardrailResult:
+        marks.wait("bob listens")
         return GuardrailResult.success()
 
-    def tell(event: TaskFailedEvent) -> None:
-        marks.add("ann failed")
-
+    server = model_server(answer)
     model = OpenAIChatModel("m", base_url=server.base_url, api_key="sk-of-a-test")
     team = Ensemble(
         tasks=[
-            task("ann", agent(model, "Ann", isolation="process")),
-            task("bob", agent(model, "Bob", isolation="process"), input_guardrails=[after_ann]),
+            task("ann", agent(model, "Ann", isolation="process"), input_guardrails=[after_bob]),
+            task("bob", agent(model, "Bob", isolation="process", tools=[listen])),
         ],
         workflow="parallel",
         parallel_error_strategy="continue_on_error",
-        on_task_failed=tell,
         retry=RetryPolicy(first_delay=0, max_delay=0),
     )
     with pytest.raises(ParallelExecutionError) as ended:
@@ -68,4 +82,4 @@ def test_calls_of_another_process_wait_when_an_endpoint_fails_for_everybody(
     assert "HTTP 503" in str(cause)
     (bob,) = ended.value.completed_task_outputs
     assert (bob.raw, bob.metrics.retry_count) == ("Done", 0)
-    assert len(server.requests) == 6
+    assert (len(failed_at), len(server.requests)) == (5, 7)
