@@ -142,7 +142,7 @@ class SqliteJournal:
         Raises:
             RecordError: what was appended cannot be written, or the record is damaged.
         """
-        from ensemble_ray.record.sqlite_file import read_instance
+        from ensemble_ray.record.sqlite_reading import read_instance
 
         await self.flush()
         facts = await threads.run(read_instance, self._directory, self.run_id, instance)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection
     from ensemble_ray.record.postgres_writer import PostgresWriter
 
-__all__ = ["PostgresJournal", "read_facts"]
+__all__ = ["PostgresJournal", "last_seq", "read_facts", "read_page"]
 
 #: Where a text among the bodies is named; users' own keys of that look have one `$` more.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
@@ -33,6 +33,15 @@ SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts WHERE run_id = %
 _OF_INSTANCE = """
 SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts
 WHERE run_id = %s AND instance = %s AND kind <> 'stimulus' ORDER BY seq
+"""
+_PAGE = """
+SELECT seq, kind, name, at, epoch, CASE WHEN %(has_data)s THEN data ELSE '{}' END FROM ensemble_ray.facts
+WHERE run_id = %(run)s AND seq > %(after)s AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
+ORDER BY seq LIMIT %(size)s
+"""
+_LAST = """
+SELECT coalesce(max(seq), 0) FROM ensemble_ray.facts
+WHERE run_id = %(run)s AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
 """
 _BODIES = """
 SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
@@ -108,7 +117,51 @@ async def read_facts(connection: Connection, run_id: str, place: str, *, instanc
         cursor = await connection.execute(_ALL, [run_id])
     else:
         cursor = await connection.execute(_OF_INSTANCE, [run_id, text_of_name(instance)])
-    rows = await cursor.fetchall()
+    return await _with_bodies(connection, run_id, place, await cursor.fetchall())
+
+
+async def read_page(
+    connection: Connection,
+    run_id: str,
+    place: str,
+    *,
+    after: int,
+    size: int,
+    kinds: Collection[str] | None,
+    has_data: bool,
+) -> list[Fact]:
+    """The next committed facts behind a position, in order.
+
+    Args:
+        connection: To read over.
+        run_id: The run's id.
+        place: The database, for messages.
+        after: Position of the last fact that was read; 0: from the first one.
+        size: Most facts to read.
+        kinds: Only facts of these kinds; None: all.
+        has_data: Whether their data is read; else it is empty.
+
+    Raises:
+        RecordError: a fact is damaged.
+    """
+    values = {"run": run_id, "after": after, "size": size, "kinds": _as_list(kinds), "has_data": has_data}
+    cursor = await connection.execute(_PAGE, values)
+    return await _with_bodies(connection, run_id, place, await cursor.fetchall())
+
+
+async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
+    """Position of the last committed fact, of those kinds if any are named; 0 when there is none."""
+    cursor = await connection.execute(_LAST, {"run": run_id, "kinds": _as_list(kinds)})
+    row = await cursor.fetchone()
+    return 0 if row is None else int(row[0])
+
+
+def _as_list(kinds: Collection[str] | None) -> list[str] | None:
+    return None if kinds is None else list(kinds)
+
+
+async def _with_bodies(connection: Connection, run_id: str, place: str, rows: Sequence[tuple[Any, ...]]) -> list[Fact]:
+    """Facts of rows, with the long texts that they name."""
     named = {bytes.fromhex(digest) for row in rows for digest in _REFERENCE.findall(row[5])}
     bodies: dict[str, bytes] = {}
     if named:

@@ -198,8 +198,10 @@ async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
     return Claim(database, connection, (run_id, begun), 0)
 
 
-async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> tuple[Claim, list[Fact]]:
-    """Own a recorded run under an epoch above all earlier ones; gives its facts too.
+async def claim_recorded(
+    database: Database, run_id: str, *, by_force: bool, reads_earlier: bool = True
+) -> tuple[Claim, list[Fact]]:
+    """Own a recorded run under an epoch above all earlier ones; gives its facts too, where they are to be read.
 
     Raises:
         RunExistsError: somebody owns it.
@@ -218,7 +220,7 @@ async def claim_recorded(database: Database, run_id: str, *, by_force: bool) -> 
                 raise
             await connection.execute(_END_FROZEN)
             begun, epoch = await _take(database, connection, run_id, by_force=by_force)
-        facts = await read_facts(connection, run_id, database.place)
+        facts = await read_facts(connection, run_id, database.place) if reads_earlier else []
     except BaseException:
         await connection.close()
         raise

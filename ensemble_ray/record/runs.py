@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import datetime
 from pathlib import Path
 
@@ -23,8 +23,9 @@ from ensemble_ray.outputs import RunState
 from ensemble_ray.record.naming import chosen_id, taken
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite_file import RECORD, cannot_write, last_of_run, read_all
-from ensemble_ray.record.stores import RunSummary
+from ensemble_ray.record.sqlite_file import RECORD, cannot_write
+from ensemble_ray.record.sqlite_reading import last_of_run, last_seq, read_all, read_page
+from ensemble_ray.record.stores import PAGE, RunSummary
 from ensemble_ray.values import utc_of
 
 __all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "read_facts", "runs_directory"]
@@ -160,6 +161,22 @@ class RunDirectory:
             RecordError: the record is damaged, or of a newer format.
         """
         return read_all(self.path, self.run_id)
+
+    def last_seq(self, kinds: Collection[str] | None = None) -> int:
+        """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return last_seq(self.path, kinds)
+
+    def page(self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True) -> list[Fact]:
+        """The next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return read_page(self.path, self.run_id, after=after, size=PAGE, kinds=kinds, has_data=has_data)
 
     def ask_cancel(self) -> None:
         """Ask the owner to end the run.

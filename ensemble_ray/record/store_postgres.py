@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections.abc import AsyncGenerator, Collection, Sequence
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
+from ensemble_ray.record.postgres_journal import PostgresJournal, last_seq, read_facts, read_page
 from ensemble_ray.record.postgres_owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
 from ensemble_ray.record.postgres_runs import read_runs
 from ensemble_ray.record.postgres_writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
-from ensemble_ray.record.stores import OwnedRun, RunSummary
+from ensemble_ray.record.stores import PAGE, OwnedRun, RunSummary, pages
 
 __all__ = ["PATIENCE_S", "PostgresStore"]
 
@@ -58,7 +59,9 @@ class PostgresStore:
             claim = await claim_new(self._database, run_id, origin)
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
-    async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def take(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Raises:
@@ -68,7 +71,9 @@ class PostgresStore:
         """
         check_run_id(run_id)
         with self._database.told():
-            claim, earlier = await claim_recorded(self._database, run_id, by_force=by_force)
+            claim, earlier = await claim_recorded(
+                self._database, run_id, by_force=by_force, reads_earlier=reads_earlier
+            )
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), earlier)
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  all writers of a process are one here
@@ -97,6 +102,31 @@ class PostgresStore:
         """
         async with self._database.reading() as connection:
             return [] if connection is None else await read_facts(connection, run_id, self._database.place)
+
+    def read(
+        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """The facts that are committed when reading begins, in order, page by page.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, was removed meanwhile, or the database cannot be used.
+        """
+        database = self._database
+
+        async def last() -> int:
+            async with database.reading() as connection:
+                return 0 if connection is None else await last_seq(connection, run_id, kinds)
+
+        # A transaction for each page: how long its reader takes for one must hold nothing open on the server.
+        async def page(after: int) -> Sequence[Fact]:
+            async with database.reading() as connection:
+                if connection is None:
+                    return []
+                return await read_page(
+                    connection, run_id, database.place, after=after, size=PAGE, kinds=kinds, has_data=has_data
+                )
+
+        return pages(last, page, run_id)
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """The run as lists show it; None when there is none.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Coroutine, Sequence
+from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from ensemble_ray.record.journal import RUN
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
 from ensemble_ray.record.sqlite_file import RECORD, SqliteFile, cannot_write
-from ensemble_ray.record.stores import OwnedRun, RunSummary
+from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
 from ensemble_ray.threads import threads
 
 __all__ = ["SqliteStore"]
@@ -56,7 +56,9 @@ class SqliteStore:
         journal.prepare()
         return _OwnedRun(directory, journal, 0, ())
 
-    async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def take(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Raises:
@@ -65,7 +67,7 @@ class SqliteStore:
             ValidationError: there is no such run.
         """
         directory = known_run(run_id, self._home)
-        taking = threads.run(self._take, directory, by_force=by_force)
+        taking = threads.run(self._take, directory, by_force=by_force, reads_earlier=reads_earlier)
         file, epoch, earlier = await _held(directory, taking)
         return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, earlier)
 
@@ -89,6 +91,21 @@ class SqliteStore:
             RecordError: the record is damaged, or of a newer format.
         """
         return await threads.run(RunDirectory(self._home, run_id).facts)
+
+    def read(
+        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """The facts that are committed when reading begins, in order, page by page.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+        """
+        directory = RunDirectory(self._home, run_id)
+        return pages(
+            lambda: threads.run(directory.last_seq, kinds),
+            lambda after: threads.run(directory.page, after=after, kinds=kinds, has_data=has_data),
+            run_id,
+        )
 
     async def summary(self, run_id: str) -> RunSummary | None:
         """The run as lists show it; None when there is none."""
@@ -136,7 +153,9 @@ class SqliteStore:
             directory.path, directory.run_id, is_buffered=is_buffered, file=file, patience_s=self._patience_s
         )
 
-    def _take(self, directory: RunDirectory, *, by_force: bool) -> tuple[SqliteFile, int, list[Fact]]:
+    def _take(
+        self, directory: RunDirectory, *, by_force: bool, reads_earlier: bool
+    ) -> tuple[SqliteFile, int, list[Fact]]:
         """Become the owner and raise the epoch, as one step for everybody else; gives file, epoch and earlier facts."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
@@ -148,7 +167,7 @@ class SqliteStore:
                     epoch = max(file.epochs().values(), default=0) + OWNER_STEP
                     file.raise_epoch(RUN, epoch)
                 lock.give_back()  # from here on nobody else can add anything
-                earlier = file.facts(directory.run_id)
+                earlier = file.facts(directory.run_id) if reads_earlier else []
             except BaseException:
                 file.close()
                 raise

@@ -6,19 +6,22 @@ known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
 from ensemble_ray.config import Settings
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Journal
 
-__all__ = ["OwnedRun", "RunStore", "RunSummary", "StoreAddress", "store_at"]
+__all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages", "store_at"]
+
+#: Most facts that `RunStore.read` gives at once.
+PAGE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class OwnedRun(Protocol):
 
     @property
     def earlier(self) -> Sequence[Fact]:
-        """All facts recorded before this owner came, in order; none for a new run."""
+        """All facts recorded before this owner came, in order; none for a new run, or if they were not to be read."""
         ...
 
     async def write_state(self, state: RunState) -> None:
@@ -94,13 +97,16 @@ class RunStore(Protocol):
         """
         ...
 
-    async def take(self, run_id: str, *, is_buffered: bool = False, by_force: bool = False) -> OwnedRun:
+    async def take(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
         Args:
             run_id: The run's id.
             is_buffered: As for `begin`.
             by_force: Take it also from an owner that still holds it (S-DUR-17).
+            reads_earlier: Whether its facts are read too, as `earlier`; a run of many tasks is read page by page.
 
         Raises:
             RunExistsError: somebody owns it; the message names the process.
@@ -122,6 +128,21 @@ class RunStore(Protocol):
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
+        """
+        ...
+
+    def read(
+        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """The facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
+
+        Args:
+            run_id: The run's id; where there is no such run, there are no pages.
+            kinds: Only facts of these kinds; None: all.
+            has_data: Whether their data is read; without it they are only named, which costs much less.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, or was removed meanwhile.
         """
         ...
 
@@ -172,6 +193,28 @@ class StoreAddress:
         settings = Settings.from_environment()
         chosen = settings.store if url is None and home is None else url
         return cls(home=str((home or settings.home).resolve()), url=chosen or "")
+
+
+async def pages(
+    last_seq: Callable[[], Awaitable[int]], page: Callable[[int], Awaitable[Sequence[Fact]]], run_id: str
+) -> AsyncGenerator[Sequence[Fact]]:
+    """The pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
+
+    Args:
+        last_seq: Gives the position of the last fact to give.
+        page: Gives the facts behind a position, in order; none when there is nothing more.
+        run_id: The run's id, for messages.
+
+    Raises:
+        RecordError: facts that were there are not there any more.
+    """
+    after, last = 0, await last_seq()
+    while after < last:
+        found = await page(after)
+        if not found:
+            raise RecordError(f"The record of run '{run_id}' was removed while it was read")
+        after = found[-1].seq
+        yield [fact for fact in found if fact.seq <= last]
 
 
 def store_at(address: StoreAddress) -> RunStore:

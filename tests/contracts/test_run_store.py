@@ -4,14 +4,16 @@ import asyncio
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ensemble_ray.epochs import OWNER_STEP
-from ensemble_ray.errors import RunExistsError, StaleEpochError, ValidationError
+from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, ValidationError
+from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress, store_at
 
 from .owned_runs import ME, RUN, begun, fact, state_of
 from .record_stores import STORES, address_of
@@ -256,3 +258,73 @@ async def test_run_is_found_by_the_beginning_of_its_id(store: RunStore) -> None:
     ):
         with pytest.raises(ValidationError, match=re.escape(text)):
             await store.find(asked)
+
+
+# Reading page by page.
+
+
+async def _read(store: RunStore, **how: Any) -> list[list[Fact]]:
+    """The pages of the run."""
+    return [list(page) async for page in store.read(RUN, **how)]
+
+
+async def test_large_record_is_read_page_by_page(store: RunStore) -> None:
+    """S-MR-161: in order, everything once, as whole reading gives it, long texts too; no page is larger than `PAGE`."""
+    run = await begun(store)
+    facts = [fact(f"a#0/{turn}/model", text="x" * (1025 if turn % 400 == 0 else 1)) for turn in range(2 * PAGE + 7)]
+    await run.journal.append(facts, until=Until.WRITTEN)
+    await run.close(RunState.COMPLETED)
+    read = await _read(store)
+    assert [len(page) for page in read] == [PAGE, PAGE, 8]
+    assert [each for page in read for each in page] == await store.facts(RUN)
+
+
+async def test_only_asked_kinds_are_read(store: RunStore) -> None:
+    """S-MR-161: and without their data where only their names are of interest."""
+    run = await begun(store)
+    await run.journal.append([fact(), fact("a#0", "output", output={"raw": "x" * 2000}), fact("b#0", "output")])
+    await run.close(RunState.COMPLETED)
+    (found,) = await _read(store, kinds={"plan", "output"})
+    assert [(each.seq, each.kind, each.name) for each in found] == [
+        (1, "plan", "run"), (3, "output", "a#0"), (4, "output", "b#0"),
+    ]  # fmt: skip
+    assert found[1].data == {"output": {"raw": "x" * 2000}}
+    (named,) = await _read(store, kinds=["output"], has_data=False)
+    assert [(each.name, dict(each.data)) for each in named] == [("a#0", {}), ("b#0", {})]
+    assert await _read(store, kinds=["group"]) == []
+
+
+async def test_reading_ends_where_the_record_ended_when_it_began(store: RunStore) -> None:
+    """S-MR-161: a run that goes on cannot hold its reader for ever."""
+    run = await begun(store, facts=[fact(f"a#0/{turn}/model") for turn in range(PAGE + 1)])
+    seen = 0
+    async for page in store.read(RUN):
+        seen += len(page)
+        await run.journal.append([fact(f"a#0/{seen}/model")], until=Until.WRITTEN)
+    assert seen == PAGE + 1
+    await run.close(RunState.COMPLETED)
+
+
+async def test_nothing_is_read_of_an_unknown_run(store: RunStore) -> None:
+    """And nothing is made by asking."""
+    assert await _read(store) == []
+    assert await store.runs() == []
+
+
+async def test_reader_is_told_when_the_record_is_removed_meanwhile(store: RunStore) -> None:
+    """S-MR-161: what was read so far is not taken for the whole."""
+    await (await begun(store, facts=[fact(f"a#0/{turn}/model") for turn in range(PAGE + 1)])).close(RunState.FAILED)
+    read = store.read(RUN)
+    await anext(read)
+    await store.delete(RUN)
+    with pytest.raises(RecordError, match=f"'{RUN}' was removed while it was read"):
+        await anext(read)
+
+
+async def test_run_is_taken_without_reading_its_facts(store: RunStore) -> None:
+    """S-MR-161, S-DUR-16: what a large run recorded is read page by page by whoever goes on with it."""
+    await (await begun(store, facts=[fact("run", "plan"), fact()])).close(RunState.INTERRUPTED)
+    taken = await store.take(RUN, reads_earlier=False)
+    assert (taken.epoch, list(taken.earlier)) == (OWNER_STEP, [])
+    await taken.close(RunState.INTERRUPTED)
+    assert len(await store.facts(RUN)) == 2

@@ -1,0 +1,262 @@
+"""Reading one run's facts from its SQLite file, whether or not somebody writes to it. Room: record.
+
+In: a run's directory. Out: facts as readers get them: all, those of an instance, or page by page. Everything here
+blocks: it is for threads.
+Never: a guess about a damaged file; a file opened to be read that would keep its writers from tidying up their log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.record.rendering import FORMAT, data_of, missing_text
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.rendering import Resolve
+
+__all__ = [
+    "BUSY_S",
+    "RECORD",
+    "check_version",
+    "facts_in",
+    "is_damage",
+    "last_of_run",
+    "last_seq",
+    "read_all",
+    "read_instance",
+    "read_page",
+    "unreadable",
+]
+
+T = TypeVar("T")
+
+#: The file in a run's directory.
+RECORD = "record.sqlite"
+#: How long SQLite waits by itself, s; writers take turns before (`commit_lock`), so this is for readers that recover.
+BUSY_S = 10.0
+
+
+def read_all(directory: Path, run_id: str) -> list[Fact]:
+    """All committed facts of a run in order; none when nothing was recorded.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    return _read(directory, run_id)
+
+
+def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
+    """The committed facts of one instance, stimuli left out.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    return _read(directory, run_id, "WHERE instance = ? AND kind <> 'stimulus'", (instance,))
+
+
+def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
+    """The last fact of the run as a whole that is of one of those kinds.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    marks = ", ".join("?" * len(kinds))
+    where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
+    found = _read(directory, run_id, where, kinds)
+    return found[0] if found else None
+
+
+def last_seq(directory: Path, kinds: Collection[str] | None) -> int:
+    """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    where, values = _of_kinds(kinds)
+
+    def last(connection: sqlite3.Connection) -> int:
+        statement = f"SELECT seq FROM facts WHERE 1 {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608  marks only
+        found = connection.execute(statement, values).fetchone()
+        return 0 if found is None else int(found[0])
+
+    return _reading(directory, last, 0)
+
+
+def read_page(
+    directory: Path, run_id: str, *, after: int, size: int, kinds: Collection[str] | None, has_data: bool
+) -> list[Fact]:
+    """The next committed facts behind a position, in order.
+
+    Args:
+        directory: The run's.
+        run_id: The run's id.
+        after: Position of the last fact that was read; 0: from the first one.
+        size: Most facts to read.
+        kinds: Only facts of these kinds; None: all.
+        has_data: Whether their data is read; else it is empty.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    where, values = _of_kinds(kinds)
+    where = f"WHERE seq > ? {where} ORDER BY seq LIMIT {size:d}"
+    path = directory / RECORD
+    return _reading(
+        directory, lambda connection: facts_in(connection, run_id, path, where, (after, *values), has_data=has_data), []
+    )
+
+
+def facts_in(
+    connection: sqlite3.Connection,
+    run_id: str,
+    path: Path,
+    where: str = "ORDER BY seq",
+    values: Sequence[object] = (),
+    *,
+    has_data: bool = True,
+) -> list[Fact]:
+    """The facts in an open file.
+
+    Args:
+        connection: Has it open.
+        run_id: The run's id.
+        path: The file, for messages.
+        where: Which facts, in which order; the rest of the statement.
+        values: Of the marks in it.
+        has_data: Whether their data is read; else it is empty.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    resolve = _resolver(connection)
+    found: list[Fact] = []
+    seq = 0
+    column = "data" if has_data else "'{}'"
+    try:
+        statement = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
+        for seq, kind, name, at, epoch, data in connection.execute(statement, tuple(values)):
+            fields = data_of(data, resolve)
+            found.append(Fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
+    except (ValueError, TypeError, RecursionError) as error:
+        msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
+        raise RecordError(msg, str(path)) from error
+    except sqlite3.Error as error:
+        raise unreadable(path, error) from error
+    return found
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is no record, or one of a newer format.
+
+    Raises:
+        RecordError: says which.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        msg = f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray"
+        raise RecordError(msg, str(path))
+    if version != FORMAT:
+        raise unreadable(path, "it holds no record")
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error of SQLite means that the file is none of its, or damaged."""
+    return getattr(error, "sqlite_errorname", "").partition("_")[2].startswith(("CORRUPT", "NOTADB"))
+
+
+def unreadable(path: Path, reason: BaseException | str) -> RecordError:
+    """What is wrong with a file that cannot be read."""
+    if isinstance(reason, str) or is_damage(reason):
+        found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
+    else:
+        found = RecordError(f"Cannot read the record {path}: {reason}", str(path))
+    found.__cause__ = reason if isinstance(reason, BaseException) else None
+    return found
+
+
+def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
+    """The condition that a fact is of one of those kinds, and the values of its marks."""
+    if kinds is None:
+        return "", ()
+    return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
+
+
+def _read(directory: Path, run_id: str, where: str = "", values: Sequence[object] = ()) -> list[Fact]:
+    path = directory / RECORD
+    ordered = f"{where} ORDER BY seq"
+    return _reading(directory, lambda connection: facts_in(connection, run_id, path, ordered, values), [])
+
+
+def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
+    """What some reading of the file gives; `nothing` where there is no file."""
+    path, log = directory / RECORD, directory / f"{RECORD}-wal"
+    if not path.exists():
+        return nothing
+    if not log.exists():
+        # Nobody has it open: it is read as it lies there, which is fast, needs no rights and leaves no files behind.
+        with (
+            contextlib.suppress(sqlite3.Error, RecordError),
+            contextlib.closing(_open_to_read(path, "immutable=1")) as at,
+        ):
+            check_version(at, path)
+            found = read(at)
+            if not log.exists():
+                return found
+    try:
+        with _readable(path) as connection:
+            check_version(connection, path)
+            return read(connection)
+    except sqlite3.Error as error:
+        raise unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Generator[sqlite3.Connection]:
+    try:
+        connection = _open_to_read(path)
+    except sqlite3.OperationalError:
+        # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+        with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
+            try:
+                for each in (path, path.with_name(f"{RECORD}-wal")):
+                    if each.exists():
+                        shutil.copyfile(each, Path(directory, each.name))
+                connection = _open_to_read(Path(directory, path.name))
+            except OSError as error:
+                raise unreadable(path, error) from error
+            with contextlib.closing(connection):
+                yield connection
+        return
+    with contextlib.closing(connection):
+        yield connection
+
+
+def _open_to_read(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _resolver(connection: sqlite3.Connection) -> Resolve:
+    @cache
+    def resolve(digest: str) -> str:
+        found = connection.execute("SELECT body FROM bodies WHERE sha256 = ?", (digest,)).fetchone()
+        if found is None:
+            return missing_text(digest)
+        body: str | bytes = found[0]
+        return body if isinstance(body, str) else body.decode("utf-8", "surrogatepass")
+
+    return resolve
