@@ -1,0 +1,168 @@
+"""Attendance: how a driver attends a run on the cluster. It takes the run's events, and answers what only it can.
+
+In: the hub of a run, from when the run has begun. Out: events for the driver's sink, answers for whoever asks in the
+run. Must never happen: an event that is handed on twice, or an answer that is lost while the hub lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import cloudpickle
+import ray.exceptions
+
+from actors.failures import last_line
+from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
+from ensemble_ray.threads import USER_ERRORS, threads
+
+if TYPE_CHECKING:
+    from actors.connection import Pulse
+    from actors.event_hub import Page, Request
+    from ensemble_ray.events import Event
+    from ensemble_ray.ports import EventSink, ToolMetrics
+
+__all__ = ["Attendance", "Attended"]
+
+_log = logging.getLogger(__name__)
+#: How long one poll waits for events, s.
+_POLL_S = 10.0
+#: Pause before a hub that could not be reached is asked again, s.
+_RETRY_S = 0.5
+
+
+class Attended(Protocol):
+    """What a driver asked for, as far as it attends it."""
+
+    @property
+    def run_id(self) -> str:
+        """Which run."""
+        ...
+
+    @property
+    def events(self) -> EventSink:
+        """Takes its events."""
+        ...
+
+    @property
+    def tool_metrics(self) -> ToolMetrics:
+        """Counts its tool calls."""
+        ...
+
+    @property
+    def on_unknown(self) -> OnUnknown | Callable[..., object]:
+        """How is asked what became of an effect (S-DUR-24)."""
+        ...
+
+
+class Attendance:
+    """One run's driver, as its event hub sees it."""
+
+    def __init__(self, run: Attended, pulse: Pulse) -> None:
+        """Make one; it does nothing before `begin`.
+
+        Args:
+            run: Which run, and who takes what comes of it.
+            pulse: Knows whether the cluster lives.
+        """
+        self._run = run
+        self._run_id = run.run_id
+        self._pulse = pulse
+        self._hub: Any = None
+        self._cursor = 0
+        self._hub_life = ""
+        self._attending: asyncio.Task[None] | None = None
+        self._is_leaving = False
+        #: answers that somebody in the run waits for
+        self._answers: set[asyncio.Task[None]] = set()
+        #: what this process was told, such as counts for the user's metrics
+        self._told: set[asyncio.Task[None]] = set()
+
+    def begin(self, hub: Any) -> None:
+        """Attend from now on."""
+        self._hub = hub
+        self._attending = asyncio.get_running_loop().create_task(self._attend())
+
+    async def leave(self) -> None:
+        """Take what is still in the hub, and answer no more."""
+        if self._attending is None:
+            return
+        self._is_leaving = True
+        if self._pulse.is_gone:
+            self._attending.cancel()
+            return
+        try:
+            # Woken, not cancelled: a page that is on its way has requests that nobody could take again.
+            await self._hub.publish.remote(self._run_id, [])
+            await asyncio.wait([self._attending])
+            while self._take(await self._hub.poll.remote(self._run_id, self._cursor, 0.0, attends=True)):
+                pass
+            for answer in self._answers:
+                answer.cancel()  # the run has ended: whoever asked is gone
+            if self._told:
+                await asyncio.wait(self._told, timeout=5)
+            await self._hub.desert.remote(self._run_id)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the event hub cannot be reached; its last events are lost: %s", self._run_id, error)
+
+    async def _attend(self) -> None:
+        while not self._is_leaving:
+            try:
+                page: Page = await self._hub.poll.remote(self._run_id, self._cursor, _POLL_S, attends=True)
+            except ray.exceptions.RayError as error:
+                _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", self._run_id, error)
+                await asyncio.sleep(_RETRY_S)  # it is started again; whoever asks something in the run waits for us
+            else:
+                self._take(page)
+
+    def _take(self, page: Page) -> bool:
+        """Hand on what a page brought; whether there may be more."""
+        is_new_hub = bool(self._hub_life) and page.life != self._hub_life
+        self._hub_life = page.life
+        self._cursor = 0 if is_new_hub else page.cursor
+        for body in () if is_new_hub else page.events:
+            self._emit(body)
+        for asked in page.requests:
+            job = asyncio.get_running_loop().create_task(self._serve(asked))
+            jobs = self._told if asked.number is None else self._answers
+            jobs.add(job)
+            job.add_done_callback(jobs.discard)
+        return is_new_hub or bool(page.events or page.requests)
+
+    def _emit(self, body: bytes) -> None:
+        try:
+            event = cast("Event", pickle.loads(body))  # noqa: S301  bytes of our own cluster
+        except Exception as error:  # noqa: BLE001  one event that cannot be loaded here must not end the listening
+            _log.warning("Run %s: an event cannot be loaded in this process: %s", self._run_id, message_of(error))
+        else:
+            self._run.events.emit(event)
+
+    async def _serve(self, asked: Request) -> None:
+        """Do what only the driver can, and answer."""
+        try:
+            body = cloudpickle.dumps(await self._service(asked.name, asked.payload))
+        except USER_ERRORS as error:  # it belongs to whoever asked
+            body = cloudpickle.dumps(portable(error))
+        if asked.number is not None:
+            try:
+                await self._hub.answer.remote(self._run_id, {asked.number: body})
+            except ray.exceptions.RayError as error:
+                _log.warning("Run %s: an answer is lost with the event hub: %s", self._run_id, last_line(error))
+
+    async def _service(self, name: str, payload: Mapping[str, object]) -> object:
+        if name == "tool_metrics":
+            method = getattr(self._run.tool_metrics, str(payload["method"]))
+            return await threads.run(method, *cast("Sequence[object]", payload["arguments"]))
+        if name == "unknown_effect":
+            how = self._run.on_unknown
+            return await ask_unknown(UnknownEffect.from_dict(payload), None if isinstance(how, OnUnknown) else how)
+        if name.startswith("scripted_model."):
+            from ensemble_ray.testing.scripted import answer_scripted
+
+            return await answer_scripted(payload)
+        raise IllegalStateError(f"The driver has no service '{name}'")
