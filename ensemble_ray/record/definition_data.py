@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
-__all__ = ["definition_data", "run_data"]
+__all__ = ["definition_data", "model_data", "run_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter("handler", "output_type", "input_guardrails", "output_guardrails", "revision_feedback")
@@ -79,7 +79,7 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, obje
 
 def _agent(agent: Agent) -> dict[str, object]:
     """What its tasks are done with; role, goal and background stand in the plan."""
-    data: dict[str, object] = {"llm": _model(agent.llm), "max_iterations": agent.max_iterations}
+    data: dict[str, object] = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
     if agent.response_format:
         data["response_format"] = agent.response_format
     if agent.tools:
@@ -133,7 +133,7 @@ def _handler(handler: object) -> dict[str, object]:
 # Models.
 
 
-def _model(model: object) -> dict[str, object]:
+def model_data(model: object) -> dict[str, object]:
     """A model by its class, name and options. A rate limit changes when it is called, not what it says."""
     behind = model
     while type(behind).__module__ == _LIMITED_MODELS:
