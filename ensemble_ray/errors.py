@@ -23,6 +23,7 @@ Exception
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
 │  └─ ToolConfigurationError         a tool is set up wrongly
 └─ ExitEarlyError                    control flow: end the run, keep what is done
+   └─ BudgetExhaustedError           what the run may spend is spent; never raised out of a run
 
 Every class crosses processes with its text, fields and chain of causes (S-ERR-33). A cause that cannot travel is
 replaced by a stand-in of the same class name and text (S-ERR-31).
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AgentExecutionError",
+    "BudgetExhaustedError",
     "CircuitOpenError",
     "ConstraintViolationError",
     "EnsembleError",
@@ -306,3 +308,7 @@ class ExitEarlyError(Portable):
     def __init__(self, message: str = "", timed_out: bool = False) -> None:  # noqa: FBT001, FBT002  S-SET-3 fixes the order
         super().__init__(message)
         self.timed_out = timed_out
+
+
+class BudgetExhaustedError(ExitEarlyError):
+    """Ends the run, since a request does not fit into what may still be spent (S-BUD-4); raised by the library alone."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import Until
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
@@ -34,7 +35,7 @@ from ensemble_ray.schedule.stimuli import (
 )
 
 if TYPE_CHECKING:
-    from ensemble_ray.outputs import ExitReason, RunState
+    from ensemble_ray.outputs import RunState
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.ports import Clock, Journal
     from ensemble_ray.trace import TaskTrace
@@ -69,7 +70,8 @@ class Report(Generic[Output, Failure]):
     duration_s: float = 0.0
     total_tokens: int = -1
     tool_call_count: int = 0
-    is_timeout: bool = False
+    #: of a task that ended the run early
+    exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
     output: Output | None = None
     #: of a manager: what its workers gave, in completion order: (role, output)
     delegated: Sequence[tuple[str, Output]] = ()
@@ -315,7 +317,7 @@ class RunConductor(Generic[Output, Failure]):
                 return TaskFailed(at=report.at, key=report.key, error_type=report.error_type, message=report.message)
             case "exited":
                 self._unfinished.extend(() if report.failure is None else (report.failure,))
-                return TaskExited(at=report.at, key=report.key, is_timeout=report.is_timeout)
+                return TaskExited(at=report.at, key=report.key, reason=report.exit_reason)
             case _:
                 self._unfinished.extend(() if report.failure is None else (report.failure,))
                 return TaskCancelled(at=report.at, key=report.key)

@@ -34,6 +34,7 @@ from ensemble_ray.execute.delegation_calls import EXPECTED_OUTPUT, manager_tool,
 from ensemble_ray.execute.delegation_decisions import Decision, Decisions
 from ensemble_ray.execute.delegation_gates import Gate, ManagerGate, PeerGate, Refusal
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
+from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import as_mapping, trace_of, typed_output
 from ensemble_ray.ids import delegated_instance
@@ -392,7 +393,7 @@ def _beyond_the_worker(result: TaskResult) -> BaseException | None:
     """What is no failure of the worker's task, but of more than that, and goes on in the asking task (S-DEL-5)."""
     error = result.error
     if result.status == "exited":
-        return error if isinstance(error, ExitEarlyError) else ExitEarlyError(timed_out=result.is_timeout)
+        return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)
     if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
         return error
     cause = None if error is None else error.__cause__

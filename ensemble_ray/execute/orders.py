@@ -106,7 +106,8 @@ class TaskResult:
     trace: TaskTrace | None = None
     total_tokens: int = -1
     tool_call_count: int = 0
-    is_timeout: bool = False
+    #: of a task that ended the run early
+    exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
     #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)
     delegated: Sequence[tuple[str, TaskOutput]] = ()
     #: of a manager: what its workers did that gave nothing

@@ -47,7 +47,7 @@ def report_of(
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,
         tool_call_count=result.tool_call_count,
-        is_timeout=result.is_timeout,
+        exit_reason=result.exit_reason,
         output=output,
         delegated=tuple(delegated),
         lost_work=tuple(result.lost_work),

@@ -29,6 +29,7 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent_loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
+from ensemble_ray.execute.exits import exit_of, reason_of, recorded_reason
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import (
@@ -42,7 +43,7 @@ from ensemble_ray.execute.recorded import (
 from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.ports import Until
 from ensemble_ray.trace import TaskTrace
 
@@ -179,8 +180,10 @@ class TaskRunner:
             failed = await self._with_workers(scope, replace(failed, at=fact.at, duration_s=took, trace=trace))
             return self._tell_failure(scope, failed)
         if (fact := known.get((instance, "task_exited"))) is not None:
-            exited = self._unfinished(scope, "exited", ExitEarlyError(timed_out=fact.data.get("is_timeout") is True))
-            return await self._with_workers(scope, exited)
+            reason = recorded_reason(fact.data)
+            # With a larger budget there may be more to do; where there is none, its next request is refused again.
+            if reason is not ExitReason.BUDGET_EXHAUSTED:
+                return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(reason)))
         return None
 
     async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
@@ -231,7 +234,7 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note("task_exited", scope.order.instance, {"is_timeout": result.is_timeout}, until=Until.WRITTEN)
+        await scope.note("task_exited", scope.order.instance, {"reason": result.exit_reason.value}, until=Until.WRITTEN)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
@@ -288,7 +291,7 @@ class TaskRunner:
             trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
-            is_timeout=isinstance(error, ExitEarlyError) and error.timed_out,
+            exit_reason=reason_of(error),
             delegated=_delegated(scope),
             lost_work=_lost_work(scope),
         )

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.conductor import Report, Resumed
+from ensemble_ray.execute.exits import recorded_reason
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import failure_of, typed_output
 from ensemble_ray.execute.reports import report_of
 from ensemble_ray.ids import delegating_call
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
@@ -43,7 +44,6 @@ Failure = TypeVar("Failure")
 _STIMULI: Mapping[str, Callable[..., Stimulus]] = {
     kind.__name__: kind for kind in (RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelled, CancelRequested)
 }
-_OF_CANCELLING = (CancelRequested, TaskCancelled)
 
 
 class Recovered:
@@ -59,8 +59,8 @@ class Recovered:
 
         Args:
             facts: All facts of the run in order.
-            is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten. False: its
-                scheduler was replaced; only what was cancelled before the last `resume` is forgotten.
+            is_resumed: Whether somebody wants it to go on now: then every cancellation is forgotten, and that a budget
+                was spent. False: its scheduler was replaced; only that of before the last `resume` is forgotten.
 
         Raises:
             RecordError: the record is damaged.
@@ -71,7 +71,7 @@ class Recovered:
         forgotten = len(known) if is_resumed else _last_resume(known)
         self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(known, forgotten))
         told = {each.key: each for group in self.stimuli for each in group if isinstance(each, TaskExited)}
-        self._exits = {**_exits(known), **told}
+        self._exits = {**_exits(known, forgotten), **told}
         self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
 
     @property
@@ -201,7 +201,7 @@ class Recovered:
             trace=trace,
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
-            is_timeout=exited is not None and exited.is_timeout,
+            exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
             lost_work=self._fold.lost_work(fold),
         )
 
@@ -229,23 +229,33 @@ def _last_resume(facts: Sequence[Fact]) -> int:
     return max(wanted, default=0)
 
 
-def _exits(facts: Sequence[Fact]) -> dict[str, TaskExited]:
+def _exits(facts: Sequence[Fact], forgotten: int) -> dict[str, TaskExited]:
     """Tasks that recorded that they ended the run, by key; the machine may not have been told."""
-    return {
-        key: TaskExited(at=fact.at, key=key, is_timeout=fact.data.get("is_timeout") is True)
-        for fact in facts
-        if fact.kind == "task_exited" and delegating_call(fact.name) is None and (key := fact.name.rpartition("#")[0])
-    }
+    found: dict[str, TaskExited] = {}
+    for position, fact in enumerate(facts):
+        if fact.kind == "task_exited" and delegating_call(fact.name) is None:
+            key = fact.name.rpartition("#")[0]
+            exited = TaskExited(at=fact.at, key=key, reason=recorded_reason(fact.data))
+            if position >= forgotten or not _is_undone(exited):
+                found[key] = exited
+    return found
+
+
+def _is_undone(stimulus: Stimulus) -> bool:
+    """Whether a run that goes on makes up for it: it was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
+    if isinstance(stimulus, TaskExited):
+        return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
+    return isinstance(stimulus, CancelRequested | TaskCancelled)
 
 
 def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, ...]]:
-    """Stimuli in their groups; cancellations among the first `forgotten` facts are left out."""
+    """Stimuli in their groups; what a run that goes on makes up for is left out among the first `forgotten` facts."""
     group: list[Stimulus] = []
     for position, fact in enumerate(facts):
         if fact.kind != "stimulus":
             continue
         stimulus = _stimulus(fact)
-        if position >= forgotten or not isinstance(stimulus, _OF_CANCELLING):
+        if position >= forgotten or not _is_undone(stimulus):
             group.append(stimulus)
         if not fact.data.get("more"):
             if group:
@@ -261,6 +271,9 @@ def _stimulus(fact: Fact) -> Stimulus:
         msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
         raise RecordError(msg)
     fields = {name: value for name, value in fact.data.items() if name not in {"type", "more"}}
+    if "reason" in fields or "is_timeout" in fields:  # the latter in earlier records
+        fields["reason"] = recorded_reason(fields)
+        fields.pop("is_timeout", None)
     if "delegated_roles" in fields:
         fields["delegated_roles"] = tuple(map(str, as_sequence(fields["delegated_roles"])))
     try:

@@ -129,8 +129,7 @@ class Machine:
 
     def _exit_early(self, stimulus: TaskExited, done: list[Instruction]) -> None:
         """The first reason wins (S-PAR-30)."""
-        reason = ExitReason.TIMEOUT if stimulus.is_timeout else ExitReason.USER_EXIT_EARLY
-        self._exit = self._exit or reason
+        self._exit = self._exit or stimulus.reason
         self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
 
     def _cancel(self, at: float, done: list[Instruction]) -> None:
@@ -188,7 +187,9 @@ class Machine:
         if self._is_cancelled:
             return EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
         if self._exit is not None:
-            return EndRun(state=RunState.COMPLETED, exit_reason=self._exit)
+            is_spent = self._exit is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
+            state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
+            return EndRun(state=state, exit_reason=self._exit)
         if self._failed:
             return EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
         return EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
+from ensemble_ray.outputs import ExitReason
+
 __all__ = [
     "CancelRequested",
     "RunStarted",
@@ -50,11 +52,11 @@ class TaskFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskExited:
-    """A task asked to end the run early (S-ENG-59)."""
+    """A task ended the run early: it asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
 
     at: float
     key: str
-    is_timeout: bool = False
+    reason: ExitReason = ExitReason.USER_EXIT_EARLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

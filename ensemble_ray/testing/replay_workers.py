@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
+from ensemble_ray.errors import AgentExecutionError
+from ensemble_ray.execute.exits import exit_of, recorded_reason
 from ensemble_ray.execute.recorded import as_mapping, failure_of
 from ensemble_ray.ids import delegating_call
 from ensemble_ray.testing.replay_ports import Difference, place_of, shown
@@ -60,7 +61,7 @@ class ReplayedWorkers:
     ) -> TaskResult:
         """What is recorded of a worker that gave no output: today it comes as far as its record goes."""
         if end is not None and end.kind == "task_exited":
-            error: BaseException = ExitEarlyError(timed_out=end.data.get("is_timeout") is True)
+            error: BaseException = exit_of(recorded_reason(end.data))
             return replace(result, status="exited", error=error)
         if end is not None:
             return replace(result, status="failed", error=failure_of(end))

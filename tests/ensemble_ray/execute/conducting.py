@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, Resumed, RunConductor
 from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
@@ -119,9 +120,9 @@ def failed(key: str, at: float = 101.0) -> Report[str, str]:
     )
 
 
-def ended_early(key: str, status: str, *, is_timeout: bool = False) -> Report[str, str]:
+def ended_early(key: str, status: str, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Report[str, str]:
     """The task exited, or was cancelled."""
-    return Report(key=key, status=status, at=101.0, failure=f"trace of {key}", is_timeout=is_timeout)
+    return Report(key=key, status=status, at=101.0, failure=f"trace of {key}", exit_reason=reason)
 
 
 PAIR = plan_of("parallel", {"a": (), "b": (), "c": ("b", "a")})

@@ -180,7 +180,7 @@ async def test_early_exit_keeps_what_was_done(caplog: pytest.LogCaptureFixture) 
     """S-ENG-17, S-PAR-30: no error; the trace of the task that asked is kept beside the outputs."""
     run = await conducting(plan_of("sequential", {"a": (), "b": (), "c": ()}))
     await run.report(done("a"))
-    await run.report(ended_early("b", "exited", is_timeout=True))
+    await run.report(ended_early("b", "exited", reason=ExitReason.TIMEOUT))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.COMPLETED, ExitReason.TIMEOUT)
     assert (ended.completed, ended.failures, ended.unfinished) == ([("a", "output of a")], [], ["trace of b"])

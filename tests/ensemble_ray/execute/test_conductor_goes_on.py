@@ -159,8 +159,10 @@ async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> Non
 
 async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
     """S-DUR-38, S-PAR-30: nothing more starts; the task that ran beside it goes on."""
-    stimuli = [BEGUN, [TaskExited(at=101.0, key="a", is_timeout=True)]]
-    run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited", is_timeout=True)))
+    stimuli = [BEGUN, [TaskExited(at=101.0, key="a", reason=ExitReason.TIMEOUT)]]
+    run = await conducting(
+        PAIR, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited", reason=ExitReason.TIMEOUT))
+    )
     assert run.houses.keys == ["b"]
     await run.report(done("b"))
     ended = run.ended()

@@ -13,6 +13,7 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, MaxIteratio
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
@@ -104,7 +105,7 @@ async def test_recorded_exit_is_the_result_of_the_task() -> None:
     bench = Bench(agents={"draft": writer(ScriptedModel(call("leave")), tools=[leave])})
     await bench.run()
     result, again = await told_again(bench)
-    assert (result.status, result.is_timeout, result.output) == ("exited", True, None)
+    assert (result.status, result.exit_reason, result.output) == ("exited", ExitReason.TIMEOUT, None)
     assert not again.sink.of(TaskFailedEvent)
     assert not again.sink.of(TaskCompleteEvent)
 

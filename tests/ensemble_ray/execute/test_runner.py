@@ -20,6 +20,7 @@ from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.runner import cut
 from ensemble_ray.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
@@ -215,24 +216,24 @@ async def test_task_has_not_failed_when_its_record_cannot_be_read() -> None:
     assert bench.named == []
 
 
-@pytest.mark.parametrize("is_timeout", [False, True])
-async def test_early_exit_is_neither_failure_nor_output(is_timeout: bool) -> None:  # noqa: FBT001  a case of the table
+@pytest.mark.parametrize("reason", [ExitReason.USER_EXIT_EARLY, ExitReason.TIMEOUT])
+async def test_early_exit_is_neither_failure_nor_output(reason: ExitReason) -> None:
     """S-ENG-59, S-DUR-30: no event; that it left is a fact, so that it is not asked to leave again."""
 
     @tool
     async def leave() -> str:
         """Leave."""
-        raise ExitEarlyError("enough", is_timeout)
+        raise ExitEarlyError("enough", timed_out=reason is ExitReason.TIMEOUT)
 
     bench = Bench(agents={"draft": writer(ScriptedModel(call("leave")), tools=[leave])})
     result = await bench.run()
-    assert (result.status, result.is_timeout, result.output) == ("exited", is_timeout, None)
+    assert (result.status, result.exit_reason, result.output) == ("exited", reason, None)
     assert bench.named == [
         ("model", "draft#0/0/model"),
         ("tool_intent", "draft#0/0/call-0"),
         ("task_exited", "draft#0"),
     ]
-    assert bench.journal.facts()[-1].data == {"is_timeout": is_timeout}
+    assert bench.journal.facts()[-1].data == {"reason": reason.value}
     assert not bench.sink.of(TaskFailedEvent)
 
 

@@ -10,7 +10,7 @@ from ensemble_ray.errors_data import error_data
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState, TaskOutput
+from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.rendering import in_json_form
@@ -151,21 +151,21 @@ def test_failure_is_told_by_name_and_text_when_nothing_more_is_recorded() -> Non
 
 def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
     """S-DUR-38: what the task did that asked for the end."""
-    exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", is_timeout=True)
+    exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", reason="timeout")
     recovered = Recovered([*begun(READ), model("read#0", 0, 102), exited])
-    assert recovered.stimuli[1] == (TaskExited(at=104.0, key="read", is_timeout=True),)
+    assert recovered.stimuli[1] == (TaskExited(at=104.0, key="read", reason=ExitReason.TIMEOUT),)
     found = recovered.failure("read")
     assert found is not None
-    assert (found.status, found.is_timeout) == ("exited", True)
+    assert (found.status, found.exit_reason) == ("exited", ExitReason.TIMEOUT)
     assert found.trace is not None
     assert len(found.trace.llm_interactions) == 1
 
 
 def test_early_exit_is_told_when_its_house_died_before_it_could() -> None:
     """S-DUR-31: it is recorded, and not done again."""
-    exited = fact("task_exited", "read#0", 104, is_timeout=False)
+    exited = fact("task_exited", "read#0", 104, reason="user_exit_early")
     report = resumed_inline(Recovered([*begun(READ), exited])).reports["read"]
-    assert (report.status, report.at, report.is_timeout) == ("exited", 104, False)
+    assert (report.status, report.at, report.exit_reason) == ("exited", 104, ExitReason.USER_EXIT_EARLY)
 
 
 def test_unfinished_task_has_no_report() -> None:
@@ -267,7 +267,7 @@ def _managed(*more: Fact) -> list[Fact]:
     [
         (fact("output", "manager#0", 110, output=output("Lead", "led")), "completed"),
         (fact("task_failed", "manager#0", 110, error_type="E", message="m"), "failed"),
-        (fact("task_exited", "manager#0", 110, is_timeout=True), "exited"),
+        (fact("task_exited", "manager#0", 110, reason="timeout"), "exited"),
     ],
 )
 def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -> None:
@@ -291,7 +291,7 @@ def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:
 
 def test_ends_of_workers_are_no_ends_of_tasks() -> None:
     """S-DUR-74: neither an output nor a failure nor an early exit of theirs."""
-    exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, is_timeout=False))
+    exited = in_json_form(fact("task_exited", "manager#0/0/call-3/delegate#0", 109, reason="user_exit_early"))
     recovered = Recovered(_managed(exited))
     assert resumed_inline(recovered).reports == {}
     assert set(recovered.tasks) == {"manager"}

@@ -27,6 +27,7 @@ FAILED = EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
 CANCELLED = EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
 EXITED = EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)
 TIMED_OUT = EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.TIMEOUT)
+OUT_OF_BUDGET = EndRun(state=RunState.BUDGET_EXHAUSTED, exit_reason=ExitReason.BUDGET_EXHAUSTED)
 
 
 def plan_of(
@@ -67,9 +68,9 @@ def failed(key: str, at: float = 1.0) -> TaskFailed:
     return TaskFailed(at=at, key=key, error_type="ValueError")
 
 
-def exited(key: str, at: float = 1.0, *, is_timeout: bool = False) -> TaskExited:
+def exited(key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> TaskExited:
     """The task asked to end the run."""
-    return TaskExited(at=at, key=key, is_timeout=is_timeout)
+    return TaskExited(at=at, key=key, reason=reason)
 
 
 def stopped(key: str, at: float = 6.0) -> TaskCancelled:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.parallel import ParallelMachine
@@ -18,6 +19,7 @@ from tests.ensemble_ray.schedule.plans import (
     COMPLETED,
     EXITED,
     FAILED,
+    OUT_OF_BUDGET,
     STARTED,
     TIMED_OUT,
     Told,
@@ -133,11 +135,18 @@ def test_second_cancellation_says_nothing(told: Begin) -> None:
 # Early exit.
 
 
-@pytest.mark.parametrize(("is_timeout", "end"), [(False, EXITED), (True, TIMED_OUT)])
-def test_run_ends_without_error_when_a_task_exits_early(told: Begin, is_timeout: bool, end: object) -> None:  # noqa: FBT001  a case of the table
-    """S-ENG-17, S-ENG-59, S-PAR-30: nothing more starts, running tasks finish."""
+@pytest.mark.parametrize(
+    ("reason", "end"),
+    [
+        (ExitReason.USER_EXIT_EARLY, EXITED),
+        (ExitReason.TIMEOUT, TIMED_OUT),
+        (ExitReason.BUDGET_EXHAUSTED, OUT_OF_BUDGET),
+    ],
+)
+def test_run_ends_without_error_when_a_task_exits_early(told: Begin, reason: ExitReason, end: object) -> None:
+    """S-ENG-17, S-ENG-59, S-PAR-30, S-BUD-4: nothing more starts, running tasks finish."""
     tell = told(WIDE)
-    assert tell(exited("a", is_timeout=is_timeout)) == skips("run ending early", "c", "d")
+    assert tell(exited("a", reason=reason)) == skips("run ending early", "c", "d")
     assert tell(done("b")) == [end]
     assert tell.machine.completed == ("b",)
 
@@ -145,7 +154,7 @@ def test_run_ends_without_error_when_a_task_exits_early(told: Begin, is_timeout:
 def test_first_reason_wins_when_two_tasks_exit_early(told: Begin) -> None:
     """S-PAR-30."""
     tell = told(WIDE)
-    tell(exited("a", is_timeout=True))
+    tell(exited("a", reason=ExitReason.TIMEOUT))
     assert tell(exited("b")) == [TIMED_OUT]
 
 
@@ -188,7 +197,7 @@ def test_stimulus_is_data_for_the_record() -> None:
         "tool_call_count": 2,
     }
     assert stimulus_fields(CANCEL) == {"type": "CancelRequested", "at": 5.0}
-    assert stimulus_fields(TaskExited(at=1.0, key="a", is_timeout=True))["is_timeout"] is True
+    assert stimulus_fields(TaskExited(at=1.0, key="a", reason=ExitReason.TIMEOUT))["reason"] == "timeout"
 
 
 def test_invariants_are_watched() -> None:

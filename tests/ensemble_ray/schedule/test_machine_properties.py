@@ -25,6 +25,7 @@ from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+_REASONS = (ExitReason.TIMEOUT, ExitReason.USER_EXIT_EARLY, ExitReason.BUDGET_EXHAUSTED)
 
 
 @dataclass(kw_only=True)
@@ -73,7 +74,7 @@ def _fact(key: str, after: TaskState, at: float) -> Stimulus:
         case TaskState.FAILED:
             return TaskFailed(at=at, key=key, error_type="ValueError")
         case TaskState.EXITED:
-            return TaskExited(at=at, key=key, is_timeout=key in {"0", "2"})
+            return TaskExited(at=at, key=key, reason=_REASONS[int(key) % len(_REASONS)])
         case _:
             return TaskCancelled(at=at, key=key)
 
@@ -166,7 +167,7 @@ def test_no_task_starts_before_its_context_is_completed(play: Play) -> None:
 @SEEDED
 @given(plays())
 def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> None:
-    """S-SET-27, S-PAR-30: and the run's end says so, the cancellation before the exit, the exit before a failure."""
+    """S-SET-27, S-PAR-30, S-BUD-4: and the run's end says so, the cancellation before the exit, the exit before a failure."""
     assert not [each for each in play.after(CancelRequested, TaskExited) if isinstance(each, StartTask)]
     facts = [each for batch in play.batches for each in batch]
     exits = [each for each in facts if isinstance(each, TaskExited)]
@@ -174,8 +175,9 @@ def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> Non
     if any(isinstance(each, CancelRequested) for each in facts):
         assert (end.state, end.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
     elif exits:
-        reason = ExitReason.TIMEOUT if exits[0].is_timeout else ExitReason.USER_EXIT_EARLY
-        assert (end.state, end.exit_reason) == (RunState.COMPLETED, reason)
+        is_spent = exits[0].reason is ExitReason.BUDGET_EXHAUSTED
+        state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
+        assert (end.state, end.exit_reason) == (state, exits[0].reason)
     else:
         assert (end.state is RunState.FAILED) == (TaskState.FAILED in play.outcomes.values())
 

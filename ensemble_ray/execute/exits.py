@@ -1,0 +1,38 @@
+"""Early ends of runs: which error stands for which reason, here and in the record. Room: execute. Pure.
+
+In: what a task raised, or what is recorded of it. Out: why the run ends, or the error that says so.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError
+from ensemble_ray.outputs import ExitReason
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["exit_of", "reason_of", "recorded_reason"]
+
+
+def reason_of(error: BaseException | None) -> ExitReason:
+    """Why a run ends with that error."""
+    if isinstance(error, BudgetExhaustedError):
+        return ExitReason.BUDGET_EXHAUSTED
+    return ExitReason.TIMEOUT if isinstance(error, ExitEarlyError) and error.timed_out else ExitReason.USER_EXIT_EARLY
+
+
+def exit_of(reason: ExitReason) -> ExitEarlyError:
+    """The error that ends a run for that reason."""
+    if reason is ExitReason.BUDGET_EXHAUSTED:
+        return BudgetExhaustedError()
+    return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
+
+
+def recorded_reason(data: Mapping[str, object]) -> ExitReason:
+    """The reason that stands in the data of a fact; earlier records only say whether the time was up."""
+    told = data.get("reason")
+    if told in set(ExitReason):
+        return ExitReason(str(told))
+    return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY
