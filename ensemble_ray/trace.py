@@ -6,14 +6,13 @@ Only shapes and their JSON form; the folds that make them live in `record` and `
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     Field,
     SerializationInfo,
@@ -23,7 +22,7 @@ from pydantic import (
 from pydantic_core import to_jsonable_python
 
 from ensemble_ray.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
-from ensemble_ray.values import Instant, Value
+from ensemble_ray.values import FrozenSequence, Instant, Value
 
 __all__ = [
     "AgentSummary",
@@ -249,7 +248,7 @@ class ExecutionTrace(Value):
     total_duration: timedelta
     inputs: Mapping[str, str] = {}
     agents: tuple[AgentSummary, ...] = ()
-    task_traces: Annotated[Sequence[TaskTrace], AfterValidator(tuple)] = ()
+    task_traces: FrozenSequence[TaskTrace] = ()
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     total_cost_estimate: CostEstimate | None = None
     errors: tuple[ErrorTrace, ...] = ()

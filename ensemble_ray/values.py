@@ -10,11 +10,21 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self, TypeVar, cast
 
 import pydantic
-from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, ConfigDict
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidatorFunctionWrapHandler,
+    WrapSerializer,
+    WrapValidator,
+)
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["Duration", "FrozenSequence", "Instant", "Value", "explain", "utc_now", "utc_of"]
+__all__ = ["Duration", "FrozenSequence", "Instant", "LazySequence", "Value", "explain", "utc_now", "utc_of"]
 
 
 def _as_duration(value: object) -> object:
@@ -40,6 +50,12 @@ Instant = Annotated[AwareDatetime, AfterValidator(_in_utc)]
 _Item = TypeVar("_Item")
 
 
+class LazySequence(Sequence[_Item]):
+    """A sequence that never changes and whose parts are made when asked: fields keep it as it is, unchecked."""
+
+    __slots__ = ()
+
+
 def _as_tuple(value: object) -> object:
     """Lists and other collections become tuples, so that the caller's list can change later (S-CONV-5)."""
     if value is None:
@@ -47,8 +63,16 @@ def _as_tuple(value: object) -> object:
     return tuple(cast("Iterable[object]", value)) if isinstance(value, list | set | frozenset) else value
 
 
+def _kept(value: object, check: ValidatorFunctionWrapHandler) -> object:
+    return value if isinstance(value, LazySequence) else check(_as_tuple(value))
+
+
+def _dumped(value: object, dump: SerializerFunctionWrapHandler) -> object:
+    return dump(tuple(cast("Iterable[object]", value)) if isinstance(value, LazySequence) else value)
+
+
 #: An immutable sequence; lists are copied, None is empty.
-FrozenSequence = Annotated[Sequence[_Item], BeforeValidator(_as_tuple)]
+FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_kept), WrapSerializer(_dumped)]
 
 
 def utc_of(at_s: float) -> datetime:

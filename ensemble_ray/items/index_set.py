@@ -1,0 +1,31 @@
+"""Which items were seen: a bit each, since there may be millions. Room: items. Pure."""
+
+from __future__ import annotations
+
+__all__ = ["IndexSet"]
+
+
+class IndexSet:
+    """A set of indices from 0; it takes a bit for each index up to the highest."""
+
+    def __init__(self) -> None:
+        self._bits = bytearray()
+        self._count = 0
+
+    def __contains__(self, index: int) -> bool:
+        place = index >> 3
+        return place < len(self._bits) and bool(self._bits[place] & (1 << (index & 7)))
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, index: int) -> bool:
+        """Put it in; whether it was not in yet."""
+        if index in self:
+            return False
+        place = index >> 3
+        if place >= len(self._bits):
+            self._bits.extend(bytes(place + 1 - len(self._bits)))
+        self._bits[place] |= 1 << (index & 7)
+        self._count += 1
+        return True

@@ -1,0 +1,184 @@
+"""Where the items of a map-reduce come from. Room: items.
+
+In: what the user gave as `items`. Out: a source that can be opened for each run (S-MR-120). Files are opened once to see
+that they can be read; nothing is pulled before a run asks. Never: a plan, a runtime, an import of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+from pydantic import JsonValue
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.items.dead_letters import DeadLetters, dead_items
+from ensemble_ray.items.parquet import parquet_row_count, parquet_rows
+from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, numbered
+from ensemble_ray.items.text_files import csv_rows, json_lines
+
+__all__ = ["NO_ITEMS", "ItemSource", "source_of"]
+
+#: What is said of a source without items (S-MR-10, S-MR-122).
+NO_ITEMS = "items must not be None or empty"
+_SUFFIXES = ".jsonl, .csv or .parquet"
+_READERS: Mapping[str, Callable[[Path], Entries]] = {
+    ".jsonl": json_lines,
+    ".csv": csv_rows,
+    ".parquet": parquet_rows,
+}
+#: Longest part of a text that an error repeats.
+_SHOWN = 80
+
+
+@dataclass(slots=True, kw_only=True)
+class ItemSource:
+    """Items, and how to read them from the beginning."""
+
+    #: for people: what the items are
+    place: str
+    #: for the record: kind, and path of a file
+    identity: Mapping[str, JsonValue]
+    #: makes a reader that begins at the first item
+    reader: Callable[[], ItemReader]
+    #: how many items there are, where that is known before they are read
+    count: int | None = None
+    #: a sequence in memory, which static mode maps at construction
+    is_list: bool = False
+    #: the items of a sequence; empty for other sources
+    items: Sequence[object] = ()
+    #: an iterator, which can be run over once
+    is_one_shot: bool = False
+    _is_open: bool = field(default=False, init=False)
+
+    def open(self) -> ItemReader:
+        """A reader from the first item on.
+
+        Raises:
+            ValidationError: it is an iterator, and was opened before (S-MR-124).
+        """
+        if self.is_one_shot and self._is_open:
+            msg = (
+                "items is an iterator that an earlier run has consumed: give a list, a file, or a new iterator per run"
+            )
+            raise ValidationError(msg)
+        self._is_open = True
+        return self.reader()
+
+
+def source_of(items: object) -> ItemSource:
+    """The source of what was given as `items` (S-MR-120).
+
+    Raises:
+        ValidationError: None, an empty sequence, a file that cannot be read, or nothing that has items.
+    """
+    match items:
+        case None:
+            raise ValidationError(NO_ITEMS)
+        case DeadLetters():
+            return _dead_letters(items)
+        case str() | os.PathLike():
+            return _file(cast("str | os.PathLike[str]", items))
+        case bytes() | bytearray() | memoryview():
+            raise ValidationError(f"items is {type(items).__name__}: {_ADVICE}")
+        case Sequence():
+            return _sequence(cast("Sequence[object]", items))
+        case _:
+            return _iterable(items)
+
+
+_ADVICE = f"give a list of items, an iterable, or a path that ends in {_SUFFIXES}"
+
+
+def _sequence(items: Sequence[object]) -> ItemSource:
+    if not len(items):
+        raise ValidationError(NO_ITEMS)
+    # A list may change after it was given (S-CONV-5); a sequence of somebody's own may read each item from a disk.
+    kept = tuple(items) if isinstance(items, list) else items
+    is_plain = isinstance(kept, tuple | range)
+    return ItemSource(
+        place=f"{len(kept)} items",
+        identity={"kind": "list", "count": len(kept)},
+        reader=(lambda: ListReader(kept)) if is_plain else (lambda: ThreadReader(lambda: numbered(kept))),
+        count=len(kept),
+        is_list=True,
+        items=kept,
+    )
+
+
+def _iterable(items: object) -> ItemSource:
+    rows = getattr(items, "iter_rows", None)
+    if callable(rows):
+        give = cast("Callable[[], Iterable[object]]", rows)
+        return ItemSource(
+            place="a Dataset",
+            identity={"kind": "dataset"},
+            reader=lambda: ThreadReader(lambda: numbered(give())),
+        )
+    if isinstance(items, AsyncIterable):
+        several = cast("AsyncIterable[object]", items)
+        is_one_shot = isinstance(items, AsyncIterator)
+        return ItemSource(
+            place="an async iterator" if is_one_shot else "an async iterable",
+            identity={"kind": "async"},
+            reader=lambda: AsyncReader(several),
+            is_one_shot=is_one_shot,
+        )
+    if isinstance(items, Iterable) or hasattr(type(items), "__getitem__"):
+        each = cast("Iterable[object]", items)
+        is_one_shot = isinstance(items, Iterator)
+        return ItemSource(
+            place="an iterator" if is_one_shot else f"a {type(items).__name__}",
+            identity={"kind": "iterable"},
+            reader=lambda: ThreadReader(lambda: numbered(each)),
+            is_one_shot=is_one_shot,
+        )
+    raise ValidationError(f"items is of type {type(items).__name__}, which has no items: {_ADVICE}")
+
+
+def _file(given: str | os.PathLike[str]) -> ItemSource:
+    text = os.fsdecode(given)
+    path = Path(text)
+    suffix = path.suffix.lower()
+    rows = _READERS.get(suffix)
+    if rows is None:
+        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+        what = "text" if isinstance(given, str) else "path"
+        raise ValidationError(
+            f"items is the {what} '{shown}': give a list of items, or a path that ends in {_SUFFIXES}"
+        )
+    path = _readable(path, "items file")
+    return ItemSource(
+        place=f"the file '{path}'",
+        identity={"kind": suffix[1:], "path": str(path)},
+        reader=lambda: ThreadReader(lambda: rows(path)),
+        count=parquet_row_count(path) if suffix == ".parquet" else None,
+    )
+
+
+def _dead_letters(letters: DeadLetters) -> ItemSource:
+    path = _readable(Path(letters.path), "dead letters")
+    return ItemSource(
+        place=f"the dead letters of '{path}'",
+        identity={"kind": "dead_letters", "path": str(path)},
+        reader=lambda: ThreadReader(lambda: dead_items(path)),
+    )
+
+
+def _readable(path: Path, what: str) -> Path:
+    """The path from the root on, of a file that can be read."""
+    path = path.absolute()
+    try:
+        is_file = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for somebody who writes
+        if is_file:
+            path.open("rb").close()
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ValidationError(f"{what} '{path}' cannot be read: {reason}") from error
+    if not is_file:
+        raise ValidationError(f"{what} '{path}' cannot be read: it is no file")
+    return path
