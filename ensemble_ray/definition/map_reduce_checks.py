@@ -1,0 +1,142 @@
+"""What a map-reduce may be given, in the order of the specification (S-MR-10 to S-MR-23, S-MR-110, S-MR-150).
+
+Room: definition. Pure. In: fields as they were given, by name. Out: nothing, or the first mistake. What is of a wrong
+type where a number belongs is left to pydantic, which comes after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+
+from ensemble_ray.definition.fields import check_positive
+from ensemble_ray.errors import ValidationError
+
+__all__ = ["check_items", "check_outcomes", "check_processes", "check_reduction", "check_side"]
+
+_Given = Mapping[str, object]
+
+#: Of each side: what its task factory is called with, without and with an agent factory.
+_ARGUMENTS = {"map": ("item", "item, agent"), "reduce": ("chunk_tasks", "agent, chunk_tasks")}
+_POLICIES = ("fail", "skip", "collect")
+_MODES = ("levels", "pipelined")
+
+
+def check_items(given: _Given) -> None:
+    """Refuse nothing, and a collection that can be seen to be empty (S-MR-10)."""
+    items = given.get("items")
+    if items is None or (isinstance(items, Sequence | AbstractSet | Mapping) and not items):
+        raise ValidationError("items must not be None or empty")
+
+
+def check_side(given: _Given, side: str) -> None:
+    """Refuse a side without its task factory (S-MR-11, S-MR-12), and factories that cannot be called."""
+    task, agent = f"{side}_task", f"{side}_agent"
+    plain, with_agent = _ARGUMENTS[side]
+    if given.get(task) is None:
+        raise ValidationError(
+            f"{task} must be set. Give a callable({plain}) -> Task, or together with {agent} a "
+            f"callable({with_agent}) -> Task"
+        )
+    for name in (task, agent):
+        _check_callable(given, name)
+
+
+def check_reduction(given: _Given) -> None:
+    """Refuse what the parts of a reduction have to do with each other (S-MR-12 to S-MR-23, S-MR-110)."""
+    check_side(given, "reduce")
+    is_adaptive = _check_budget(given)
+    _check_grouping(given, is_adaptive=is_adaptive)
+    for name in ("direct_task", "direct_agent", "token_estimator", "input_estimator"):
+        _check_callable(given, name)
+    mode = given.get("mode", "levels")
+    if mode not in _MODES:
+        raise ValidationError(f"mode must be 'levels' or 'pipelined', got: {mode}")
+    if given.get("ordered") is True and mode != "pipelined":
+        raise ValidationError(
+            "ordered needs mode='pipelined': level by level, groups follow the order of the items anyway"
+        )
+
+
+def check_outcomes(given: _Given) -> None:
+    """Refuse what no failed item can be dealt with by (S-MR-150), and files of outcomes that cannot be written so."""
+    policy = given.get("on_item_error")
+    if policy is not None and policy not in _POLICIES:
+        raise ValidationError(f"on_item_error must be 'fail', 'skip' or 'collect', got: {policy}")
+    for name, endings in (("dead_letters", (".jsonl",)), ("results", (".jsonl", ".parquet"))):
+        place = given.get(name)
+        if isinstance(place, str | Path) and Path(place).suffix.lower() not in endings:
+            raise ValidationError(f"{name} must be the path of a {' or '.join(endings)} file, got: '{place}'")
+
+
+def check_processes(given: _Given) -> None:
+    """Refuse numbers of processes and of tasks in one that no agent could have."""
+    for name in ("replicas", "max_concurrency"):
+        check_positive(given.get(name), f"{name} must be > 0 when set")
+
+
+def _check_budget(given: _Given) -> bool:
+    """S-MR-13 to S-MR-17; whether there is a budget."""
+    window, ratio = _number(given, "context_window_size"), _number(given, "budget_ratio")
+    has_window, has_ratio = (given.get(name) is not None for name in ("context_window_size", "budget_ratio"))
+    if has_window and not has_ratio:
+        raise ValidationError(
+            "budget_ratio must be set when context_window_size is specified. "
+            "It is the share of the window that a group may fill, such as 0.5"
+        )
+    if ratio is not None and not 0.0 < ratio <= 1.0:
+        raise ValidationError(f"budget_ratio must be in range (0.0, 1.0], got: {ratio}")
+    if has_ratio and not has_window:
+        raise ValidationError(
+            "context_window_size must be set when budget_ratio is specified. "
+            "It is the number of tokens that the reducing model can read"
+        )
+    if window is not None and ratio is not None and (derived := int(window * ratio)) <= 0:
+        raise ValidationError(
+            "target_token_budget derived from context_window_size * budget_ratio must be > 0, "
+            f"got: {window} * {ratio} = {derived}"
+        )
+    target = _number(given, "target_token_budget")
+    if target is not None and target <= 0:
+        raise ValidationError(f"target_token_budget must be > 0, got: {target}")
+    return has_window or given.get("target_token_budget") is not None
+
+
+def _check_grouping(given: _Given, *, is_adaptive: bool) -> None:
+    """S-MR-18 to S-MR-23."""
+    if given.get("chunk_size") is not None and is_adaptive:
+        raise ValidationError(
+            "chunk_size and target_token_budget (also as context_window_size with budget_ratio) are mutually exclusive: "
+            "groups have a fixed size, or fit a budget"
+        )
+    if given.get("target_token_budget") is not None and given.get("context_window_size") is not None:
+        raise ValidationError(
+            "target_token_budget and context_window_size with budget_ratio are mutually exclusive: both give the budget"
+        )
+    levels, chunk = _number(given, "max_reduce_levels"), _number(given, "chunk_size")
+    if is_adaptive and levels is not None and levels < 1:
+        raise ValidationError(f"max_reduce_levels must be >= 1, got: {levels}")
+    has_direct = given.get("direct_task") is not None
+    if given.get("direct_agent") is not None and not has_direct:
+        raise ValidationError(
+            "direct_agent requires direct_task: give a callable(agent, items) -> Task, which is called with that agent"
+        )
+    if has_direct and not is_adaptive:
+        raise ValidationError(
+            "direct_agent/direct_task are not supported in static (chunk_size) mode. "
+            "They need a budget to compare the input with: set target_token_budget, or leave them out"
+        )
+    if not is_adaptive and chunk is not None and chunk < 2:  # noqa: PLR2004  S-MR-23: groups of one would never end
+        raise ValidationError(f"chunk_size must be >= 2, got: {chunk}")
+
+
+def _number(given: _Given, name: str) -> int | float | None:
+    value = given.get(name)
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _check_callable(given: _Given, name: str) -> None:
+    value = given.get(name)
+    if value is not None and not callable(value):
+        raise ValidationError(f"{name} must be callable, got: {type(value).__name__}")

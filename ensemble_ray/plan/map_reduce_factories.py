@@ -1,0 +1,208 @@
+"""Factories are called here, and what they give is checked. Room: plan.
+
+In: a definition, and the items or the tasks of a group. Out: the task, and the agent that will do it, None where one will
+be made for it. Rules: the agent factory first, then the task factory, each once (S-MR-2); what they raise goes on
+unchanged (S-MR-106). `make_...` calls them in this thread and knows only plain functions; `make_..._in_run` calls them in
+a thread of ours and awaits what is awaitable (S-MR-143).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from ensemble_ray.definition.agent import Agent
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.threads import threads
+
+__all__ = [
+    "Made",
+    "make_direct",
+    "make_direct_in_run",
+    "make_map",
+    "make_maps_in_run",
+    "make_reduce",
+    "make_reduce_in_run",
+]
+
+#: A task, and the agent that will do it.
+Made: TypeAlias = tuple[Task, Agent | None]
+#: Asks for the results of calls, one after the other.
+_Making: TypeAlias = Generator["_Call", object, Made]
+
+
+def make_map(definition: MapDefinition, item: object) -> Made:
+    """The task of an item.
+
+    Raises:
+        ValidationError: a factory gave something else than it should, or is async.
+    """
+    return _driven(_map(definition, item))
+
+
+def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
+    """The task over a group.
+
+    Raises:
+        ValidationError: as `make_map`; or its context lacks a task of the group (S-MR-24).
+    """
+    return _driven(_reduce(definition, chunk_tasks))
+
+
+def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
+    """The one task over all items (S-MR-81); the definition has a `direct_task`.
+
+    Raises:
+        ValidationError: as `make_map`.
+    """
+    return _driven(_direct(definition, items))
+
+
+async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made]:
+    """`make_map` for several items, in their order, during a run; factories may be async."""
+    return await _driven_in_run([_map(definition, item) for item in items])
+
+
+async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
+    """`make_reduce` during a run; factories may be async."""
+    return (await _driven_in_run([_reduce(definition, chunk_tasks)]))[0]
+
+
+async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
+    """`make_direct` during a run; factories may be async."""
+    return (await _driven_in_run([_direct(definition, items)]))[0]
+
+
+class _Call:
+    """A factory that is to be called."""
+
+    def __init__(self, name: str, factory: Callable[..., object], *arguments: object) -> None:
+        self.name = name
+        self.make = partial(factory, *arguments)
+
+
+def _map(definition: MapDefinition, item: object) -> _Making:
+    if definition.map_agent is None:
+        return _made(definition, None, lambda _: _Call("map_task", definition.map_task, item))
+    asked = _Call("map_agent", definition.map_agent, item)
+    return _made(definition, asked, lambda agent: _Call("map_task", definition.map_task, item, agent))
+
+
+def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Making:
+    chunk = list(chunk_tasks)
+    if definition.reduce_agent is None:
+        making = _made(definition, None, lambda _: _Call("reduce_task", definition.reduce_task, chunk))
+    else:
+        asked = _Call("reduce_agent", definition.reduce_agent)
+        making = _made(definition, asked, lambda agent: _Call("reduce_task", definition.reduce_task, agent, chunk))
+    task, agent = yield from making
+    _check_context(task, chunk)
+    return task, agent
+
+
+def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making:
+    factory = cast("Callable[..., object]", definition.direct_task)
+    if definition.direct_agent is None:
+        return _made(definition, None, lambda _: _Call("direct_task", factory, items))
+    asked = _Call("direct_agent", definition.direct_agent)
+    return _made(definition, asked, lambda agent: _Call("direct_task", factory, agent, items))
+
+
+def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call]) -> _Making:
+    agent = None if asked is None else _of_kind(Agent, (yield asked), asked.name)
+    call = then(agent)
+    task = _of_kind(Task, (yield call), call.name)
+    if task.agent is None and agent is not None and task.handler is None:
+        task = task.rewritten(agent=agent)
+    agent = None if task.agent is None else _held(definition, task.agent)
+    return (task if agent is task.agent else task.rewritten(agent=agent)), agent
+
+
+def _held(definition: MapDefinition, agent: Agent) -> Agent:
+    """The agent with the processes and places that the definition gives to every agent (S-MR-141)."""
+    wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
+    chosen = {name: value for name, value in wanted.items() if value is not None}
+    return agent.rewritten(**chosen) if chosen else agent
+
+
+def _of_kind(kind: type[Any], value: object, name: str) -> Any:
+    if isinstance(value, kind):
+        return value
+    a_kind = f"{'an' if kind is Agent else 'a'} {kind.__name__}"
+    raise ValidationError(f"{name} must return {a_kind}, got: {'None' if value is None else type(value).__name__}")
+
+
+def _check_context(task: Task, chunk: Sequence[Task]) -> None:
+    """S-MR-24: a reduce that did not see a part of its group would lose it in silence."""
+    inside = {entry.object_id for entry in task.context}
+    missing = [entry.description for entry in chunk if entry.object_id not in inside]
+    if missing:
+        shown = missing[0] if len(missing[0]) <= _SHOWN else missing[0][:_SHOWN] + "..."
+        raise ValidationError(
+            f"Reduce task '{task.description}' lacks {len(missing)} of the {len(chunk)} tasks of its group in its context, "
+            f"the first is '{shown}'. Give it context=chunk_tasks"
+        )
+
+
+#: How much of a task's description a message shows.
+_SHOWN = 100
+
+
+# Driving. A making says what to call; who drives it decides where.
+
+
+def _driven(making: _Making) -> Made:
+    """In this thread."""
+    outcome = _advance([making], [])
+    if isinstance(outcome, _Waiting):
+        if inspect.iscoroutine(outcome.awaitable):
+            outcome.awaitable.close()  # nobody will await it
+        raise ValidationError(
+            f"{outcome.call.name} is async, and over a list in static mode it is called at construction, where nothing can "
+            "be awaited. Give a plain function, or items that are no list, such as iter(items)"
+        )
+    return outcome[0]
+
+
+async def _driven_in_run(makings: list[_Making]) -> list[Made]:
+    """All of them in one thread, one call at a time; back here for what is awaitable."""
+    done: list[Made] = []
+    result: object = None
+    while True:
+        outcome = await threads.run(_advance, makings, done, result)
+        if not isinstance(outcome, _Waiting):
+            return outcome
+        result = await outcome.awaitable
+
+
+class _Waiting:
+    """A call that gave an awaitable."""
+
+    def __init__(self, call: _Call, awaitable: Awaitable[object]) -> None:
+        self.call = call
+        self.awaitable = awaitable
+
+
+def _advance(makings: list[_Making], done: list[Made], result: object = None) -> list[Made] | _Waiting:
+    """Go on where it stands until all is made, or something has to be awaited.
+
+    Args:
+        makings: What is to be made; `len(done)` is the position of the one at work.
+        done: What was made.
+        result: That of the call that the one at work waits for; None where it has not begun.
+    """
+    while len(done) < len(makings):
+        try:
+            call = makings[len(done)].send(result)
+        except StopIteration as ended:
+            done.append(cast("Made", ended.value))
+            result = None
+            continue
+        result = call.make()  # not inside the `try`: a StopIteration of the user's is an error like others
+        if inspect.isawaitable(result):
+            return _Waiting(call, result)
+    return done

@@ -1,0 +1,57 @@
+"""How many tokens an output, or an item, takes. Room: plan. Calls nothing but the user's estimators.
+
+In: a definition, and an output or items. Out: a count, and what to warn of. The same count decides whether outputs fit
+together and how they are packed (S-MR-61).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.outputs import TaskOutput
+
+__all__ = ["estimate_tokens", "input_estimate", "input_tokens"]
+
+#: Characters per token where nobody counts them.
+_CHARACTERS = 4
+
+
+def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
+    """The tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
+
+    Raises:
+        ValidationError: `token_estimator` gave something that is no count; what it raises goes on unchanged.
+    """
+    if output.metrics.output_tokens >= 0:
+        return output.metrics.output_tokens, None
+    if definition.token_estimator is not None:
+        given: object = definition.token_estimator(output.raw)
+        if given is not None:
+            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {given!r}")
+            return given, None
+    guessed = len(output.raw) // _CHARACTERS
+    told = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
+    return guessed, (
+        f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
+        f"{told}"
+    )
+
+
+def input_tokens(definition: MapReduceDefinition, item: object) -> int:
+    """The tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
+
+    Raises:
+        ValidationError: `input_estimator` gave no text; what it raises goes on unchanged.
+    """
+    text: object = definition.input_estimator(item)
+    if not isinstance(text, str):
+        raise ValidationError(f"input_estimator must return a str, got: {type(text).__name__}")
+    return len(text) // _CHARACTERS
+
+
+def input_estimate(definition: MapReduceDefinition, items: Iterable[object]) -> int:
+    """The tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
+    return sum(input_tokens(definition, item) for item in items)
