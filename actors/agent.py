@@ -20,7 +20,7 @@ from actors.wire import RunPlace, WireOrder, WireReport, load_agent
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.callables import Callables, LocalCallables
+from ensemble_ray.execute.callables import Callables
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
@@ -28,6 +28,9 @@ from ensemble_ray.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 __all__ = ["AgentActor", "SilentSink", "refuse"]
+
+
+_NO_KINDS: Mapping[str, bytes] = {}
 
 
 class SilentSink:
@@ -117,19 +120,24 @@ class AgentActor:
             self._bound[run_id] = asyncio.get_running_loop().create_future()
         return self._bound[run_id]
 
-    async def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
+    async def accept(self, run_id: str, orders: Sequence[WireOrder], kinds: Mapping[str, bytes] = _NO_KINDS) -> None:
         """Run these tasks; returns when they are under way, not when they are done.
+
+        Args:
+            run_id: Whose tasks.
+            orders: The tasks.
+            kinds: Templates of agents that come with their tasks and were not sent before.
 
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
         await asyncio.shield(self._binding(run_id))
-        self._host.accept(run_id, orders)
+        self._host.accept(run_id, orders, kinds)
 
-    async def perform(self, run_id: str, order: WireOrder) -> WireReport:
+    async def perform(self, run_id: str, order: WireOrder, kinds: Mapping[str, bytes] = _NO_KINDS) -> WireReport:
         """Run one task and give its report."""
         await asyncio.shield(self._binding(run_id))
-        return await self._host.perform(run_id, order)
+        return await self._host.perform(run_id, order, kinds)
 
     async def holds(self, run_id: str, instance: str) -> bool:
         """Whether that is at work here, also where what asked for it still waits for `bind`."""
@@ -152,8 +160,6 @@ class AgentActor:
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:
         """The run's callables as tasks in this process ask them."""
-        if host is None:
-            return LocalCallables({})
         line = self._lines[run_id] = RemoteCallables(host, run_id)
         return line
 

@@ -197,10 +197,10 @@ class SchedulerCourier:
 
 
 class RemoteCallables:
-    """Asks the run's callables in the process that hosts them."""
+    """Asks the run's callables in the process that hosts them; None: in one that is started when somebody needs it."""
 
     def __init__(self, host: Any, run_id: str) -> None:
-        self._host = host
+        self._host: Any = host
         self._run_id = run_id
         self._moved = asyncio.Event()
 
@@ -214,18 +214,25 @@ class RemoteCallables:
         """Call it there; what it raises is raised here."""
         asked = cloudpickle.dumps(argument)
         lost = ""
+        if self._host is None:
+            await self._until_moved(self._moved, "it has not been started")
         for count in range(_MOST_LOST):
-            host, moved = self._host, self._moved
+            host: Any = self._host
+            moved = self._moved
             try:
                 return _opened(await host.evaluate.remote(self._run_id, path, asked))
             except ray.exceptions.RayError as error:  # S-CONV-32: no class of Ray's, not as a cause either
                 lost = last_line(error)
             if count + 1 < _MOST_LOST:
-                try:
-                    await asyncio.wait_for(moved.wait(), _MOVE_S)
-                except TimeoutError:
-                    raise RuntimeError(f"the process of the run's callables cannot be reached: {lost}") from None
+                await self._until_moved(moved, lost)
         raise RuntimeError(f"the process of the run's callables died {_MOST_LOST} times when it was asked: {lost}")
+
+    @staticmethod
+    async def _until_moved(moved: asyncio.Event, why: str) -> None:
+        try:
+            await asyncio.wait_for(moved.wait(), _MOVE_S)
+        except TimeoutError:
+            raise RuntimeError(f"the process of the run's callables cannot be reached: {why}") from None
 
 
 def _opened(body: bytes) -> object:

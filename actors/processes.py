@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -37,11 +38,15 @@ class Process:
     #: also what it calls itself towards the rate limiter
     name: str
     kind: Kind = "agent"
+    #: whether it was placed where few others are, and not where there is room
+    is_spread: bool = False
     #: instances it runs for the current run
     busy: set[str] = field(default_factory=set[str])
     is_alive: bool = True
     #: whether it has been bound to the current run
     is_ready: bool = False
+    #: kinds of agents of the current run that it was sent, those sent last in the end
+    kinds: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     on_death: Callable[[Process, BaseException], None] | None = None
     timer: asyncio.TimerHandle | None = None
 
@@ -55,16 +60,21 @@ class ProcessPool:
         self._board = EndpointBoard()
         self._watches: set[asyncio.Task[None]] = set()
 
-    def take(self, kind: Kind = "agent") -> Process:
-        """An idle process of that kind, or a fresh one; never waits, since calls queue up until it has started."""
+    def take(self, kind: Kind = "agent", *, is_spread: bool = False) -> Process:
+        """An idle process of that kind, or a fresh one; never waits, since calls queue up until it has started.
+
+        Args:
+            kind: What it is for.
+            is_spread: Whether it should be on a node that has few others.
+        """
         for process in self._idle:
-            if process.kind == kind and process.is_alive:
+            if process.kind == kind and process.is_spread == is_spread and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
         name = f"{kind}-{new_object_id()[:8]}"
-        process = Process(handle=_begun(kind, name), name=name, kind=kind)
+        process = Process(handle=_begun(kind, name, is_spread=is_spread), name=name, kind=kind, is_spread=is_spread)
         self._living.add(process)
         for news in self._board.current(asyncio.get_running_loop().time()):
             process.handle.hear.remote(news)
@@ -78,6 +88,7 @@ class ProcessPool:
         process.on_death = None
         process.is_ready = False
         process.busy.clear()
+        process.kinds.clear()
         if keep and process.is_alive:
             process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
             self._idle.append(process)
@@ -133,10 +144,10 @@ class ProcessPool:
             _leave(process.name)
 
 
-def _begun(kind: Kind, name: str) -> Any:
+def _begun(kind: Kind, name: str, *, is_spread: bool) -> Any:
     match kind:
         case "agent":
-            return spawn.agent_actor(name)
+            return spawn.agent_actor(name, is_spread=is_spread)
         case "manager":
             return spawn.manager_actor(name)
         case "callables":
@@ -145,8 +156,8 @@ def _begun(kind: Kind, name: str) -> Any:
 
 def _leave(name: str) -> None:
     """Free what a dead process held or waited for: its permits, its journals. Who was never asked holds nothing."""
-    limiter, journal = spawn.existing("rate_limiter"), spawn.existing("journal")
+    limiter = spawn.existing("rate_limiter")
     if limiter is not None:
         limiter.receive.remote(Leave(holder=name))
-    if journal is not None:
+    for journal in spawn.existing_journals():
         journal.leave.remote(name)

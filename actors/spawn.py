@@ -18,6 +18,7 @@ __all__ = [
     "cpu_call",
     "event_hub",
     "existing",
+    "existing_journals",
     "journal_actor",
     "manager_actor",
     "rate_limiter",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 NAMESPACE = "ensemble_ray"
+#: How the names of journals begin; the node's id follows.
+_JOURNAL = "journal-"
 #: A ceiling far above use; the real limits are agents' slots and plans' caps.
 _CONCURRENCY = 100_000
 
@@ -67,7 +70,16 @@ def journal_actor(node_id: str) -> Any:
     from actors.journal import JournalActor
 
     on_that_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    return _shared(JournalActor, "journal", scheduling_strategy=on_that_node)
+    return _shared(JournalActor, f"{_JOURNAL}{node_id}", scheduling_strategy=on_that_node)
+
+
+def existing_journals() -> list[Any]:
+    """Those that write for processes on other nodes; one per node that has files."""
+    from ray.util import list_named_actors
+
+    named = cast("list[dict[str, str]]", cast("Any", list_named_actors)(all_namespaces=True))
+    names = [each["name"] for each in named if each["namespace"] == NAMESPACE and each["name"].startswith(_JOURNAL)]
+    return [found for name in names if (found := existing(name)) is not None]
 
 
 def event_hub() -> Any:
@@ -84,11 +96,17 @@ def rate_limiter() -> Any:
     return _shared(RateLimiter, "rate_limiter")
 
 
-def agent_actor(house: str) -> Any:
-    """A fresh process for agents. It is disposable: work is sent again to another, not restarted in it."""
+def agent_actor(house: str, *, is_spread: bool = False) -> Any:
+    """A fresh process for agents. It is disposable: work is sent again to another, not restarted in it.
+
+    Args:
+        house: Its name.
+        is_spread: Whether it should be on a node that has few others.
+    """
     from actors.agent import AgentActor
 
-    return actor_class(AgentActor, max_restarts=0).remote(house)
+    made = actor_class(AgentActor, max_restarts=0)
+    return made.options(scheduling_strategy="SPREAD").remote(house) if is_spread else made.remote(house)
 
 
 def manager_actor(house: str) -> Any:

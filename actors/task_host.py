@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, cast
 
-from actors.wire import WireOrder, WireReport, pack_result, unpack_order
+from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
 from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.execute.conductor import Report
+from ensemble_ray.execute.kinds import Shelf, overlaid
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
@@ -31,6 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["Courier", "TaskHost"]
 
 _log = logging.getLogger(__name__)
+_NO_KINDS: Mapping[str, bytes] = {}
+
+
+class KindUnknownError(Exception):
+    """A task's agent is of a kind that is not known here."""
 
 
 class Courier(Protocol):
@@ -46,8 +54,39 @@ class _HostedRun:
     houses: LocalHouses
     journal: Journal
     flush: Callable[[], Awaitable[None]]
+    #: templates of the agents that came with their tasks, by kind
+    kinds: Shelf[Agent]
+    #: instance -> the kind of its agent
+    kind_of: dict[str, str] = field(default_factory=dict[str, str])
     outbox: list[WireReport] = field(default_factory=list["WireReport"])
     sender: asyncio.Task[None] | None = None
+
+    def load(self, run_id: str, order: WireOrder, kinds: Mapping[str, bytes]) -> TaskOrder:
+        """The order with its user objects.
+
+        Raises:
+            KindUnknownError: the kind of its agent was not sent, or is kept no longer.
+        """
+        kind = order.agent_key
+        if kind is None or order.overlay is None:
+            return unpack_order(run_id, order)
+        if kind in kinds and kind not in self.kinds:
+            self.kinds.put(kind, load_agent(kinds[kind]))
+        template = self.kinds.get(kind)
+        if template is None:
+            raise KindUnknownError(kind)
+        overlay = cast("Mapping[str, object]", pickle.loads(order.overlay))  # noqa: S301  bytes of our own driver
+        loaded = unpack_order(run_id, order, overlaid(template, overlay))
+        if order.instance not in self.kind_of:
+            self.kinds.use(kind)
+            self.kind_of[order.instance] = kind
+        return loaded
+
+    def done(self, instance: str) -> None:
+        """A task is over; its agent's kind is needed for it no longer."""
+        kind = self.kind_of.pop(instance, None)
+        if kind is not None:
+            self.kinds.done(kind)
 
 
 class TaskHost:
@@ -97,30 +136,45 @@ class TaskHost:
             self._deliver(run_id, results)
 
         houses = LocalHouses(TaskRunner(frame, ports, agents, colleagues), agents, deliver, grace_s=GRACE_S)
-        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush)
+        kinds: Shelf[Agent] = Shelf(on_drop=lambda kind, _: houses.forget(kind))
+        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush, kinds=kinds)
 
-    def accept(self, run_id: str, orders: Sequence[WireOrder]) -> None:
-        """Run these tasks; never waits. A task that cannot be loaded here is reported as failed."""
-        loaded: list[TaskOrder] = []
+    def accept(self, run_id: str, orders: Sequence[WireOrder], kinds: Mapping[str, bytes] = _NO_KINDS) -> None:
+        """Run these tasks; never waits. A task that cannot be loaded here is reported as failed.
+
+        Args:
+            run_id: Whose tasks.
+            orders: The tasks.
+            kinds: Templates of agents that were not sent before.
+        """
+        hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
             try:
-                loaded.append(unpack_order(run_id, order))
+                loaded.append(hosted.load(run_id, order, kinds))
+            except KindUnknownError:
+                self._post(run_id, hosted, [_not_begun(order)])
             except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
                 self._deliver(run_id, [_not_loaded(order, error)])
-        self._runs[run_id].houses.start(loaded)
+        hosted.kinds.trim()
+        hosted.houses.start(loaded)
 
-    async def perform(self, run_id: str, order: WireOrder) -> WireReport:
+    async def perform(self, run_id: str, order: WireOrder, kinds: Mapping[str, bytes] = _NO_KINDS) -> WireReport:
         """Run one task and give its report instead of sending it.
 
         Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
         """
         hosted = self._runs[run_id]
         try:
-            loaded = unpack_order(run_id, order)
+            loaded = hosted.load(run_id, order, kinds)
+        except KindUnknownError:
+            return _not_begun(order)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
             result = _not_loaded(order, error)
         else:
-            result = await hosted.houses.perform(loaded)
+            try:
+                result = await hosted.houses.perform(loaded)
+            finally:
+                hosted.done(order.instance)
         await hosted.flush()
         return pack_result(result)
 
@@ -149,7 +203,12 @@ class TaskHost:
         hosted = self._runs.get(run_id)
         if hosted is None:
             return
-        hosted.outbox.extend(pack_result(result) for result in results)
+        for result in results:
+            hosted.done(result.instance)
+        self._post(run_id, hosted, [pack_result(result) for result in results])
+
+    def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireReport]) -> None:
+        hosted.outbox.extend(reports)
         if hosted.sender is None:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
 
@@ -162,6 +221,10 @@ class TaskHost:
                 await self._courier.report(run_id, batch)
         finally:
             hosted.sender = None
+
+
+def _not_begun(order: WireOrder) -> WireReport:
+    return Report(key=order.key, status=UNKNOWN_KIND, at=SystemClock().now(), epoch=order.epoch)
 
 
 def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:

@@ -27,6 +27,7 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
 
 __all__ = [
+    "UNKNOWN_KIND",
     "AgentCargo",
     "CallableCargo",
     "RunPackage",
@@ -46,6 +47,8 @@ __all__ = [
 ]
 
 WireReport = Report[bytes, bytes]
+#: Status of a task that was not begun, since its agent's kind is not known in that process.
+UNKNOWN_KIND = "unknown_kind"
 
 # A dataclass of a program's own file travels by value, and with it the mark of fields without a default. It must stay
 # the one object that everybody compares with; cloudpickle makes another of it, and the class cannot be read any more.
@@ -136,6 +139,8 @@ class WireOrder:
     depth: int = 0
     caller_role: str = ""
     delegation_id: str = ""
+    #: of a task that was made while its run goes on: the data in which its agent differs from its kind's template
+    overlay: bytes | None = None
 
 
 def wire_order(assignment: Assignment[bytes], package: RunPackage) -> WireOrder:
@@ -158,8 +163,8 @@ def wire_order(assignment: Assignment[bytes], package: RunPackage) -> WireOrder:
     )
 
 
-def unpack_order(run_id: str, order: WireOrder) -> TaskOrder:
-    """The order with its user objects, in the process that runs it."""
+def unpack_order(run_id: str, order: WireOrder, agent: Agent | None = None) -> TaskOrder:
+    """The order with its user objects, in the process that runs it; with the agent that it names no other way."""
     return TaskOrder(
         run_id=run_id,
         key=order.key,
@@ -169,6 +174,7 @@ def unpack_order(run_id: str, order: WireOrder) -> TaskOrder:
         task=cast("Task", pickle.loads(order.task)),  # noqa: S301  bytes of our own driver, inside one cluster
         agent_key=order.agent_key,
         agent_role=order.agent_role,
+        agent=agent,
         context=tuple(unpack_output(body) for body in order.context),
         missing_context=order.missing_context,
         is_streaming=order.is_streaming,

@@ -100,6 +100,10 @@ class LocalHouses:
         if tasks:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
+    def forget(self, kind: str) -> None:
+        """No task of that kind of agents is here, and none is awaited: its places are made anew when one comes."""
+        self._slots.pop(kind, None)
+
     async def _run(self, order: TaskOrder) -> None:
         async with Slot(self._places_of(order)) as slot:
             result = await self._runner.run(order, is_stopped=lambda: order.instance in self._stopped, slot=slot)

@@ -36,7 +36,9 @@ async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(ray_clust
     owned = await store_at(address).begin(RUN)
     line = line_to(address, RUN, "elsewhere")
     await line.append([fact(0)], until=Until.WRITTEN)
-    ray.kill(ray.get_actor("journal", namespace="ensemble_ray"), no_restart=False)
+    ray.kill(
+        ray.get_actor(f"journal-{ray.get_runtime_context().get_node_id()}", namespace="ensemble_ray"), no_restart=False
+    )
     await asyncio.gather(*(line.append([fact(number)], until=Until.WRITTEN) for number in range(1, 20)))
     numbers = [each.data["number"] for each in await store_at(address).facts(RUN)]
     assert list(dict.fromkeys(numbers)) == list(range(20))
@@ -112,7 +114,7 @@ async def test_journals_of_a_writer_are_let_go_when_its_process_died(ray_cluster
     lines = [line_to(address, RUN, writer) for writer in (process.name, "other")]
     for line in lines:
         await line.append([fact(0)], until=Until.WRITTEN)
-    actor = ray.get_actor("journal", namespace="ensemble_ray")
+    actor = ray.get_actor(f"journal-{ray.get_runtime_context().get_node_id()}", namespace="ensemble_ray")
 
     async def writers() -> set[str]:
         held = await actor.__ray_call__.remote(lambda journals: [writer for _, writer in journals._journals])

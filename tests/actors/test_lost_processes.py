@@ -75,7 +75,7 @@ async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_one
     second.houses.open()
     second.start()
     assert list(pool._living) == [process]
-    first.houses._send(process, out_of_reach())
+    first.houses._houses._send(process, out_of_reach())
     async with asyncio.timeout(PATIENCE_S):
         report = await second.told.get()
     assert (report.status, report.epoch) == ("failed", 0)
