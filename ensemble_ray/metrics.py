@@ -18,6 +18,7 @@ __all__ = [
     "CostEstimate",
     "ExecutionMetrics",
     "MemoryOperationCounts",
+    "MetricsSum",
     "TaskMetrics",
     "add_tokens",
 ]
@@ -175,31 +176,62 @@ class ExecutionMetrics(Value):
     @classmethod
     def from_outputs(cls, outputs: Iterable[_HasMetrics] | None) -> ExecutionMetrics:
         """Sum up task outputs; none of them gives EMPTY (S-MET-21)."""
-        tasks = [(output.agent_role, output.metrics) for output in outputs or ()]
-        if not tasks:
-            return cls.EMPTY
-        each = [metrics for _, metrics in tasks]
-        cost: CostEstimate | None = None
-        memory = MemoryOperationCounts.ZERO
-        for metrics in each:
-            if metrics.cost_estimate is not None:
-                cost = metrics.cost_estimate.add(cost) if cost is None else cost.add(metrics.cost_estimate)
-            if metrics.memory_operations is not MemoryOperationCounts.ZERO:
-                memory = memory.add(metrics.memory_operations)
-        return cls(
-            total_input_tokens=add_tokens(m.input_tokens for m in each),
-            total_output_tokens=add_tokens(m.output_tokens for m in each),
-            total_tokens=add_tokens(m.total_tokens for m in each),
-            total_llm_latency=sum((m.llm_latency for m in each), timedelta()),
-            total_tool_execution_time=sum((m.tool_execution_time for m in each), timedelta()),
-            total_memory_retrieval_time=sum((m.memory_retrieval_time for m in each), timedelta()),
-            total_prompt_build_time=sum((m.prompt_build_time for m in each), timedelta()),
-            total_llm_call_count=sum(m.llm_call_count for m in each),
-            total_tool_calls=sum(m.tool_call_count for m in each),
-            total_delegations=sum(m.delegation_count for m in each),
-            memory_operations=memory,
-            task_metrics=dict(tasks),
-            total_cost_estimate=cost,
+        added = MetricsSum()
+        added.add(outputs or ())
+        return added.total()
+
+
+class MetricsSum:
+    """Sums of tasks that come one after the other, as `ExecutionMetrics` tells them."""
+
+    def __init__(self) -> None:
+        """Begin with no task."""
+        self._count = 0
+        #: input, output and total tokens
+        self._tokens = [0, 0, 0]
+        #: model latency, tool time, memory time, prompt time
+        self._times = [timedelta()] * 4
+        #: model calls, tool calls, delegations
+        self._calls = [0, 0, 0]
+        self._memory = MemoryOperationCounts.ZERO
+        self._cost: CostEstimate | None = None
+        self._by_role: dict[str, TaskMetrics] = {}
+
+    def add(self, outputs: Iterable[_HasMetrics]) -> None:
+        """Add tasks; the last of a role counts for that role (S-MET-23)."""
+        for output in outputs:
+            each = output.metrics
+            self._count += 1
+            tokens = (each.input_tokens, each.output_tokens, each.total_tokens)
+            self._tokens = [add_tokens(pair) for pair in zip(self._tokens, tokens, strict=True)]
+            times = (each.llm_latency, each.tool_execution_time, each.memory_retrieval_time, each.prompt_build_time)
+            self._times = [before + more for before, more in zip(self._times, times, strict=True)]
+            calls = (each.llm_call_count, each.tool_call_count, each.delegation_count)
+            self._calls = [before + more for before, more in zip(self._calls, calls, strict=True)]
+            if each.memory_operations is not MemoryOperationCounts.ZERO:
+                self._memory = self._memory.add(each.memory_operations)
+            if each.cost_estimate is not None:
+                self._cost = each.cost_estimate if self._cost is None else self._cost.add(each.cost_estimate)
+            self._by_role[output.agent_role] = each
+
+    def total(self) -> ExecutionMetrics:
+        """The sums so far; EMPTY when there was no task."""
+        if not self._count:
+            return ExecutionMetrics.EMPTY
+        return ExecutionMetrics(
+            total_input_tokens=self._tokens[0],
+            total_output_tokens=self._tokens[1],
+            total_tokens=self._tokens[2],
+            total_llm_latency=self._times[0],
+            total_tool_execution_time=self._times[1],
+            total_memory_retrieval_time=self._times[2],
+            total_prompt_build_time=self._times[3],
+            total_llm_call_count=self._calls[0],
+            total_tool_calls=self._calls[1],
+            total_delegations=self._calls[2],
+            memory_operations=self._memory,
+            task_metrics=dict(self._by_role),
+            total_cost_estimate=self._cost,
         )
 
 

@@ -21,7 +21,16 @@ from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
 from ensemble_ray.trace import ExecutionTrace, TaskTrace, jsonable
 from ensemble_ray.values import Duration, FrozenSequence, Instant, Value
 
-__all__ = ["EnsembleOutput", "ExitReason", "HasObjectId", "RunState", "TaskOutput", "full_name"]
+__all__ = [
+    "EnsembleOutput",
+    "ExitReason",
+    "FailedItem",
+    "HasObjectId",
+    "ItemResult",
+    "RunState",
+    "TaskOutput",
+    "full_name",
+]
 
 T = TypeVar("T")
 
@@ -109,6 +118,39 @@ class TaskOutput(Value):
         return jsonable(value)
 
 
+class FailedItem(Value):
+    """An item of a map that gave no output (S-MR-150).
+
+    Attributes:
+        index: 0-based position in the source.
+        item: The item; its text where it could not be kept.
+        error_type: Class of the error, without its module.
+        attempts: Requests to the provider for the item's last model call; 0 when none was made (S-MR-152).
+    """
+
+    index: int
+    item: Any
+    error_type: str
+    message: str
+    attempts: int = 0
+
+
+class ItemResult(Value):
+    """What came of one item (S-MR-131): an output, or the error for which there is none.
+
+    Attributes:
+        index: 0-based position in the source.
+        item: The item; its text where it could not be kept.
+        attempts: Of a failed item, as in `FailedItem`.
+    """
+
+    index: int
+    item: Any
+    output: TaskOutput | None = None
+    error: FailedItem | None = None
+    attempts: int = 0
+
+
 class HasObjectId(Protocol):
     """Anything with the hidden id of a definition (S-CONV-30)."""
 
@@ -126,6 +168,7 @@ class EnsembleOutput(Value):
         task_outputs: In execution order; immutable.
         total_duration: Wall time of the whole run.
         run_id: Names the run's record; None for a value made by hand.
+        failed_items: Items of a map that gave no output, in item order (S-MR-150).
     """
 
     raw: str = ""
@@ -138,6 +181,7 @@ class EnsembleOutput(Value):
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     trace: ExecutionTrace | None = None
     run_id: str | None = None
+    failed_items: FrozenSequence[FailedItem] = ()
     #: object id of a task -> position in task_outputs
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import infer_workflow, known_agents
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
@@ -32,6 +33,7 @@ __all__ = [
     "plan_run",
     "resolve_tasks",
     "task_keys",
+    "tool_names",
 ]
 
 _log = logging.getLogger(__name__)
@@ -125,14 +127,24 @@ def plan_run(
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
         workflow=resolved.workflow.value,
-        nodes=tuple(nodes),
+        nodes=tuple(nodes if definition.levels is None else _in_levels(nodes, definition.levels)),
         agents=tuple(places.entries),
         error_strategy=strategy.value,
         max_parallel_tasks=definition.max_parallel_tasks,
         inputs=resolved.inputs,
+        shown_as=None if definition.levels is None else definition.levels.workflow,
     )
     tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
     return Planned(plan=plan, tasks=tasks, agents=places.agents, colleagues=places.colleagues())
+
+
+def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
+    """The nodes of a map-reduce with their places in its tree; each counted within its level (S-MR-95)."""
+    counted: dict[int, int] = {}
+    for node in nodes:
+        node_type, level = levels.places[node.object_id]
+        counted[level] = counted.get(level, 0) + 1
+        yield replace(node, index=counted[level], node_type=node_type, level=level)
 
 
 def _plan_hierarchy(
@@ -253,7 +265,7 @@ class _Places:
                 role=agent.role,
                 goal=agent.goal,
                 background=agent.background,
-                tool_names=_tool_names(agent),
+                tool_names=tool_names(agent),
                 is_synthesized=is_synthesized,
                 allow_delegation=agent.allow_delegation,
             )
@@ -269,8 +281,8 @@ def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinit
     return definition.is_streaming
 
 
-def _tool_names(agent: Agent) -> tuple[str, ...]:
-    """Names of its tools as far as they are declared; what a provider offers is known when a task begins."""
+def tool_names(agent: Agent) -> tuple[str, ...]:
+    """Names of an agent's tools as far as they are declared; what a provider offers is known when a task begins."""
     if not agent.tools:
         return ()
     from ensemble_ray.tools.decorator import marked_functions, tool_mark  # only agents with tools pay

@@ -1,0 +1,63 @@
+"""A definition's factories, as the conductor calls them. Room: fed.
+
+In: items, or outputs that come together. Out: tasks. A reduce factory gets stand-ins for the tasks whose outputs it
+brings together: their description is the text of the output (S-MR-47, S-MR-115). They are made for the call and kept by
+nobody; what the reduce is told of an output comes from the output itself (S-MR-48).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.plan.map_reduce_factories import make_direct_in_run, make_maps_in_run, make_reduce_in_run
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+    from ensemble_ray.outputs import TaskOutput
+
+__all__ = ["DefinitionFactories", "DirectFactory"]
+
+#: A task must say something; what its reader sees is the output's own text, which may be empty.
+_EMPTY = "(empty)"
+
+
+class DefinitionFactories:
+    """Factories of a map, or of a map-reduce."""
+
+    def __init__(self, definition: MapDefinition) -> None:
+        self._definition = definition
+
+    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
+        """A task for each item."""
+        return [task for task, _ in await make_maps_in_run(self._definition, items)]
+
+    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
+        """A task that reduces these outputs, and the positions of those that it wants as context, in its order."""
+        stand_ins = [_stand_in(output) for output in outputs]
+        places = {stand_in.object_id: place for place, stand_in in enumerate(stand_ins)}
+        task, _ = await make_reduce_in_run(cast("MapReduceDefinition", self._definition), stand_ins)
+        return task, [places[entry.object_id] for entry in task.context if entry.object_id in places]
+
+
+class DirectFactory:
+    """The factory of the short-circuit: its one item is all items (S-MR-81)."""
+
+    def __init__(self, definition: MapReduceDefinition) -> None:
+        self._definition = definition
+
+    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
+        """The one task."""
+        (all_items,) = items
+        task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
+        return (task,)
+
+    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
+        """Never asked for: one output needs no reduce."""
+        raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+
+
+def _stand_in(output: TaskOutput) -> Task:
+    return Task(description=output.raw if output.raw.strip() else _EMPTY, expected_output=_EMPTY)

@@ -1,0 +1,150 @@
+"""ItemLog: what came of items, in the order in which it came, for readers that may come late (S-MR-131). Room: fed.
+
+In: completions and failures, on the library's loop. Out: streams of `ItemResult`, read from the body store. A reader that
+is slow holds the pull of further items back: never more results wait for it than the window is wide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from array import array
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import message_of
+from ensemble_ray.items.spool import Spool, SpooledSequence
+from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.outputs import FailedItem, ItemResult
+
+if TYPE_CHECKING:
+    from ensemble_ray.fed.bodies import FedBodies
+
+__all__ = ["ItemLog", "ItemStream"]
+
+
+class ItemLog:
+    """Results of one run's items."""
+
+    def __init__(self, bodies: FedBodies, *, window: int) -> None:
+        """Begin with none; `window` results may wait for a reader."""
+        self._bodies = bodies
+        self._window = window
+        #: what came, in order: number of a completed map, or the place of a failure as -1 - place
+        self._came = array("q")
+        #: index of each completed map, in the same order
+        self._indices = array("q")
+        self._failures = Spool()
+        self._failed = array("q")
+        self._changed = asyncio.Condition()
+        self._readers: dict[int, int] = {}
+        self._is_over = False
+
+    # What comes in, on the library's loop.
+
+    def completed(self, number: int, index: int) -> None:
+        """A map has its output, which is in the body store."""
+        self._came.append(number)
+        self._indices.append(index)
+        self._tell()
+
+    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
+        """A map has failed for good."""
+        failed = FailedItem(
+            index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
+        )
+        try:
+            packed = pickle.dumps(failed, protocol=5)
+        except Exception:  # noqa: BLE001  pickle raises whatever the item's own methods do
+            failed = failed.replace(item=str(item))
+            packed = pickle.dumps(failed, protocol=5)
+        self._failures.put(packed)
+        self._failed.append(index)
+        self._came.append(-len(self._failed))
+        self._indices.append(index)
+        self._tell()
+        return failed
+
+    def close(self) -> None:
+        """Nothing comes any more."""
+        self._is_over = True
+        self._tell()
+
+    async def ready(self) -> None:
+        """Return when no reader is further behind than the window is wide."""
+        async with self._changed:
+            await self._changed.wait_for(self._is_caught_up)
+
+    def _is_caught_up(self) -> bool:
+        return all(len(self._came) - cursor < self._window for cursor in self._readers.values())
+
+    def _tell(self) -> None:
+        if self._readers:
+            self._waking = asyncio.get_running_loop().create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    # What is asked.
+
+    @property
+    def failed_items(self) -> Sequence[FailedItem]:
+        """Failed items in item order."""
+        order = array("q", sorted(range(len(self._failed)), key=self._failed.__getitem__))
+        return SpooledSequence(self._failures, order, _failure, what="failed items")
+
+    def stream(self) -> ItemStream:
+        """All results, the past ones first."""
+        return ItemStream(self)
+
+    async def next(self, reader: int, cursor: int) -> ItemResult | None:
+        """The result at that place, when it has come; None after the last one."""
+        async with self._changed:
+            self._readers[reader] = cursor
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: cursor < len(self._came) or self._is_over)
+        if cursor >= len(self._came):
+            await self.leave(reader)
+            return None
+        came = self._came[cursor]
+        if came < 0:
+            failed = _failure(self._failures.get(-1 - came))
+            return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
+        output = self._bodies.output(0, came)
+        return ItemResult(index=self._indices[cursor], item=self._bodies.item(came), output=output)
+
+    async def leave(self, reader: int) -> None:
+        """A reader comes no more, and is waited for no more."""
+        async with self._changed:
+            self._readers.pop(reader, None)
+            self._changed.notify_all()
+
+
+class ItemStream:
+    """Results of items as they come; iterate with `for` or `async for`. Ends with the run."""
+
+    def __init__(self, log: ItemLog) -> None:
+        self._log = log
+
+    def __iter__(self) -> Iterator[ItemResult]:
+        cursor = 0
+        try:
+            while (result := run_blocking(self._log.next(id(self), cursor))) is not None:
+                cursor += 1
+                yield result
+        finally:
+            run_blocking(self._log.leave(id(self)))
+
+    async def __aiter__(self) -> AsyncIterator[ItemResult]:
+        cursor = 0
+        try:
+            while (result := await bridge(self._log.next(id(self), cursor))) is not None:
+                cursor += 1
+                yield result
+        finally:
+            await bridge(self._log.leave(id(self)))
+
+
+def _failure(packed: bytes) -> FailedItem:
+    return cast("FailedItem", pickle.loads(packed))  # noqa: S301  our own temporary file

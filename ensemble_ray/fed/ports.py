@@ -1,0 +1,109 @@
+"""What the conductor of a fed run needs from others, and what it gives. Room: fed. Contracts and values only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.schedule.map_reduce_words import EndFed, StartReduce
+
+__all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
+
+
+class FedFactories(Protocol):
+    """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
+
+    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
+        """A task for each item."""
+        ...
+
+    async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
+        """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
+
+        Raises:
+            ValidationError: its context lacks one (S-MR-24).
+        """
+        ...
+
+
+class FedWatch(Protocol):
+    """Hears what comes of items."""
+
+    async def ready(self) -> None:
+        """Return when more results may come: a reader or a file may be slow (S-MR-131)."""
+        ...
+
+    def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+        """The item of that place, and of that index in its source, has its output."""
+        ...
+
+    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+        """An item has none."""
+        ...
+
+
+class FedRecord(Protocol):
+    """What the record knows of a run that goes on; what its tasks gave is in the bodies already.
+
+    Works are named as the machine names them: a map by its place in the source.
+    """
+
+    @property
+    def groups(self) -> Sequence[StartReduce]:
+        """Recorded groups, in their order."""
+        ...
+
+    def failure(self, level: int, number: int) -> tuple[BaseException, int] | None:
+        """Why a work failed that is not tried again, and its attempts; None for one that did not fail."""
+        ...
+
+    def occurrence(self, level: int, number: int) -> int:
+        """Which attempt of the run at that work is the current one."""
+        ...
+
+    def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
+        """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded.
+
+        Raises:
+            ValidationError: one differs (S-MR-162).
+        """
+        ...
+
+    def check_end(self, count: int) -> None:
+        """Compare how many items there are.
+
+        Raises:
+            ValidationError: the record has more (S-MR-162).
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FedFailure:
+    """A work that failed."""
+
+    level: int
+    at: float
+    task_description: str
+    agent_role: str
+    error: BaseException
+
+
+@dataclass(slots=True, kw_only=True)
+class FedEnded:
+    """How a fed run ended."""
+
+    ending: EndFed
+    started_at: float
+    completed_at: float
+    #: the first of them, on all levels
+    failures: list[FedFailure] = field(default_factory=list["FedFailure"])
+    #: how many maps there were, and how many of them failed
+    map_count: int = 0
+    failed_maps: int = 0
+    #: what the source or a factory raised
+    cause: BaseException | None = None

@@ -1,0 +1,110 @@
+"""TaskMaker: turns what factories make into tasks that can be done. Room: fed.
+
+In: tasks from the user's factories, some at a time. Out: each with its texts filled in, its agent found or made, and
+checked like the tasks of any parallel run. Never: the text of an item or of an answer taken for a template (S-MR-117).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.validation import validate
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.plan.planner import ResolvedTasks, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.ports import ChatModel
+
+__all__ = ["MadeTask", "TaskMaker"]
+
+_log = logging.getLogger(__name__)
+_VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
+#: The same advice about a hundred thousand tasks helps nobody.
+_MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeTask:
+    """A task that can be done."""
+
+    key: str
+    #: as it travels: without context, agent, model and tools
+    task: Task
+    #: None for a handler task
+    agent: Agent | None
+    #: as shown
+    agent_role: str
+    is_streaming: bool
+
+
+class TaskMaker:
+    """Makes tasks of one fed run ready."""
+
+    def __init__(
+        self,
+        rules: EnsembleDefinition,
+        inputs: Mapping[str, str],
+        *,
+        recorded: Callable[[str, ChatModel], ChatModel] | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            rules: An ensemble without tasks: what all tasks of the run are held to. Its model is limited already.
+            inputs: Values of the variables in their texts.
+            recorded: Dresses a synthesizer's model such that its calls are recorded.
+        """
+        self._rules = rules
+        self._inputs = inputs
+        self._recorded = recorded
+        self._told: set[str] = set()
+
+    async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
+        """The tasks under these keys, in order.
+
+        Raises:
+            ValidationError: one of them cannot run; nothing was asked of any model.
+            AgentExecutionError: a synthesizer's model failed.
+        """
+        filled = tuple(self._filled(task) for task in tasks)
+        ensemble = self._rules.model_copy(update={"tasks": filled})
+        for warning in validate(ensemble):
+            self._warn(warning)
+        resolved = ResolvedTasks(tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL)
+        made = await synthesize_agents(resolved, ensemble, recorded=self._recorded)
+        planned = plan_run(ensemble, resolved, made)
+        return [
+            MadeTask(
+                key=node.key,
+                task=planned.tasks[node.key],
+                agent=None if node.agent_key is None else planned.agents[node.agent_key],
+                agent_role=node.agent_role,
+                is_streaming=node.is_streaming,
+            )
+            for node in planned.plan.nodes
+        ]
+
+    def _filled(self, task: Task) -> Task:
+        """The task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        changes: dict[str, object] = {"context": ()} if task.context else {}
+        for name in ("description", "expected_output") if self._inputs else ():
+            text: str = getattr(task, name)
+            if "{" in text and (filled := _VARIABLE.sub(self._value, text)) != text:
+                changes[name] = filled
+        return task.rewritten(**changes) if changes else task
+
+    def _value(self, found: re.Match[str]) -> str:
+        return self._inputs.get(found[1], found[0])
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told and len(self._told) < _MOST_WARNINGS:
+            self._told.add(text)
+            _log.warning("%s", text)
