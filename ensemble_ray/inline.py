@@ -303,5 +303,5 @@ def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutc
             for failed in ended.failures
         ),
         lost_work=tuple(ended.lost_work),
-        unfinished=tuple(trace for result in ended.unfinished if (trace := result.trace) is not None),
+        unfinished=tuple((result.key, result.trace) for result in ended.unfinished if result.trace is not None),
     )

@@ -33,6 +33,7 @@ __all__ = [
     "ExecutionTrace",
     "ExecutionTraceExporter",
     "LlmInteraction",
+    "MapReduceLevelSummary",
     "TaskPrompts",
     "TaskTrace",
     "ToolCallTrace",
@@ -200,7 +201,10 @@ class TaskTrace(Value):
     final_output: str = ""
     parsed_output: Any = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
+    #: `map`, `reduce`, `final-reduce` or `direct`; None: no part of a map-reduce
     node_type: str | None = None
+    #: 0 for maps and direct tasks; None: no part of a map-reduce
+    map_reduce_level: int | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])
 
     @field_serializer("parsed_output", mode="wrap", when_used="json")
@@ -225,6 +229,18 @@ class AgentSummary(Value):
     allow_delegation: bool = False
 
 
+class MapReduceLevelSummary(Value):
+    """What one level of a map-reduce did (S-MR-93)."""
+
+    #: 0: the maps, or the direct task
+    level: int
+    #: tasks that began
+    task_count: int
+    #: from the first start to the last end
+    duration: timedelta
+    workflow: str = "parallel"
+
+
 class ErrorTrace(Value):
     """A failure during the run."""
 
@@ -247,10 +263,12 @@ class ExecutionTrace(Value):
     completed_at: Instant
     total_duration: timedelta
     inputs: Mapping[str, str] = {}
-    agents: tuple[AgentSummary, ...] = ()
+    agents: FrozenSequence[AgentSummary] = ()
     task_traces: FrozenSequence[TaskTrace] = ()
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
     total_cost_estimate: CostEstimate | None = None
+    #: of a map-reduce, by level
+    map_reduce_levels: tuple[MapReduceLevelSummary, ...] = ()
     errors: tuple[ErrorTrace, ...] = ()
     trace_id: str | None = None
     metadata: JsonObject = Field(default_factory=dict[str, Any])

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias, cast
 
-from pydantic import BeforeValidator, InstanceOf, SkipValidation, model_validator
+from pydantic import BeforeValidator, InstanceOf, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import (
@@ -23,6 +23,7 @@ from ensemble_ray.definition.fields import (
     model_of,
 )
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptStrategy
+from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
@@ -110,6 +111,19 @@ class Leadership(Value):
 
 class EnsembleDefinition(Watched, Leadership, RunRules, Work):
     """Tasks and the rules they run under; its fields are those of its bases, the last one's first."""
+
+    _levels: Levels | None = PrivateAttr(default=None)
+
+    @property
+    def levels(self) -> Levels | None:
+        """Where its tasks stand in the tree of a map-reduce; None: they are no such tree."""
+        return self._levels
+
+    def with_levels(self, levels: Levels) -> Self:
+        """This ensemble, its tasks being the tree of a map-reduce; one with other tasks is none again."""
+        placed = self.model_copy()
+        placed._levels = levels  # noqa: SLF001  a copy of its own
+        return placed
 
     def with_tasks(self, tasks: Sequence[Task]) -> Self:
         """This ensemble with another task list (S-DOM-69).

@@ -14,6 +14,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.delegation import DelegationContext
+from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import HierarchyRules
@@ -40,6 +41,8 @@ class RunFrame:
     #: log fields of the caller, carried into every process (S-PAR-16)
     log_fields: Mapping[str, str] = field(default_factory=dict[str, str])
     cost: CostConfiguration | None = None
+    #: what the run may spend; None: as much as it likes
+    budget: RunBudget | None = None
     #: whether calls are reported to the driver's ToolMetrics
     has_tool_metrics: bool = False
     #: `effects`, `run` or `off` (S-DUR-2)
@@ -142,5 +145,5 @@ class RunOutcome:
     #: what workers of a manager did that gave nothing
     lost_work: Sequence[TaskTrace] = ()
     failures: Sequence[TaskFailure] = ()
-    #: what unfinished tasks did: cancelled or exited ones
-    unfinished: Sequence[TaskTrace] = ()
+    #: (task key, trace) of unfinished tasks: cancelled or exited ones
+    unfinished: Sequence[tuple[str, TaskTrace]] = ()

@@ -59,7 +59,7 @@ class Node:
 
     #: task key: the name, or the ordinal in the plan
     key: str
-    #: 1-based position in the task list
+    #: 1-based position in the task list; with levels, in its level (S-MR-95)
     index: int
     #: hidden id of the user's task; for look-up in the process that made the plan
     object_id: str = field(default="", compare=False)
@@ -76,6 +76,10 @@ class Node:
     #: descriptions of context tasks that are not in the plan (S-ENG-11, S-PAR-13)
     context_outside: tuple[str, ...] = ()
     is_streaming: bool = False
+    #: what it is in the tree of a map-reduce
+    node_type: str | None = None
+    #: in which level it stands there
+    level: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +97,29 @@ class Plan:
     inputs: Mapping[str, str] = field(default_factory=dict[str, str])
     #: of a hierarchical run
     hierarchy: HierarchyRules | None = None
+    #: of a map-reduce: what its trace calls the workflow
+    shown_as: str | None = None
+
+    @property
+    def shown_workflow(self) -> str:
+        """What people are told: `parallel`, or for a map-reduce its own name."""
+        return self.shown_as or self.workflow
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether the nodes are the tree of a map-reduce, in the order of levels."""
+        return self.shown_as is not None
 
     def to_dict(self) -> dict[str, JsonValue]:
         """The plan as JSON-able data, without the hidden ids: those mean nothing outside the process that planned."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
-        data["nodes"] = [{name: getattr(node, name) for name in _NODE_FIELDS} for node in self.nodes]
+        fields_of_nodes = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
+        data["nodes"] = [{name: getattr(node, name) for name in fields_of_nodes} for node in self.nodes]
         data["agents"] = [_data_of(agent) for agent in self.agents]
         if self.hierarchy is not None:
             data["hierarchy"] = asdict(self.hierarchy)
+        if self.shown_as is not None:
+            data["shown_as"] = self.shown_as
         return data
 
     @classmethod
@@ -119,7 +138,8 @@ def _data_of(agent: AgentEntry) -> dict[str, JsonValue]:
 
 
 #: `asdict` copies every node deeply, and a plan may have many thousands. What says nothing is left out: a plan without
-#: delegation is the same data as before there was any, so that runs which were recorded then still go on.
-_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name != "hierarchy")
-_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name != "object_id")
+#: delegation or levels is the same data as before there was any, so that runs which were recorded then still go on.
+_PLAN_FIELDS = tuple(entry.name for entry in fields(Plan) if entry.name not in {"hierarchy", "shown_as"})
+_LEVEL_FIELDS = ("node_type", "level")
+_NODE_FIELDS = tuple(entry.name for entry in fields(Node) if entry.name not in {"object_id", *_LEVEL_FIELDS})
 _AGENT_FIELDS = tuple(entry.name for entry in fields(AgentEntry) if entry.name != "allow_delegation")

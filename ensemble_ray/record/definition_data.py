@@ -70,7 +70,7 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, obje
     return {
         "plan": data,
         "definition": told,
-        "workflow": plan.workflow,
+        "workflow": plan.shown_workflow,
         "inputs": dict(plan.inputs),
         "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
         "digest": digest_of({"plan": data, "definition": told}),

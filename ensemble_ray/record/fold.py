@@ -12,13 +12,14 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ensemble_ray.errors import IllegalStateError, RecordError
-from ensemble_ray.ids import delegating_call
+from ensemble_ray.ids import delegating_call, instance_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.journal import RUN, instance_of_fact
+from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import violation_trace
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
 from ensemble_ray.schedule.hierarchy import violations_of
@@ -179,6 +180,7 @@ class RunFold:
             task_traces=traces,
             metrics=metrics,
             total_cost_estimate=metrics.total_cost_estimate,
+            map_reduce_levels=level_summaries(traces),
             errors=(*(_error(fold, node) for fold, node in tasks if fold.failure is not None), *self._run_errors()),
             trace_id=as_text((self._end or {}).get("trace_id")) or None,
             metadata={} if self.state is RunState.COMPLETED else {"state": self.state.value},
@@ -189,13 +191,14 @@ class RunFold:
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
-            return [trace]
+            return [_placed(trace, node)]
         return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
         """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
         node = self._nodes.get(fold.key, {})
-        return fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
+        trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
+        return _placed(trace, node)
 
     def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
         """What workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
@@ -229,6 +232,9 @@ class RunFold:
             if self.is_hierarchical:
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
             if output is not None:
+                if output.trace is not None:
+                    told = _placed(output.trace, self._nodes.get(fold.key, {}))
+                    output = output.model_copy(update={"trace": told})
                 given.append((fold.key, output))
         outputs = (*workers, *(output for _, output in given))
         trace = self.trace()
@@ -252,7 +258,12 @@ class RunFold:
         return self._run_id, self._started_at
 
     def _in_order(self) -> list[TaskFold]:
-        """Known tasks: completed ones in the order of completion, then failed ones, then those never finished."""
+        """Known tasks: completed ones in the order of completion, then failed ones, then those never finished.
+
+        Those of a planned map-reduce: in the order of levels (S-MR-90).
+        """
+        if "shown_as" in as_mapping(self._plan.get("plan")):
+            return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_known]
         told = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
 
         def rank(fold: TaskFold) -> tuple[int, int]:
@@ -276,6 +287,12 @@ class RunFold:
                 )
         if violations := self._violations():
             yield violation_trace(violations, self._last_at)
+
+
+def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
+    """The trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
+    level = node.get("level")
+    return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:

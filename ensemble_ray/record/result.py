@@ -22,6 +22,7 @@ from ensemble_ray.errors import (
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, DelegationTrace, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
@@ -50,16 +51,16 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
     started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
-    traces = [output.trace for _, output in outcome.completed if output.trace is not None]
-    traces += [failure.trace for failure in outcome.failures if failure.trace is not None]
-    traces += outcome.unfinished
+    keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
+    keyed += [(failure.key, failure.trace) for failure in outcome.failures if failure.trace is not None]
+    traces = [trace for _, trace in in_level_order(plan, [*keyed, *outcome.unfinished])]
     if plan.hierarchy is not None:
         traces += _workers(traces[0] if traces else None, outcome)
     metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
     return ExecutionTrace(
         capture_mode=capture_mode,
         ensemble_id=outcome.run_id,
-        workflow=plan.workflow,
+        workflow=plan.shown_workflow,
         started_at=started,
         completed_at=completed,
         total_duration=completed - started,
@@ -68,6 +69,7 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
         task_traces=tuple(traces),
         metrics=metrics,
         total_cost_estimate=metrics.total_cost_estimate,
+        map_reduce_levels=level_summaries(traces) if plan.has_levels else (),
         errors=tuple(_errors(plan, outcome)),
         trace_id=trace_id,
         metadata={} if outcome.state is RunState.COMPLETED else {"state": outcome.state.value},
@@ -143,6 +145,7 @@ def assemble(
     Raises:
         EnsembleError: the run failed; which class is `failure_of`'s decision.
     """
+    outcome = placed_outcome(plan, outcome)
     trace = _trace_of(plan, outcome, capture_mode, trace_id)
     outputs = (*outcome.delegated, *(output for _, output in outcome.completed))
     if outcome.state is RunState.FAILED:
@@ -150,9 +153,11 @@ def assemble(
         error.trace = trace
         error.run_id = outcome.run_id
         raise error
+    completed = in_level_order(plan, outcome.completed)
+    outputs = (*outcome.delegated, *(output for _, output in completed))
     object_ids = {node.key: node.object_id for node in plan.nodes}
     return EnsembleOutput(
-        raw=outcome.completed[-1][1].raw if outcome.completed else "",
+        raw=completed[-1][1].raw if completed else "",
         task_outputs=outputs,
         total_duration=trace.total_duration if outputs else timedelta(),
         total_tool_calls=sum(output.tool_call_count for output in outputs),
@@ -160,9 +165,7 @@ def assemble(
         metrics=trace.metrics,
         trace=trace,
         run_id=outcome.run_id,
-    ).with_positions(
-        {object_ids[key]: place for place, (key, _) in enumerate(outcome.completed, start=len(outcome.delegated))}
-    )
+    ).with_positions({object_ids[key]: place for place, (key, _) in enumerate(completed, start=len(outcome.delegated))})
 
 
 def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -> EnsembleError:

@@ -1,0 +1,72 @@
+"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Room: record. Pure.
+
+In: a plan, and how its run ended. Out: the same, each task's trace with its node type and level, and everything in the
+order of levels (S-MR-38, S-MR-90, S-SET-20). Never: a change of a run whose plan has no levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from ensemble_ray.trace import MapReduceLevelSummary, TaskTrace
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunOutcome
+    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.plan.plan import Plan
+
+__all__ = ["in_level_order", "level_summaries", "placed", "placed_outcome"]
+
+_T = TypeVar("_T")
+
+
+def placed(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
+    """The trace of a task, saying where in the tree it stands."""
+    return trace.model_copy(update={"node_type": node_type, "map_reduce_level": level})
+
+
+def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
+    """How a run ended, each task's trace saying where in the tree it stands."""
+    if not plan.has_levels:
+        return outcome
+    places = {node.key: (node.node_type, node.level) for node in plan.nodes}
+
+    def output_of(key: str, output: TaskOutput) -> TaskOutput:
+        trace = None if output.trace is None else placed(output.trace, *places[key])
+        return output.model_copy(update={"trace": trace})
+
+    return replace(
+        outcome,
+        completed=[(key, output_of(key, output)) for key, output in outcome.completed],
+        failures=[
+            replace(each, trace=None if each.trace is None else placed(each.trace, *places[each.key]))
+            for each in outcome.failures
+        ],
+        unfinished=[(key, placed(trace, *places[key])) for key, trace in outcome.unfinished],
+    )
+
+
+def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tuple[str, _T]]:
+    """What belongs to tasks, by key, in the order of levels; unchanged where the plan has none."""
+    if not plan.has_levels:
+        return keyed
+    positions = {node.key: position for position, node in enumerate(plan.nodes)}
+    return sorted(keyed, key=lambda entry: positions[entry[0]])
+
+
+def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary, ...]:
+    """What each level did, by the traces of its tasks (S-MR-93); those without a level are passed over."""
+    by_level: dict[int, list[TaskTrace]] = {}
+    for trace in traces:
+        if trace.map_reduce_level is not None:
+            by_level.setdefault(trace.map_reduce_level, []).append(trace)
+    return tuple(
+        MapReduceLevelSummary(
+            level=level,
+            task_count=len(found),
+            duration=max(trace.completed_at for trace in found) - min(trace.started_at for trace in found),
+        )
+        for level, found in sorted(by_level.items())
+    )
