@@ -134,6 +134,10 @@ class FailedItem(Value):
     message: str
     attempts: int = 0
 
+    @field_serializer("item", mode="wrap", when_used="json")
+    def _item_as_json(self, value: object, _handler: SerializerFunctionWrapHandler, _info: SerializationInfo) -> object:
+        return jsonable(value)
+
 
 class ItemResult(Value):
     """What came of one item (S-MR-131): an output, or the error for which there is none.

@@ -1,18 +1,25 @@
-"""Failed items in a file, and out of it again. Room: items."""
+"""Failed items in a file, and out of it again. Room: items.
+
+In: items that failed. Out: one JSON line for each, once per run, resumed or not (S-MR-151); and those items again, as a
+source (S-MR-126). Several runs may write into one file, also the run that reads it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.index_set import IndexSet
+from ensemble_ray.items.line_file import LineFile, index_of_line, is_carried, json_line
 from ensemble_ray.items.pulling import Entries
 from ensemble_ray.items.text_files import loads_line
+from ensemble_ray.outputs import FailedItem
+from ensemble_ray.threads import threads
 
-__all__ = ["DeadLetters", "dead_items"]
+__all__ = ["DeadLetterFile", "DeadLetters", "dead_items"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,74 @@ class DeadLetters:
     path: str | Path
 
 
+class DeadLetterFile:
+    """Takes the failed items of one run. Made by `open`."""
+
+    def __init__(self, lines: LineFile, run_id: str) -> None:
+        """Write into that file."""
+        self._lines = lines
+        self._run_id = run_id
+
+    @classmethod
+    async def open(cls, path: str | Path, *, run_id: str, is_resumed: bool) -> DeadLetterFile:
+        """Go on with the file, or begin one; an item that has a line of this run gets no second one.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        index_of = _index_for(run_id) if is_resumed else None
+        return cls(await threads.run(LineFile, Path(path), "dead letters", index_of), run_id)
+
+    async def write(self, failed: Sequence[FailedItem]) -> None:
+        """Write a line for each.
+
+        Raises:
+            RecordError: they cannot be written.
+        """
+        await threads.run(self._lines.append, [(each.index, self._line_of(each)) for each in failed])
+
+    def _line_of(self, failed: FailedItem) -> Callable[[], bytes]:
+        """What makes the line of a failed item."""
+
+        def line() -> bytes:
+            is_text = not is_carried(failed.item)
+            row = {
+                "index": failed.index,
+                "item": _text_of(failed.item) if is_text else failed.item,
+                "error_type": failed.error_type,
+                "message": failed.message,
+                "attempts": failed.attempts,
+                "run_id": self._run_id,
+            }
+            return json_line({**row, "is_text": True} if is_text else row)
+
+        return line
+
+    async def close(self) -> None:
+        """Close the file."""
+        await threads.run(self._lines.close)
+
+
+def _text_of(item: object) -> str:
+    try:
+        return str(item)
+    except Exception:  # noqa: BLE001  a text of the user's class that fails
+        return f"<{type(item).__name__}>"
+
+
+def _index_for(run_id: str) -> Callable[[bytes], int | None]:
+    """Reads the index of a line that this run wrote; those of others are none of its concern."""
+
+    def index_for(line: bytes) -> int | None:
+        try:
+            index, letter = _letter(line, "")
+        except ValidationError:
+            return None
+        return index if letter.get("run_id") == run_id else None
+
+    return index_for
+
+
 def dead_items(path: Path) -> Entries:
     """The items of a dead-letter file with their first indices, each once.
 
@@ -37,12 +112,12 @@ def dead_items(path: Path) -> Entries:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            index, item = _letter(line, f"dead letters '{path}', line {number}")
+            index, letter = _letter(line, f"dead letters '{path}', line {number}")
             if seen.add(index):
-                yield index, item
+                yield index, letter["item"]
 
 
-def _letter(line: bytes, where: str) -> tuple[int, object]:
+def _letter(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
     try:
         found = loads_line(line)
     except ValueError as error:
@@ -53,4 +128,4 @@ def _letter(line: bytes, where: str) -> tuple[int, object]:
     index = letter.get("index")
     if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in letter:
         raise ValidationError(f"{where}: no dead letter: it needs 'index' and 'item'")
-    return index, letter["item"]
+    return index, letter

@@ -1,30 +1,33 @@
-"""Items of `.parquet` files, and rows written into one. Room: items.
+"""Items of `.parquet` files, and rows of results written into one. Room: items.
 
-In: a path, and rows. Out: entries, read batch by batch; a file, written batch by batch. pyarrow is loaded by the first
-use (S-MR-120, S-MR-130). Never: a whole file in memory.
+In: a path, and lines of rows. Out: entries, read batch by batch; a file, written batch by batch. pyarrow is loaded by the
+first use (S-MR-120, S-MR-130). Never: a whole file in memory; a file in part under its name.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.items.line_file import json_line, json_text
 from ensemble_ray.items.pulling import Entries
 
-__all__ = ["arrow", "parquet_row_count", "parquet_rows"]
+__all__ = ["pack_lines", "parquet_row_count", "parquet_rows", "require_arrow", "unpack_lines"]
 
-#: Rows that are in memory as Python objects at the same time.
+#: Rows of a file that are in memory as Python objects at the same time.
 _BATCH_ROWS = 256
+#: A group of rows is written when it has so many rows, or lines of so many bytes.
+_GROUP_ROWS = 10_000
+_GROUP_BYTES = 16 * 1024 * 1024
+#: Columns of results that any JSON may stand in; a parquet file has one type per column, so they are JSON text.
+_JSON_COLUMNS = ("item", "parsed")
 
 
-def arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
-    """A module of pyarrow.
-
-    Raises:
-        ValidationError: it is not installed; the text says what installs it.
-    """
+def _arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -32,24 +35,115 @@ def arrow(module: str, path: Path) -> Any:  # pyarrow comes without types
         raise ValidationError(msg) from error
 
 
-def parquet_row_count(path: Path) -> int:
+def require_arrow(path: Path) -> None:
+    """Refuse a parquet file where nothing can read or write it.
+
+    Raises:
+        ValidationError: pyarrow is not installed; the text says what installs it.
+    """
+    _arrow("pyarrow.parquet", path)
+
+
+def parquet_row_count(path: Path, what: str = "items file") -> int:
     """How many rows a file has, by its footer.
 
     Raises:
         ValidationError: it is no parquet file, or pyarrow is not installed.
     """
-    parquet = arrow("pyarrow.parquet", path)
+    parquet = _arrow("pyarrow.parquet", path)
     try:
         return int(parquet.read_metadata(path).num_rows)
-    except arrow("pyarrow", path).ArrowException as error:
-        raise ValidationError(f"items file '{path}' is no parquet file: {error}") from error
+    except (_arrow("pyarrow", path).ArrowException, OSError) as error:
+        raise ValidationError(f"{what} '{path}' is no parquet file: {message_of(error)}") from error
 
 
 def parquet_rows(path: Path) -> Entries:
     """The rows of a file as dicts."""
     index = 0
-    with arrow("pyarrow.parquet", path).ParquetFile(path) as file:
+    with _arrow("pyarrow.parquet", path).ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             for row in batch.to_pylist():
                 yield index, row
                 index += 1
+
+
+def pack_lines(lines: Path, path: Path) -> None:
+    """Make the parquet file of rows that stand in lines, and remove the lines.
+
+    Raises:
+        RecordError: it cannot be written; the lines stay.
+    """
+    arrow, parquet = _arrow("pyarrow", path), _arrow("pyarrow.parquet", path)
+    schema = arrow.schema(
+        [
+            ("index", arrow.int64()),
+            ("item", arrow.string()),
+            ("raw", arrow.string()),
+            ("parsed", arrow.string()),
+            ("agent_role", arrow.string()),
+            ("input_tokens", arrow.int64()),
+            ("output_tokens", arrow.int64()),
+            ("duration", arrow.float64()),
+        ]
+    )
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with parquet.ParquetWriter(part, schema) as writer:
+            for rows in _groups(lines):
+                writer.write_table(arrow.Table.from_pylist(rows, schema=schema))
+        part.replace(path)
+        lines.unlink()
+    except (arrow.ArrowException, OSError) as error:
+        part.unlink(missing_ok=True)
+        msg = f"results file '{path}' cannot be written: {message_of(error)}; its rows are in '{lines}'"
+        raise RecordError(msg, str(path)) from error
+
+
+def _groups(lines: Path) -> Iterator[list[dict[str, object]]]:
+    rows: list[dict[str, object]] = []
+    size = 0
+    with lines.open("rb") as file:
+        for line in file:
+            rows.append(_columns(json.loads(line)))
+            size += len(line)
+            if len(rows) >= _GROUP_ROWS or size >= _GROUP_BYTES:
+                yield rows
+                rows, size = [], 0
+    yield rows
+
+
+def _columns(row: Mapping[str, object]) -> dict[str, object]:
+    given = dict(row)
+    for name in _JSON_COLUMNS:
+        if name != "parsed" or given[name] is not None:
+            given[name] = json_text(given[name])
+    for name in ("raw", "agent_role"):
+        given[name] = str(given[name]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return given
+
+
+def unpack_lines(path: Path, lines: Path) -> None:
+    """Make lines of the rows of a parquet file again, so that more can follow; the file stays.
+
+    Raises:
+        ValidationError: it is no file of results.
+        RecordError: the lines cannot be written.
+    """
+    count = parquet_row_count(path, "results file")
+    part = lines.with_name(f"{lines.name}.part")
+    try:
+        with part.open("wb") as file:
+            for entry in parquet_rows(path) if count else ():
+                _, row = cast("tuple[int, dict[str, Any]]", entry)
+                file.write(json_line({**row, **_values(row, path)}))
+        part.replace(lines)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise RecordError(f"results file '{lines}' cannot be written: {message_of(error)}", str(lines)) from error
+
+
+def _values(row: Mapping[str, Any], path: Path) -> dict[str, object]:
+    try:
+        return {name: None if row[name] is None else json.loads(row[name]) for name in _JSON_COLUMNS}
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValidationError(f"results file '{path}' has a row that is none of results; move it away") from error

@@ -1,0 +1,177 @@
+"""A file that takes lines, each whole and each item's once, through kills and resumes. Room: items.
+
+In: lines with the index of their item. Out: a file that was appended to in whole lines.
+Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one.
+Never: work on the event loop; callers are in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.items.index_set import IndexSet
+from ensemble_ray.trace import jsonable
+
+__all__ = ["LineFile", "index_of_line", "is_carried", "json_line", "json_text", "line_count"]
+
+_INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
+#: How much of a file's end is looked at in one go for the last whole line.
+_TAIL_BYTES = 64 * 1024
+
+
+class LineFile:
+    """Appends lines. Any thread may use it."""
+
+    def __init__(self, path: Path, what: str, index_of: Callable[[bytes], int | None] | None = None) -> None:
+        """Open it, made with its folders where it is not there.
+
+        Args:
+            path: The file.
+            what: What it is, for errors.
+            index_of: Which item a line that is there stands for, None for lines that do not count; left out, no line
+                does.
+
+        Raises:
+            RecordError: it cannot be written.
+            ValidationError: raised by `index_of` for a line that is none.
+        """
+        self._path = path = path.absolute()
+        self._what = what
+        self._seen = IndexSet()
+        self._lock = threading.Lock()
+        self._descriptor = -1
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
+            os.ftruncate(self._descriptor, _whole_bytes(path))
+            if index_of is not None:
+                self._note(index_of)
+        except OSError as error:
+            self._close()
+            raise self._refused(error) from error
+        except BaseException:
+            self._close()
+            raise
+
+    def _note(self, index_of: Callable[[bytes], int | None]) -> None:
+        with self._path.open("rb") as file:
+            for line in file:
+                index = index_of(line)
+                if index is not None:
+                    self._seen.add(index)
+
+    def __contains__(self, index: int) -> bool:
+        return index in self._seen
+
+    def append(self, lines: Iterable[tuple[int, Callable[[], bytes]]]) -> None:
+        """Append the lines of those items that have none yet, in one write.
+
+        Raises:
+            RecordError: they cannot be written; none of them was.
+        """
+        with self._lock:
+            new = IndexSet()
+            fresh = [(index, line()) for index, line in lines if index not in self._seen and new.add(index)]
+            if not fresh:
+                return
+            size = os.fstat(self._descriptor).st_size
+            try:
+                _write_all(self._descriptor, b"".join(line for _, line in fresh))
+            except OSError as error:
+                os.ftruncate(self._descriptor, size)
+                raise self._refused(error) from error
+            for index, _ in fresh:
+                self._seen.add(index)
+
+    def close(self) -> None:
+        """Close it; its lines are on the disk then."""
+        with self._lock:
+            if self._descriptor < 0:
+                return
+            try:
+                os.fsync(self._descriptor)
+            except OSError as error:
+                raise self._refused(error) from error
+            finally:
+                self._close()
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor = -1
+
+    def _refused(self, error: OSError) -> RecordError:
+        return RecordError(f"{self._what} '{self._path}' cannot be written: {message_of(error)}", str(self._path))
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    """One write, as a rule; the system may take less than it is given."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
+
+
+def _whole_bytes(path: Path) -> int:
+    """How long the file is up to the end of its last whole line."""
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        while end > 0:
+            begin = max(0, end - _TAIL_BYTES)
+            file.seek(begin)
+            place = file.read(end - begin).rfind(b"\n")
+            if place >= 0:
+                return begin + place + 1
+            end = begin
+    return 0
+
+
+def index_of_line(line: bytes) -> int | None:
+    """The index that a line begins with, as `json_line` writes it; None where it does not."""
+    found = _INDEX_FIRST.match(line)
+    return int(found[1]) if found and line.rstrip().endswith(b"}") else None
+
+
+def line_count(path: Path) -> int:
+    """How many lines of a file are not blank."""
+    with path.open("rb") as file:
+        return sum(1 for line in file if line.strip())
+
+
+def is_carried(value: object) -> bool:
+    """Whether JSON can carry a value as it is."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def json_line(row: Mapping[str, object]) -> bytes:
+    """A row as a line of JSON; what JSON cannot carry is its text."""
+    try:
+        text = json_text(row)
+    except (TypeError, ValueError, RecursionError):
+        text = json_text({name: value if is_carried(value) else jsonable(value) for name, value in row.items()})
+    return f"{text}\n".encode()
+
+
+def json_text(value: object) -> str:
+    """The JSON text of a value, such as any file can hold.
+
+    Raises:
+        TypeError: JSON cannot carry it.
+        ValueError: the same.
+        RecursionError: the same.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair: models cut emoji in two
+        return json.dumps(value)
+    return text
