@@ -1,0 +1,326 @@
+"""Which outputs come together: three orders of work. Room: schedule.
+
+In come outputs as they are there or fail; groups are made of them in `Groups`. A grouper is asked to `settle` when
+nothing runs and no items are left: then it makes the groups of the next level or the final one, or nothing when no
+output is left. Every output that is not lost gets into exactly one group.
+
+- `LevelGrouper`: a level is grouped when the one before has ended (S-MR-41 to S-MR-46, S-MR-114).
+- `PoolGrouper`: outputs are grouped as they come, whatever their level (S-MR-111, S-MR-112).
+- `OrderedGrouper`: the outputs of each level are grouped in their order, as far as they are there (S-MR-113).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ensemble_ray.schedule.map_reduce_groups import Groups, code_of
+from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.schedule.packing import chunks, first_fit_decreasing
+
+__all__ = ["Grouper", "LevelGrouper", "OrderedGrouper", "PoolGrouper", "grouper_of"]
+
+#: What stands for a weight where there is no output to group: not there yet, never there, in a group of the record.
+_PENDING = -1
+_LOST = -2
+_KEPT = -3
+
+
+class Grouper:
+    """What the three share.
+
+    Args:
+        rules: How groups are made.
+        groups: Where they are made.
+    """
+
+    def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
+        self._groups = groups
+        self._is_by_weight = rules.grouping is Grouping.BUDGET
+        self._capacity = rules.capacity
+        self._max_levels = rules.max_levels
+
+    def know_items(self, count: int, *, are_all: bool) -> None:
+        """Learn how many items there are up to now."""
+
+    def completed(self, level: int, number: int, weight: int) -> None:
+        """Take an output."""
+        raise NotImplementedError
+
+    def lost(self, level: int, number: int) -> None:
+        """Learn that an output will never be there."""
+        raise NotImplementedError
+
+    def settle(self) -> None:
+        """Make groups of what is left, now that nothing runs and no items are left."""
+        raise NotImplementedError
+
+    def validate(self) -> None:
+        """Check what holds between any two steps.
+
+        Raises:
+            AssertionError: it does not.
+        """
+
+    def _is_capped(self, level: int) -> bool:
+        """Whether outputs of that level are not grouped again (S-MR-112)."""
+        return self._max_levels is not None and level >= self._max_levels
+
+    def _leave_out(self, level: int, number: int) -> None:
+        """Leave an output out of its recorded group, and what that was the last input of as well."""
+        dropped = self._groups.lose(level, number)
+        if dropped is not None:
+            self.lost(*dropped)
+
+
+class LevelGrouper(Grouper):
+    """Level by level.
+
+    Raises:
+        ValueError: the record is of a run that was not level by level.
+    """
+
+    def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
+        super().__init__(rules, groups)
+        if not groups.is_by_level:
+            raise ValueError("The recorded groups are of a pipelined run, this one goes level by level")
+        self._level = 0
+        #: of the level that runs, by number
+        self._weights = array("q")
+
+    def completed(self, level: int, number: int, weight: int) -> None:  # noqa: ARG002  all that runs is of one level
+        """Take an output of the level that runs."""
+        _put(self._weights, number, weight)
+
+    def lost(self, level: int, number: int) -> None:
+        """Nothing to do: what is not there when the level ends was lost."""
+
+    def settle(self) -> None:
+        """Begin the next level: groups of the record first, then what is packed of the rest."""
+        weights, self._weights = self._weights, array("q")
+        above = self._level + 1
+        is_grouped = self._groups.made(above) > 0
+        for _, number in self._groups.recorded_inputs(above):
+            self._place_recorded(weights, number)
+        left = array("q", (number for number, weight in enumerate(weights) if weight >= 0))
+        total = sum(weights[number] for number in left)
+        if not is_grouped and self._is_last(total, above):
+            for number in left:
+                if self._groups.keep(self._level, number, weights[number]):
+                    total -= weights[number]
+                    weights[number] = _KEPT
+            self._groups.make_final([code_of(self._level, n) for n in left if weights[n] >= 0], total)
+            return
+        for bin_ in (
+            first_fit_decreasing(array("q", (weights[n] for n in left)), self._capacity) if self._is_by_weight else ()
+        ):
+            self._make(weights, (left[place] for place in bin_))
+        for chunk in () if self._is_by_weight else chunks(len(left), self._capacity):
+            self._make(weights, left[chunk.start : chunk.stop])
+        self._level = above
+
+    def _is_last(self, total: int, above: int) -> bool:
+        if self._groups.recorded_final_level is not None:
+            return above >= self._groups.recorded_final_level
+        return total <= self._capacity or self._is_capped(self._level)
+
+    def _place_recorded(self, weights: array[int], number: int) -> None:
+        if number < len(weights) and weights[number] >= 0:
+            self._groups.keep(self._level, number, weights[number])
+            weights[number] = _KEPT
+        else:
+            self._groups.lose(self._level, number)  # what is dropped with it is not there when its level ends
+
+    def _make(self, weights: array[int], numbers: Iterable[int]) -> None:
+        group = tuple(numbers)
+        codes = [code_of(self._level, number) for number in group]
+        self._groups.make(codes, sum(weights[number] for number in group))
+
+
+class PoolGrouper(Grouper):
+    """Pipelined: one pool for all levels.
+
+    "The oldest output and every later one that still fits" (S-MR-111) is always the whole pool without the newest one:
+    before that came, the pool weighed no more than the capacity. One that is too heavy alone is next. So an output
+    is looked at once, however many wait.
+    """
+
+    def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
+        super().__init__(rules, groups)
+        self._pool = _Arrivals()
+        #: outputs of the highest level, which wait for the final reduce
+        self._resting = _Arrivals()
+        self._arrived = 0
+
+    def know_items(self, count: int, *, are_all: bool) -> None:
+        """Give up items of the record that the source no longer has."""
+        if are_all:
+            for number in self._groups.recorded_items_from(count):
+                self._leave_out(0, number)
+
+    def completed(self, level: int, number: int, weight: int) -> None:
+        """Put an output into the pool, and what was there before into a group if it no longer fits."""
+        if self._groups.keep(level, number, weight):
+            return
+        self._arrived += 1
+        if self._is_capped(level):
+            self._resting.add(code_of(level, number), weight, self._arrived)
+            return
+        if self._pool.weight + weight > self._capacity:
+            self._empty_pool()
+        self._pool.add(code_of(level, number), weight, self._arrived)
+        if weight > self._capacity:
+            self._empty_pool()
+
+    def lost(self, level: int, number: int) -> None:
+        """Leave it out of its recorded group."""
+        self._leave_out(level, number)
+
+    def settle(self) -> None:
+        """Make the final group in the order of arrival."""
+        pool, resting = self._pool, self._resting
+        order = [*zip(pool.order, pool.codes, strict=True), *zip(resting.order, resting.codes, strict=True)]
+        order.sort()
+        weight = pool.weight + resting.weight
+        self._pool, self._resting = _Arrivals(), _Arrivals()
+        self._groups.make_final([code for _, code in order], weight)
+
+    def _empty_pool(self) -> None:
+        if self._pool.codes:
+            pool, self._pool = self._pool, _Arrivals()
+            self._groups.make(pool.codes, pool.weight)
+
+    def validate(self) -> None:
+        """Check the pool."""
+        assert self._pool.weight <= self._capacity, "the pool fits"  # noqa: S101  invariants
+
+
+class OrderedGrouper(Grouper):
+    """Pipelined: each level in its order, as far as it is there."""
+
+    def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
+        super().__init__(rules, groups)
+        self._levels = [_Sequence(is_split=groups.made(1) > 0)]
+        self._items = 0
+        self._are_all = False
+
+    def know_items(self, count: int, *, are_all: bool) -> None:
+        """Perhaps the level of the items is complete by that."""
+        self._items = count
+        if are_all:
+            self._are_all = True
+            for number in self._groups.recorded_items_from(count):
+                self._leave_out(0, number)
+            self._advance(0)
+
+    def completed(self, level: int, number: int, weight: int) -> None:
+        """Take an output, and group what it was waited for."""
+        is_kept = self._groups.keep(level, number, weight)
+        _put(self._sequence(level).weights, number, _KEPT if is_kept else weight)
+        self._advance(level)
+
+    def lost(self, level: int, number: int) -> None:
+        """The sequence goes on without it."""
+        self._leave_out(level, number)
+        _put(self._sequence(level).weights, number, _LOST)
+        self._advance(level)
+
+    def settle(self) -> None:
+        """Make the final group of the level that is one group."""
+        codes = [code for sequence in self._levels for code in sequence.open]
+        weight = sum(sequence.open_weight for sequence in self._levels)
+        for sequence in self._levels:
+            sequence.reopen()
+        self._groups.make_final(codes, weight)
+
+    def _sequence(self, level: int) -> _Sequence:
+        while level >= len(self._levels):
+            self._levels.append(_Sequence(is_split=self._groups.made(len(self._levels) + 1) > 0))
+        return self._levels[level]
+
+    def _advance(self, level: int) -> None:
+        sequence = self._sequence(level)
+        weights = sequence.weights
+        while sequence.cursor < len(weights) and weights[sequence.cursor] != _PENDING:
+            if weights[sequence.cursor] >= 0:
+                self._append(level, sequence.cursor, weights[sequence.cursor])
+            sequence.cursor += 1
+        if self._is_complete(level):
+            if sequence.is_split and sequence.open:  # else all of the level is one group, for the final reduce
+                self._close(sequence)
+            if self._groups.made(level + 1):
+                self._advance(level + 1)
+
+    def _append(self, level: int, number: int, weight: int) -> None:
+        sequence = self._levels[level]
+        is_over = sequence.open_weight + weight > self._capacity
+        if is_over and sequence.open and not self._is_capped(level):
+            self._close(sequence)
+        sequence.open.append(code_of(level, number))
+        sequence.open_weight += weight
+
+    def _close(self, sequence: _Sequence) -> None:
+        self._groups.make(sequence.open, sequence.open_weight)
+        sequence.reopen()
+        sequence.is_split = True
+
+    def _is_complete(self, level: int) -> bool:
+        """Whether all outputs of the level that will ever be are there."""
+        if not level:
+            return self._are_all and self._levels[0].cursor >= self._items
+        below = self._is_complete(level - 1)
+        return below and self._sequence(level).cursor >= self._groups.made(level)
+
+    def validate(self) -> None:
+        """Check the open groups."""
+        for level, sequence in enumerate(self._levels):
+            assert sequence.cursor <= len(sequence.weights), "cursor"  # noqa: S101  invariants
+            is_sound = sequence.open_weight <= self._capacity or len(sequence.open) == 1 or self._is_capped(level)
+            assert is_sound, "the open group fits"  # noqa: S101
+
+
+@dataclass(slots=True, kw_only=True)
+class _Sequence:
+    """The outputs of a level in their order."""
+
+    weights: array[int] = field(default_factory=lambda: array("q"))
+    #: everything before it is grouped, open or lost
+    cursor: int = 0
+    open: array[int] = field(default_factory=lambda: array("q"))
+    open_weight: int = 0
+    #: a group was made of it
+    is_split: bool
+
+    def reopen(self) -> None:
+        self.open = array("q")
+        self.open_weight = 0
+
+
+@dataclass(slots=True)
+class _Arrivals:
+    """Outputs in the order of their arrival, with that order."""
+
+    codes: array[int] = field(default_factory=lambda: array("q"))
+    order: array[int] = field(default_factory=lambda: array("q"))
+    weight: int = 0
+
+    def add(self, code: int, weight: int, order: int) -> None:
+        self.codes.append(code)
+        self.order.append(order)
+        self.weight += weight
+
+
+def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
+    """The grouper for an order of work."""
+    if not rules.is_pipelined:
+        return LevelGrouper(rules, groups)
+    return OrderedGrouper(rules, groups) if rules.is_ordered else PoolGrouper(rules, groups)
+
+
+def _put(weights: array[int], number: int, weight: int) -> None:
+    """Set the weight of a number, which may be beyond the end."""
+    missing = number + 1 - len(weights)
+    if missing > 0:
+        weights.extend([_PENDING] * missing)
+    weights[number] = weight
