@@ -12,12 +12,14 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
 
-__all__ = ["RUN", "EpochGate", "MemoryJournal", "fence_of", "instance_of_fact"]
+__all__ = ["KINDS_OF_RUN", "RUN", "EpochGate", "ForgetfulJournal", "MemoryJournal", "fence_of", "instance_of_fact"]
 
 #: Kinds whose names are `instance/turn/call`.
 _EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision", "delegation"})
 #: The name of facts of the run as a whole.
 RUN = "run"
+#: Kinds that have no other name.
+KINDS_OF_RUN = frozenset({"plan", "items", "resume", "end"})
 
 
 def instance_of_fact(fact: Fact) -> str:
@@ -115,3 +117,28 @@ class MemoryJournal:
     async def close(self) -> None:
         """Take no more facts; they stay readable."""
         self._is_closed = True
+
+
+class ForgetfulJournal:
+    """The journal of a run that is recorded nowhere and may have millions of facts: it refuses stale epochs, keeps nothing."""
+
+    def __init__(self, run_id: str) -> None:
+        self._gate = EpochGate(run_id)
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  as safe as it gets
+        """Let facts pass.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+        """
+        self._gate.admit(facts, epoch)
+
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:  # noqa: ARG002  nothing is known of any
+        """Nothing."""
+        return {}
+
+    async def flush(self) -> None:
+        """Nothing to wait for."""
+
+    async def close(self) -> None:
+        """Nothing is open."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
+from ensemble_ray.record.journal import KINDS_OF_RUN, RUN
 from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
 
@@ -37,11 +38,13 @@ WHERE run_id = %s AND instance = %s AND kind <> 'stimulus' ORDER BY seq
 _PAGE = """
 SELECT seq, kind, name, at, epoch, CASE WHEN %(has_data)s THEN data ELSE '{}' END FROM ensemble_ray.facts
 WHERE run_id = %(run)s AND seq > %(after)s AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
+    AND (%(instance)s::text IS NULL OR instance = %(instance)s)
 ORDER BY seq LIMIT %(size)s
 """
 _LAST = """
 SELECT coalesce(max(seq), 0) FROM ensemble_ray.facts
 WHERE run_id = %(run)s AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
+    AND (%(instance)s::text IS NULL OR instance = %(instance)s)
 """
 _BODIES = """
 SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
@@ -144,20 +147,22 @@ async def read_page(
     Raises:
         RecordError: a fact is damaged.
     """
-    values = {"run": run_id, "after": after, "size": size, "kinds": _as_list(kinds), "has_data": has_data}
+    values = {"run": run_id, "after": after, "size": size, "has_data": has_data, **_of_kinds(kinds)}
     cursor = await connection.execute(_PAGE, values)
     return await _with_bodies(connection, run_id, place, await cursor.fetchall())
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:
     """Position of the last committed fact, of those kinds if any are named; 0 when there is none."""
-    cursor = await connection.execute(_LAST, {"run": run_id, "kinds": _as_list(kinds)})
+    cursor = await connection.execute(_LAST, {"run": run_id, **_of_kinds(kinds)})
     row = await cursor.fetchone()
     return 0 if row is None else int(row[0])
 
 
-def _as_list(kinds: Collection[str] | None) -> list[str] | None:
-    return None if kinds is None else list(kinds)
+def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
+    """What the statements need to know of the wanted kinds; those of the run itself are found by their instance."""
+    is_of_run = kinds is not None and set(kinds) <= KINDS_OF_RUN
+    return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 
 
 async def _with_bodies(connection: Connection, run_id: str, place: str, rows: Sequence[tuple[Any, ...]]) -> list[Fact]:

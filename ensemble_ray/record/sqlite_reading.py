@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
+from ensemble_ray.record.journal import KINDS_OF_RUN
 from ensemble_ray.record.rendering import FORMAT, data_of, missing_text
 
 if TYPE_CHECKING:
@@ -187,6 +188,8 @@ def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
     """The condition that a fact is of one of those kinds, and the values of its marks."""
     if kinds is None:
         return "", ()
+    if set(kinds) <= KINDS_OF_RUN:  # they are found by their instance, however many facts there are of others
+        return f"AND instance = 'run' AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
     return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
 
 

@@ -292,6 +292,8 @@ async def test_only_asked_kinds_are_read(store: RunStore) -> None:
     (named,) = await _read(store, kinds=["output"], has_data=False)
     assert [(each.name, dict(each.data)) for each in named] == [("a#0", {}), ("b#0", {})]
     assert await _read(store, kinds=["group"]) == []
+    (head,) = await _read(store, kinds=["plan", "end", "resume"])  # of the run itself only
+    assert [each.kind for each in head] == ["plan"]
 
 
 async def test_reading_ends_where_the_record_ended_when_it_began(store: RunStore) -> None:

@@ -1,0 +1,212 @@
+"""What the facts of a fed run give to whoever goes on with it. Room: record. Pure, but for the reading.
+
+In: the facts of a fed run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
+were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
+Never: more than 64 bytes for an item; a repetition of what is recorded; a failure held against a run that goes on to try
+that work again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+from ensemble_ray.execute.exits import recorded_reason
+from ensemble_ray.ids import instance_of
+from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
+from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
+from ensemble_ray.record.task_fold import as_mapping, as_number
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["FED_KINDS", "FedRecovered", "Keep", "Outcome", "read_fed"]
+
+#: Kinds of facts that the fold looks at.
+FED_KINDS = (*HEAD_KINDS, "items", "group", "model", "output", "task_failed", "task_exited")
+#: Takes the key of some work and the data of what it gave, or of how it failed.
+Keep = Callable[[str, Mapping[str, object]], None]
+
+
+class Outcome(IntEnum):
+    """What is recorded of some work."""
+
+    #: nothing, or it is to be done again
+    UNKNOWN = 0
+    COMPLETED = 1
+    FAILED = 2
+    #: it ended the run early; why is in `FedRecovered.exits`
+    EXITED = 3
+
+
+class FedRecovered:
+    """What is known of a fed run.
+
+    Attributes:
+        head: How it began, and how it stands.
+        items: What it pulled from its source.
+        groups: What came together, in the order in which it did.
+        exits: By key: why work ended the run early.
+        input_tokens: Of all its recorded model calls, as far as the provider counted them.
+        output_tokens: The same of the answers.
+        uncounted_calls: Model calls of which the provider did not count something.
+    """
+
+    def __init__(self, keep: Keep | None = None, keep_failure: Keep | None = None) -> None:
+        """Begin without facts.
+
+        Args:
+            keep: Takes each recorded output, as it passes by: the `output` in the data of its fact.
+            keep_failure: Takes each recorded failure: the data of its fact. The work may be tried again afterwards:
+                `outcome` says in the end which failures count.
+        """
+        self.head = RunHead()
+        self.items = RecordedItems()
+        self.groups = RecordedGroups(self.items)
+        self.exits: dict[str, ExitReason] = {}
+        self.input_tokens = self.output_tokens = self.uncounted_calls = 0
+        self._keep = keep
+        self._keep_failure = keep_failure
+        #: outcomes by level and number, and of work that has neither in its key
+        self._levels: dict[int, Codes] = {}
+        self._named: dict[str, int] = {}
+        #: which execution of some work counts, where it is not the first
+        self._occurrences: dict[str, int] = {}
+
+    def take(self, facts: Iterable[Fact]) -> None:
+        """Take the next facts.
+
+        Raises:
+            RecordError: one of them is damaged.
+        """
+        for fact in facts:
+            match fact.kind:
+                case "model":
+                    self._count(fact.data)
+                case "output" | "task_failed" | "task_exited":
+                    self._take_end(fact)
+                case "items":
+                    self.items.take(fact.data)
+                case "group":
+                    self.groups.take(fact.data)
+                case "resume":
+                    if fact.data.get("is_restart") is not True:
+                        self._forgive()
+                    self.head.take(fact)
+                case _:
+                    self.head.take(fact)
+
+    # What is known.
+
+    @property
+    def fails_on_item(self) -> bool:
+        """Whether the first failed map ends the run (S-MR-150)."""
+        rules = as_mapping(self.head.header.get("plan"))
+        chosen = rules.get("on_item_error")
+        return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
+
+    @property
+    def refusal(self) -> str:
+        """Why it cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
+        if self.head.state is not RunState.FAILED or self.fails_on_item or self.head.end.get("failure") != "all_maps":
+            return ""
+        return (
+            "failed: all its maps did, and their failures were to be left out. Begin a new run; "
+            "where it wrote dead letters, a run over DeadLetters(path) maps the failed items again"
+        )
+
+    def outcome(self, key: str) -> Outcome:
+        """What is recorded of some work; nothing of what a run that goes on tries again."""
+        work = work_of(key)
+        if work is None:
+            return Outcome(self._named.get(key, 0))
+        codes = self._levels.get(work[0])
+        return Outcome(0 if codes is None else codes[work[1]])
+
+    def count(self, outcome: Outcome, level: int | None = None) -> int:
+        """How much work of a level, or of all levels, has that outcome; not asked for UNKNOWN."""
+        levels = self._levels.values() if level is None else [self._levels[level]] if level in self._levels else []
+        named = sum(each == outcome for each in self._named.values()) if level is None else 0
+        return named + sum(codes.count(outcome) for codes in levels)
+
+    def instance(self, key: str) -> str:
+        """The execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
+        return instance_of(key, occurrence=self._occurrences.get(key, 0))
+
+    def go_on(self) -> None:
+        """Somebody wants it to go on now: failures that ended it are forgiven, as after a recorded `resume`."""
+        self._forgive()
+
+    # Folding.
+
+    def _forgive(self) -> None:
+        """Work whose failure ended the run is to be done again, as another execution (S-MR-163)."""
+        if self.head.state is not RunState.FAILED:
+            return
+        for level, codes in self._levels.items():
+            # What was left out stays left out: others went on without it, and the reduces above were grouped so.
+            is_to_blame = self.fails_on_item or (
+                level > 0 and not self._named.get(FINAL) and not codes.count(Outcome.COMPLETED)
+            )
+            for number in list(codes.places(Outcome.FAILED)) if is_to_blame else ():
+                codes[number] = Outcome.UNKNOWN
+                self._repeat(reduce_key(level, number) if level else map_key(number))
+        for key in [key for key, code in self._named.items() if code == Outcome.FAILED]:
+            del self._named[key]
+            self._repeat(key)
+
+    def _repeat(self, key: str) -> None:
+        self._occurrences[key] = self._occurrences.get(key, 0) + 1
+
+    def _take_end(self, fact: Fact) -> None:
+        """Take how some work ended; work that it handed on belongs to it."""
+        key, _, occurrence = fact.name.rpartition("#")
+        if "/" in fact.name or not occurrence.isdecimal():
+            return
+        number, counted = int(occurrence), self._occurrences.get(key, 0)
+        if number < counted:
+            return
+        if number > counted:
+            self._occurrences[key] = number
+        if fact.kind == "output":
+            self._set(key, Outcome.COMPLETED)
+            if self._keep is not None:
+                self._keep(key, as_mapping(fact.data.get("output")))
+        elif fact.kind == "task_failed":
+            self._set(key, Outcome.FAILED)
+            if self._keep_failure is not None:
+                self._keep_failure(key, fact.data)
+        elif (reason := recorded_reason(fact.data)) is not ExitReason.BUDGET_EXHAUSTED:  # goes on with a larger one
+            self._set(key, Outcome.EXITED)
+            self.exits[key] = reason
+
+    def _set(self, key: str, outcome: Outcome) -> None:
+        work = work_of(key)
+        if work is not None:
+            self._levels.setdefault(work[0], Codes())[work[1]] = outcome
+        elif key in {FINAL, DIRECT}:
+            self._named[key] = outcome
+
+    def _count(self, data: Mapping[str, object]) -> None:
+        given, answered = (int(as_number(data.get(name), -1)) for name in ("input_tokens", "output_tokens"))
+        self.input_tokens += max(given, 0)
+        self.output_tokens += max(answered, 0)
+        self.uncounted_calls += given < 0 or answered < 0
+
+
+async def read_fed(
+    store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: Keep | None = None
+) -> FedRecovered:
+    """Read what is known of a fed run, page by page; see `FedRecovered`. `keep` and `keep_failure` are called here.
+
+    Raises:
+        RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+    """
+    found = FedRecovered(keep, keep_failure)
+    async for page in store.read(run_id, kinds=FED_KINDS):
+        found.take(page)
+    return found

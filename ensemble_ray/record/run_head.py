@@ -1,0 +1,97 @@
+"""How a run began and how it stands, of a few facts of the run as a whole. Room: record. Pure.
+
+In: the facts `plan`, `resume` and `end`, which cost the same to read however much the run has done. Out: what decides
+whether and with what it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.outputs import RunState
+from ensemble_ray.record.map_reduce_data import is_fed
+from ensemble_ray.record.task_fold import as_mapping, as_number, as_text
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["HEAD_KINDS", "RunHead", "origin_in", "read_head"]
+
+#: Kinds of facts that a head is made of.
+HEAD_KINDS = ("plan", "resume", "end")
+
+
+class RunHead:
+    """What is known of a run as a whole.
+
+    Attributes:
+        header: Data of the record's first fact; empty when the run recorded nothing.
+        end: Data of its end; empty when it has not ended, or went on after it.
+    """
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
+        self.header: Mapping[str, object] = {}
+        self.end: Mapping[str, object] = {}
+        self._recorded_at = 0.0
+        for fact in facts:
+            self.take(fact)
+
+    def take(self, fact: Fact) -> None:
+        """Take the next fact."""
+        match fact.kind:
+            case "plan":
+                self.header, self._recorded_at = fact.data, fact.at
+            case "resume":
+                self.end = {}  # it goes on: a cancelled run ended, and has not ended any more
+            case "end":
+                self.end = fact.data
+            case _:
+                pass
+
+    @property
+    def state(self) -> RunState:
+        """How the run ended; without an end it was interrupted."""
+        try:
+            return RunState(as_text(self.end.get("state")))
+        except ValueError:
+            return RunState.INTERRUPTED
+
+    @property
+    def started_at(self) -> float:
+        """When the run began first, Unix time, s."""
+        return as_number(self.header.get("started_at"), self._recorded_at)
+
+    @property
+    def source(self) -> Origin:
+        """Where the definition came from, and what was chosen in place of what stands there."""
+        return origin_in(self.header)
+
+    @property
+    def is_fed(self) -> bool:
+        """Whether its tasks are made while it runs."""
+        return is_fed(self.header)
+
+
+def origin_in(header: Mapping[str, object]) -> Origin:
+    """Where a definition came from, as the data of a run's first fact tells it."""
+    overrides = as_mapping(header.get("overrides"))
+    return Origin(
+        place=as_text(header.get("origin")), overrides={name: str(value) for name, value in overrides.items()}
+    )
+
+
+async def read_head(store: RunStore, run_id: str) -> RunHead:
+    """The head of a recorded run; that of a run that recorded nothing where there is none.
+
+    Raises:
+        RecordError: the record is damaged, or of a newer format.
+    """
+    head = RunHead()
+    async for page in store.read(run_id, kinds=HEAD_KINDS):
+        for fact in page:
+            head.take(fact)
+    return head

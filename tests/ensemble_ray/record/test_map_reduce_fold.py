@@ -1,0 +1,307 @@
+"""What the facts of a fed run give to whoever goes on with it."""
+
+import gc
+import tracemalloc
+from collections.abc import Iterator, Mapping, Sequence
+
+import pytest
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.record.map_reduce_data import FINAL, group_fact, item_digest, items_fact, reduce_key
+from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
+from ensemble_ray.schedule.map_reduce_words import StartReduce
+
+from .facts_of_runs import RUN, ended, fact, model
+
+DIGESTS = [item_digest(n) for n in range(10)]
+
+
+def begun(on_item_error: str = "fail", **rules: object) -> Fact:
+    """A fed run that began."""
+    plan = {"workflow": "map_reduce_adaptive", "on_item_error": on_item_error, **rules}
+    return fact("plan", "run", 100.0, plan=plan, items={"kind": "list"}, started_at=100.0)
+
+
+def pulled(count: int, first: int = 0) -> Fact:
+    """Items that follow each other."""
+    return items_fact(RUN, 101.0, indices=range(first, first + count), digests=DIGESTS[first : first + count])
+
+
+def done(instance: str, text: str = "ok") -> Fact:
+    """Work that completed."""
+    return fact("output", instance, 105.0, output={"raw": text})
+
+
+def failed(instance: str) -> Fact:
+    """Work that failed."""
+    return fact("task_failed", instance, 105.0, error_type="AgentExecutionError", message="no")
+
+
+def group(key: str, level: int, number: int, *inputs: str) -> Fact:
+    """What a reduce gets."""
+    return group_fact(RUN, 104.0, key=key, level=level, number=number, inputs=inputs)
+
+
+def resumed() -> Fact:
+    """Somebody went on with it."""
+    return fact("resume", "run", 110.0, is_restart=False)
+
+
+def fold(*facts: Fact) -> FedRecovered:
+    """What they tell."""
+    found = FedRecovered()
+    found.take(facts)
+    return found
+
+
+# Going on.
+
+
+def test_done_work_is_known_by_its_key() -> None:
+    """S-MR-161: outputs are handed on as they pass by, under their keys, and not kept."""
+    kept: list[tuple[str, str]] = []
+    lost: list[str] = []
+
+    def keep(key: str, data: Mapping[str, object]) -> None:
+        kept.append((key, str(data["raw"])))
+
+    found = FedRecovered(keep, lambda key, _: lost.append(key))
+    found.take([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
+    found.take([group("reduce-1-0", 1, 0, "map-2"), done("reduce-1-0#0", "r"), done("final-reduce#0", "f")])
+    keys = ("map-0", "map-1", "map-2", "reduce-1-0", "reduce-1-1", FINAL, "direct")
+    assert [found.outcome(key).name for key in keys] == [
+        "FAILED", "UNKNOWN", "COMPLETED", "COMPLETED", "UNKNOWN", "COMPLETED", "UNKNOWN",
+    ]  # fmt: skip
+    assert kept == [("map-2", "two"), ("reduce-1-0", "r"), (FINAL, "f")]
+    assert lost == ["map-0"]
+    assert (found.count(Outcome.COMPLETED), found.count(Outcome.COMPLETED, 0), found.count(Outcome.FAILED)) == (3, 1, 1)
+    assert (found.head.state, found.head.started_at) == (RunState.INTERRUPTED, 100.0)
+
+
+def test_groups_are_given_in_their_order() -> None:
+    """S-MR-161: with their inputs in order; one that is recorded twice is the first one."""
+    found = fold(
+        begun(), pulled(5),
+        group("reduce-1-0", 1, 0, "map-3", "map-1"), group("reduce-1-1", 1, 1, "map-0"),
+        group("reduce-1-0", 1, 0, "map-4"), group(FINAL, 2, 0, "reduce-1-0", "reduce-1-1"),
+    )  # fmt: skip
+    first = StartReduce(level=1, number=0, inputs=((0, 3), (0, 1)))
+    last = StartReduce(level=2, number=0, inputs=((1, 0), (1, 1)), is_final=True)
+    assert list(found.groups) == [first, StartReduce(level=1, number=1, inputs=((0, 0),)), last]
+    assert found.groups.final == last
+    assert found.groups[:1] == [first]
+    assert len(found.groups) == 3
+    with pytest.raises(IndexError):
+        found.groups[3]
+
+
+def test_interrupted_run_does_not_try_failed_maps_again() -> None:
+    """S-MR-163: whatever was to become of them; what was begun and has no end goes on as the execution that it was."""
+    found = fold(begun("skip"), pulled(3), failed("map-1#0"), model("map-2#0", 0, 104.0))
+    found.go_on()
+    assert found.outcome("map-1") is Outcome.FAILED
+    assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#0", "map-2#0"]
+
+
+def test_failed_run_tries_again_what_it_failed_for() -> None:
+    """S-MR-163: as another execution of the same task; what is done stays done."""
+    found = fold(begun(), pulled(3), done("map-0#0"), failed("map-1#0"), failed("map-2#0"), ended(106, "failed"))
+    assert (found.refusal, found.outcome("map-1"), found.head.state) == ("", Outcome.FAILED, RunState.FAILED)
+    found.go_on()
+    assert [found.outcome(f"map-{n}") for n in range(3)] == [Outcome.COMPLETED, Outcome.UNKNOWN, Outcome.UNKNOWN]
+    assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#1", "map-2#1"]
+
+
+def test_later_execution_counts() -> None:
+    """S-MR-163: it was resumed, and killed in the middle of trying again; then it failed again, and is resumed again."""
+    history = [begun(), pulled(2), failed("map-0#0"), failed("map-1#0"), ended(106, "failed"), resumed()]
+    killed = fold(*history, done("map-0#1"))
+    killed.go_on()
+    assert (killed.outcome("map-0"), killed.outcome("map-1")) == (Outcome.COMPLETED, Outcome.UNKNOWN)
+    assert killed.instance("map-1") == "map-1#1"
+    again = fold(*history, failed("map-1#1"), ended(112, "failed"))
+    assert again.outcome("map-1") is Outcome.FAILED
+    again.go_on()
+    assert again.instance("map-1") == "map-1#2"
+
+
+def test_restart_of_a_scheduler_forgives_nothing() -> None:
+    """S-MR-163: nobody wished to go on after the failure."""
+    restart = fact("resume", "run", 104.0, is_restart=True)
+    found = fold(begun("skip"), pulled(1), failed("map-0#0"), restart)
+    assert found.outcome("map-0") is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    ("rules", "is_fail"),
+    [
+        ({"on_item_error": "fail"}, True),
+        ({"on_item_error": "collect"}, False),
+        ({"on_item_error": None, "parallel_error_strategy": "fail_fast"}, True),
+        ({"on_item_error": None, "parallel_error_strategy": "continue_on_error"}, False),
+    ],
+)
+def test_what_becomes_of_failed_items_is_as_recorded(rules: dict[str, object], *, is_fail: bool) -> None:
+    """S-MR-150: where nothing is said, as the error strategy says."""
+    assert fold(fact("plan", "run", 100.0, plan=rules, items={})).fails_on_item is is_fail
+
+
+def test_left_out_maps_stay_left_out_when_a_reduce_failed_the_run() -> None:
+    """S-MR-163, S-MR-104: the final reduce is tried again; the maps and reduces that it went on without are not."""
+    found = fold(
+        begun("collect"), pulled(3), failed("map-0#0"), done("map-1#0"),
+        group("reduce-1-0", 1, 0, "map-1"), failed("reduce-1-0#0"), group("reduce-1-1", 1, 1, "map-2"),
+        done("reduce-1-1#0"), group(FINAL, 2, 0, "reduce-1-1"), failed("final-reduce#0"), ended(106, "failed"),
+    )  # fmt: skip
+    assert found.refusal == ""
+    found.go_on()
+    assert [found.outcome(key).name for key in ("map-0", "reduce-1-0", FINAL)] == ["FAILED", "FAILED", "UNKNOWN"]
+    assert found.instance(FINAL) == "final-reduce#1"
+
+
+def test_whole_level_that_failed_is_tried_again() -> None:
+    """S-MR-163, S-MR-104: no output was left there."""
+    found = fold(begun("skip"), pulled(1), done("map-0#0"), failed("reduce-1-0#0"), ended(106, "failed"))
+    found.go_on()
+    assert found.instance("reduce-1-0") == "reduce-1-0#1"
+
+
+def test_run_all_of_whose_maps_failed_is_refused() -> None:
+    """S-MR-163, S-MR-102: they were left out as was asked for; the text says what can be done."""
+    end = fact("end", "run", 106.0, state="failed", failure="all_maps")
+    assert "DeadLetters" in fold(begun("collect"), pulled(1), failed("map-0#0"), end).refusal
+    assert fold(begun("fail"), pulled(1), failed("map-0#0"), end).refusal == ""
+    assert fold(begun("collect"), pulled(1), failed("map-0#0")).refusal == ""
+
+
+def test_early_end_is_known_with_its_reason() -> None:
+    """S-MR-161, S-BUD-6: but one for a spent budget is none: with a larger one there is more to do."""
+    spent, left = ({"reason": reason.value} for reason in (ExitReason.BUDGET_EXHAUSTED, ExitReason.TIMEOUT))
+    found = fold(
+        begun(), pulled(2), fact("task_exited", "map-0#0", 1.0, **spent), fact("task_exited", "map-1#0", 1.0, **left)
+    )
+    assert (found.outcome("map-0"), found.outcome("map-1")) == (Outcome.UNKNOWN, Outcome.EXITED)
+    assert found.exits == {"map-1": ExitReason.TIMEOUT}
+
+
+def test_recorded_calls_count_as_spent() -> None:
+    """S-BUD-7: also those of work that failed, was interrupted, or was handed on, which is no work of its own."""
+    unknown = fact("model", "map-1#0/1/model", 105.0, input_tokens=7, output_tokens=-1)
+    handed = "map-0#0/0/call-0/delegate#0"
+    found = fold(begun(), pulled(2), model("map-0#0", 0, 103), model(handed, 0, 104), done(handed), unknown)
+    assert (found.input_tokens, found.output_tokens, found.uncounted_calls) == (207, 40, 1)
+    assert found.count(Outcome.COMPLETED) == 0
+
+
+# Items.
+
+
+def test_items_are_known_by_their_index() -> None:
+    """S-MR-162: the hash of each; none of those that are not compared or were not pulled."""
+    found = fold(begun(), pulled(2), items_fact(RUN, 102.0, indices=[2, 3], digests=[DIGESTS[2], ""])).items
+    assert found.count == 4
+    assert [found.digest(index) for index in range(5)] == [*DIGESTS[:3], "", None]
+    assert [found.number(index) for index in (0, 3, 4)] == [0, 3, None]
+
+
+def test_items_of_dead_letters_keep_their_indices() -> None:
+    """S-MR-126: the machine counts them as they are pulled; their keys have the indices that they had."""
+    items = items_fact(RUN, 102.0, indices=[7, 2, 400_000, 3], digests=DIGESTS[:4])
+    found = fold(begun(), items, done("map-400000#0"), group("reduce-1-0", 1, 0, "map-2", "map-400000"))
+    assert [found.items.index(number) for number in range(4)] == [7, 2, 400_000, 3]
+    assert [found.items.number(index) for index in (7, 2, 400_000, 3, 8)] == [0, 1, 2, 3, None]
+    assert [found.items.digest(index) for index in (7, 2, 400_000, 3)] == DIGESTS[:4]
+    assert found.outcome("map-400000") is Outcome.COMPLETED
+    assert found.groups[0].inputs == ((0, 1), (0, 2))
+
+
+def test_item_that_was_pulled_again_is_what_it_was_last() -> None:
+    """S-MR-162: a run that was allowed to go on with other items; in both ways of counting them."""
+    row = fold(begun(), pulled(3), items_fact(RUN, 102.0, indices=[1], digests=[DIGESTS[9]])).items
+    some = fold(
+        begun(), items_fact(RUN, 1.0, indices=[5, 1], digests=DIGESTS[:2]),
+        items_fact(RUN, 2.0, indices=[5], digests=[DIGESTS[9]]),
+    ).items  # fmt: skip
+    assert (row.count, row.digest(1), row.digest(2)) == (3, DIGESTS[9], DIGESTS[2])
+    assert (some.count, some.digest(5), some.digest(1)) == (2, DIGESTS[9], DIGESTS[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("items", {"first": 0, "digests": ["no hash"]}),
+        ("items", {"digests": [DIGESTS[0]]}),
+        ("items", {"indices": [1, 2], "digests": [DIGESTS[0]]}),
+        ("group", {"level": 0, "number": 0, "inputs": ["map-0"]}),
+        ("group", {"level": 1, "number": 0, "inputs": []}),
+        ("group", {"level": 1, "number": 0, "inputs": ["final-reduce"]}),
+    ],
+)
+def test_damage_is_told(kind: str, data: dict[str, object]) -> None:
+    """S-MR-161: nothing is guessed."""
+    with pytest.raises(RecordError, match="The record is damaged"):
+        fold(fact(kind, "run", 1.0, **data))
+
+
+def test_group_of_an_item_that_is_not_recorded_is_damage() -> None:
+    """S-MR-161: its items stand before it in the record."""
+    found = fold(begun(), group("reduce-1-0", 1, 0, "map-0"))
+    with pytest.raises(RecordError, match="'map-0'"):
+        list(found.groups)
+
+
+# Memory.
+
+
+def _facts(count: int, chunk: int, indices: Sequence[int]) -> Iterator[list[Fact]]:
+    """A run of that many items, in pages."""
+    yield [begun()]
+    for first in range(0, count, 100):
+        some = indices[first : first + 100]
+        yield [items_fact(RUN, 1.0, indices=some, digests=[item_digest(index) for index in some])]
+        yield [done(f"map-{index}#0") for index in some]
+    for number in range(count // chunk):
+        inputs = [f"map-{indices[number * chunk + place]}" for place in range(chunk)]
+        yield [group(reduce_key(1, number), 1, number, *inputs), done(f"{reduce_key(1, number)}#0")]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_item_takes_at_most_64_bytes(step: int) -> None:
+    """S-MR-132, S-MR-161: with a group for every two of them, which is the most; whether or not indices have gaps."""
+    count = 20_000
+    indices = range(0, step * count, step)
+    pages = list(_facts(count, 2, indices))
+    kept: list[str] = []
+    found = FedRecovered(lambda key, _: kept.append(key))
+    gc.collect()
+    tracemalloc.start()
+    try:
+        for page in pages:
+            found.take(page)
+        assert len(kept) == count + count // 2
+        kept.clear()
+        assert found.items.number(indices[-1]) == count - 1
+        gc.collect()
+        size, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert size / count <= 64
+    assert (found.count(Outcome.COMPLETED, 0), len(found.groups)) == (count, count // 2)
+    assert found.groups[-1].inputs == ((0, count - 2), (0, count - 1))
+
+
+def test_fold_reads_only_what_it_looks_at() -> None:
+    """S-MR-161: calls of tools, and prompts in them, may be large."""
+    assert set(FED_KINDS) == {
+        "plan",
+        "resume",
+        "end",
+        "items",
+        "group",
+        "model",
+        "output",
+        "task_failed",
+        "task_exited",
+    }
