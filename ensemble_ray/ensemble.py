@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from typing import Self, cast
-
-from pydantic import PrivateAttr
+from typing import Generic, TypeVar, cast
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
-from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
@@ -17,19 +14,20 @@ from ensemble_ray.outputs import EnsembleOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import plan_run
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.run_handle import Run, check
+from ensemble_ray.run_handle import Resumption, Run, check
+from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import Runtime
 
-__all__ = ["Ensemble", "join", "joined", "run"]
+__all__ = ["Ensemble", "Startable", "join", "joined", "run"]
+
+R = TypeVar("R", bound=RunLife)
 
 #: How long Ctrl-C waits for a run to let go of what it holds, s.
 RELEASE_S = 10.0
 
 
-class Ensemble(EnsembleDefinition):
-    """A team of agents and its tasks. May be run many times, also at the same time (S-CONV-37)."""
-
-    _origin: Origin = PrivateAttr(default=Origin())
+class Startable(Generic[R]):
+    """What can be run: the four ways to begin a run, each with the same arguments (S-SET-4)."""
 
     def run(
         self,
@@ -52,7 +50,7 @@ class Ensemble(EnsembleDefinition):
             PromptTemplateError: inputs are missing; all of them are named.
             EnsembleError: the run failed; the error carries what was completed and the trace.
         """
-        return join(self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
+        return join(self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False))
 
     async def arun(
         self,
@@ -63,7 +61,7 @@ class Ensemble(EnsembleDefinition):
         options: RunOptions | None = None,
     ) -> EnsembleOutput:
         """`run` for async code, with the same contract; cancelling it ends the run first (S-PAR-33, S-SET-27)."""
-        begun = self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
         return await joined(begun)
 
     def start(
@@ -73,9 +71,35 @@ class Ensemble(EnsembleDefinition):
         runtime: Runtime | str | None = None,
         run_id: str | None = None,
         options: RunOptions | None = None,
-    ) -> Run:
+    ) -> R:
         """Begin a run and give its handle at once."""
-        return self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        return self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+
+    def begin(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        resumption: Resumption | None = None,
+    ) -> R:
+        """Begin a run, or go on with one; what all other ways to run come to.
+
+        Args:
+            inputs: As in `run`.
+            runtime: As in `run`.
+            run_id: As in `run`.
+            options: As in `run`.
+            is_watched: Whether the handle's `events()` will be asked.
+            resumption: That the run is in the record already.
+        """
+        raise NotImplementedError
+
+
+class Ensemble(EnsembleDefinition, Startable[Run]):
+    """A team of agents and its tasks. May be run many times, also at the same time (S-CONV-37)."""
 
     async def stream(
         self,
@@ -86,7 +110,7 @@ class Ensemble(EnsembleDefinition):
         options: RunOptions | None = None,
     ) -> AsyncIterator[Event | EnsembleOutput]:
         """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self._begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
         try:
             async for event in begun.events():
                 yield event
@@ -103,15 +127,17 @@ class Ensemble(EnsembleDefinition):
         """
         return plan_run(self, check(self, inputs)).plan
 
-    def _begin(
+    def begin(
         self,
-        inputs: Mapping[str, object] | None,
+        inputs: Mapping[str, object] | None = None,
         *,
-        runtime: Runtime | str | None,
-        run_id: str | None,
-        options: RunOptions | None,
-        is_watched: bool,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        resumption: Resumption | None = None,
     ) -> Run:
+        """Begin a run, or go on with one; see `Startable.begin`."""
         return Run(
             self,
             inputs,
@@ -120,25 +146,11 @@ class Ensemble(EnsembleDefinition):
             options=options,
             is_watched=is_watched,
             origin=self.source,
+            resumption=resumption,
         )
 
-    @property
-    def origin(self) -> str | None:
-        """Where the definition came from: a YAML path or `module:attribute`; None: a program made it."""
-        return self._origin.place or None
 
-    @property
-    def source(self) -> Origin:
-        """Origin and what was chosen in place of what stands there: what a run needs to be resumed later."""
-        return self._origin
-
-    def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None) -> Self:
-        """This ensemble, knowing where it came from, and what was chosen in place of what stands there; for loaders."""
-        self._origin = Origin(place=origin, overrides=dict(overrides or {}))
-        return self
-
-
-def join(begun: Run) -> EnsembleOutput:
+def join(begun: RunLife) -> EnsembleOutput:
     """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
     try:
         return begun.result()
@@ -151,7 +163,7 @@ def join(begun: Run) -> EnsembleOutput:
         raise
 
 
-async def joined(begun: Run) -> EnsembleOutput:
+async def joined(begun: RunLife) -> EnsembleOutput:
     """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
     try:
         return await begun.aresult()

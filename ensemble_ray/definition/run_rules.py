@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Protocol, Self, TypeAlias, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, SkipValidation, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, SkipValidation, model_validator
 
 from ensemble_ray.definition.budget import check_budget
 from ensemble_ray.definition.durability import Durability, OnUnknown
@@ -30,6 +30,7 @@ from ensemble_ray.definition.fields import (
     items_of,
     model_of,
 )
+from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
@@ -189,6 +190,7 @@ class RunRules(Value):
 
     #: how messages name what is being made
     _called: ClassVar[str] = "Ensemble"
+    _origin: Origin = PrivateAttr(default=Origin())
 
     verbose: bool = False
     llm: OptionalModelField = initially(None)
@@ -222,6 +224,21 @@ class RunRules(Value):
         check_budget(given, cls._called)
         given["llm"] = model_of(given.get("llm"))
         return given
+
+    @property
+    def origin(self) -> str | None:
+        """Where the definition came from: a YAML path or `module:attribute`; None: a program made it."""
+        return self._origin.place or None
+
+    @property
+    def source(self) -> Origin:
+        """Origin and what was chosen in place of what stands there: what a run needs to be resumed later."""
+        return self._origin
+
+    def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None) -> Self:
+        """This ensemble, knowing where it came from, and what was chosen in place of what stands there; for loaders."""
+        self._origin = Origin(place=origin, overrides=dict(overrides or {}))
+        return self
 
     def with_options(self, options: RunOptions | None) -> Self:
         """This ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
