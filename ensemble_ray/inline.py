@@ -22,12 +22,14 @@ from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, Task
 from ensemble_ray.execute.reports import report_of
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.inline_feed import InlineFeed
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered, resumed_inline
+from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.tools.cpu import LokyCpuPool
 
@@ -129,7 +131,8 @@ class InlineRun:
     def __init__(self, request: RunRequest, owned: OwnedRun | None, services: Services) -> None:
         self.run_id = request.run_id
         self._planned = request.planned
-        self._frame = request.frame
+        recorded = () if owned is None else owned.earlier
+        frame = with_account(request.frame, (*recorded, *request.earlier))
         self._owned = owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
@@ -140,9 +143,10 @@ class InlineRun:
             callables=LocalCallables(request.planned.tasks, request.delegation_policies),
             services=services,
             tool_metrics=request.tool_metrics,
+            spending=spending_here(frame.budget, frame.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        runner = TaskRunner(request.frame, ports, request.planned.agents)
+        runner = TaskRunner(frame, ports, request.planned.agents)
         self._houses = LocalHouses(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in request.planned.tasks.items() if task.output_type is not None}
         self._conductor: RunConductor[TaskOutput, TaskResult] = RunConductor(

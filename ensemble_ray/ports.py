@@ -13,6 +13,7 @@ from ensemble_ray.events import Event
 from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
 
 if TYPE_CHECKING:
+    from ensemble_ray.limits.budget import Amount
     from ensemble_ray.limits.rate_limit import RateLimit
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "EventSink",
     "Journal",
     "Limiter",
+    "SpendingAccount",
     "StreamingChatModel",
     "StructuredChatModel",
     "ToolMetrics",
@@ -158,6 +160,24 @@ class Limiter(Protocol):
         Raises:
             RateLimitTimeoutError: none came in time.
         """
+        ...
+
+
+class SpendingAccount(Protocol):
+    """What one run may spend; one account for all its requests, wherever they are made (S-BUD-8)."""
+
+    async def reserve(self, estimate: Amount) -> str:
+        """Wait until a request of that estimate may be sent, first come first served; gives its claim.
+
+        A cancelled caller takes nothing.
+
+        Raises:
+            BudgetExhaustedError: it never will, and no other request either.
+        """
+        ...
+
+    def settle(self, claim: str, spent: Amount = ...) -> None:
+        """A request is over and cost so much, nothing by default; never waits."""
         ...
 
 

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption, Run
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.threads import threads
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
 
 __all__ = ["aresume", "begin_again", "recorded_definition", "resume"]
 
@@ -36,10 +42,11 @@ def resume(
     ensemble: Ensemble | None = None,
     *,
     runtime: Runtime | str | None = None,
+    options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
 ) -> EnsembleOutput:
-    """Continue a run that was interrupted or cancelled, and wait for its output.
+    """Continue a run that was interrupted or cancelled, or had spent its budget, and wait for its output.
 
     What is recorded is used and not done again; of a completed run it is the recorded output.
 
@@ -47,6 +54,7 @@ def resume(
         run_id: The run's id, the beginning of it, or `latest`.
         ensemble: Its definition; None: loaded from where the run's record says that it came from.
         runtime: Where it goes on; default: where it ran.
+        options: What it does differently from now on, such as a larger `max_tokens`; default: as before.
         take_over: Take it also from a process that still owns it, such as a frozen one, which then can write no more.
         allow_changes: Go on although the definition differs from the recorded one.
 
@@ -57,7 +65,9 @@ def resume(
         RecordError: its record is damaged.
         EnsembleError: the run failed.
     """
-    asked = begin_again(run_id, ensemble, runtime=runtime, take_over=take_over, allow_changes=allow_changes)
+    asked = begin_again(
+        run_id, ensemble, runtime=runtime, options=options, take_over=take_over, allow_changes=allow_changes
+    )
     return join(run_blocking(asked))
 
 
@@ -66,11 +76,14 @@ async def aresume(
     ensemble: Ensemble | None = None,
     *,
     runtime: Runtime | str | None = None,
+    options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
 ) -> EnsembleOutput:
     """`resume` for async code, with the same contract; cancelling it ends the run first."""
-    asked = begin_again(run_id, ensemble, runtime=runtime, take_over=take_over, allow_changes=allow_changes)
+    asked = begin_again(
+        run_id, ensemble, runtime=runtime, options=options, take_over=take_over, allow_changes=allow_changes
+    )
     return await joined(await bridge(asked))
 
 
@@ -79,6 +92,7 @@ async def begin_again(
     ensemble: Ensemble | None = None,
     *,
     runtime: Runtime | str | None = None,
+    options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
     is_watched: bool = False,
@@ -94,8 +108,10 @@ async def begin_again(
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, recovered, call) if ensemble is None else ensemble
     header, is_completed = recovered.header, recovered.state is RunState.COMPLETED
-    options = RunOptions(**cast("dict[str, Any]", header.get("options") or {}))
-    if definition.with_options(options).durability is Durability.OFF and not is_completed:
+    options = options_again(facts, options)
+    again = definition.with_options(options)
+    spent = _spent(found.run_id, again, facts, is_exhausted=recovered.state is RunState.BUDGET_EXHAUSTED)
+    if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
@@ -114,8 +130,20 @@ async def begin_again(
             is_completed=is_completed,
             takes_over=take_over,
             allows_changes=allow_changes,
+            spent=spent,
         ),
     )
+
+
+def _spent(run_id: str, definition: Ensemble, facts: Sequence[Fact], *, is_exhausted: bool) -> Amount:
+    """What the run spent, where it has a budget now; one that spent its budget needs a larger one."""
+    budget = RunBudget.of(definition.max_tokens, definition.max_cost)
+    if budget is None:
+        return NOTHING
+    spent = spent_of(facts, definition.cost_configuration)
+    if is_exhausted:
+        check_larger(run_id, recorded_budget(facts), budget, spent)
+    return spent
 
 
 async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:

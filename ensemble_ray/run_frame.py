@@ -16,6 +16,7 @@ from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.callables import policy_name
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.ids import instance_of
+from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def frame_of(
         tool_log_truncate_length=definition.tool_log_truncate_length,
         log_fields=log_fields,
         cost=definition.cost_configuration,
+        budget=RunBudget.of(definition.max_tokens, definition.max_cost),
         has_tool_metrics=definition.tool_metrics is not None,
         durability=definition.durability,
         on_unknown=definition.on_unknown if isinstance(definition.on_unknown, OnUnknown) else OnUnknown.ASK,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
@@ -17,11 +17,13 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.errors import AgentExecutionError
+from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError
 from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.spending import Spending, spending_here
 from ensemble_ray.ids import new_run_id
+from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -31,6 +33,7 @@ from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.rerun import check_same, recorded_output
 from ensemble_ray.record.result import assemble, manager_failure
+from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.run_life import RunLife
@@ -65,6 +68,8 @@ class Resumption:
     takes_over: bool = False
     #: whether another definition than the recorded one may go on with it (S-DUR-36)
     allows_changes: bool = False
+    #: what its recorded answers cost, where it has a budget
+    spent: Amount = NOTHING
 
 
 def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
@@ -105,6 +110,9 @@ class Run(RunLife):
         self._definition = definition.with_options(options)
         self._inputs = inputs
         self._earlier: list[Fact] = []
+        self._budget = RunBudget.of(self._definition.max_tokens, self._definition.max_cost)
+        #: of the requests before scheduling; whoever owns the run then counts on from their facts
+        self._spending = self._spending_before(resumption)
         self._is_named = run_id is not None
         self._origin = origin or Origin()
         self._options = options
@@ -130,7 +138,11 @@ class Run(RunLife):
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
-        agents = await self._synthesized(resolved)
+        try:
+            agents = await self._synthesized(resolved)
+        except BudgetExhaustedError:  # before anything began, so that there is no record to go on with
+            self._state = RunState.BUDGET_EXHAUSTED
+            return EnsembleOutput(exit_reason=ExitReason.BUDGET_EXHAUSTED, run_id=self.id)
         if agents is None:
             self._state = RunState.CANCELLED
             return EnsembleOutput(exit_reason=ExitReason.CANCELLED, run_id=self.id)
@@ -219,9 +231,17 @@ class Run(RunLife):
             object_ids={node.key: node.object_id for node in planned.plan.nodes},
         )
 
+    def _spending_before(self, resumption: Resumption | None) -> Spending | None:
+        """What requests before scheduling may spend; None without a budget."""
+        if self._budget is None:
+            return None
+        known = self._budget if resumption is None else replace(self._budget, spent=resumption.spent)
+        return spending_here(known, self._definition.cost_configuration)
+
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-        return RecordedModel(model, self.id, name, self._earlier.append, known=self._answers.get(name, ()))
+        known = self._answers.get(name, ())
+        return RecordedModel(model, self.id, name, self._earlier.append, known=known, spending=self._spending)
 
     def _request(self, planned: Planned, mode: CaptureMode) -> RunRequest:
         definition = self._definition
@@ -257,6 +277,7 @@ class Run(RunLife):
             **run_data(planned, self._definition),
             "ensemble_id": self.id,
             "options": options,
+            **budget_data(self._budget),
             "origin": self._origin.place,
             "overrides": dict(self._origin.overrides),
             "runtime": self._runtime.name,

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason
@@ -70,7 +71,6 @@ class Report(Generic[Output, Failure]):
     duration_s: float = 0.0
     total_tokens: int = -1
     tool_call_count: int = 0
-    #: of a task that ended the run early
     exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
     output: Output | None = None
     #: of a manager: what its workers gave, in completion order: (role, output)
@@ -211,7 +211,7 @@ class RunConductor(Generic[Output, Failure]):
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> None:
         """Tell the machine again what it was told, then start what is not resolved."""
         self._started_at = resumed.started_at
-        note = self._fact("resume", RUN, {"is_restart": resumed.is_restart})
+        note = self._fact("resume", RUN, resume_data(self._header, is_restart=resumed.is_restart))
         await self._journal.append((note, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         ending: EndRun | None = None
         is_cancelled = False

@@ -55,6 +55,8 @@ class ModelEffect:
     is_final: bool
     #: why each attempt before the answered one failed (S-DUR-66)
     attempts_failed: tuple[str, ...] = ()
+    #: input and output tokens that its run's budget counted in place of what the provider did not count (S-BUD-2)
+    estimated: tuple[int, int] | None = None
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
 

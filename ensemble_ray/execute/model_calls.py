@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.context import use_effect_key
@@ -29,6 +30,7 @@ from ensemble_ray.trace import CaptureMode
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.execute.spending import Spending
 
 __all__ = ["ModelCalls", "RecordedModel"]
 
@@ -158,8 +160,14 @@ class ModelCalls:
                     return await self._plain(messages, tools)
                 return await self._streamed(stream, messages, tools, pieces)
 
+        spending, request = self._scope.ports.spending, None
+        send = attempt
+        if spending is not None:
+            kind = self._order.agent_key or self._order.agent_role
+            request = spending.request(kind, self._model, messages, tools)
+            send = partial(request.send, attempt)
         try:
-            response = await self._attempts.answer(attempt, lambda: bool(pieces))
+            response = await self._attempts.answer(send, lambda: bool(pieces))
         except (asyncio.CancelledError, ExitEarlyError):
             raise
         except USER_ERRORS as error:
@@ -167,7 +175,12 @@ class ModelCalls:
         failed = tuple(self._attempts.failed)
         latency_s = clock.now() - started_at
         return ModelEffect(
-            started_at=started_at, latency_s=latency_s, response=response, is_final=True, attempts_failed=failed
+            started_at=started_at,
+            latency_s=latency_s,
+            response=response,
+            is_final=True,
+            attempts_failed=failed,
+            estimated=None if request is None else request.estimated,
         )
 
     async def _record(self, name: str, request_digest: str, effect: ModelEffect) -> None:
@@ -280,6 +293,8 @@ def _fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
         "input_tokens": usage.input_tokens,
         "output_tokens": usage.output_tokens,
     }
+    if effect.estimated is not None:
+        data["estimated_tokens"] = list(effect.estimated)
     if effect.retries:
         data |= {"retries": effect.retries, "attempts_failed": list(effect.attempts_failed)}
     return data
@@ -307,25 +322,56 @@ class RecordedModel:
     """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
 
     def __init__(
-        self, model: ChatModel, run_id: str, name: str, keep: Callable[[Fact], object], *, known: Sequence[Fact] = ()
+        self,
+        model: ChatModel,
+        run_id: str,
+        name: str,
+        keep: Callable[[Fact], object],
+        *,
+        known: Sequence[Fact] = (),
+        spending: Spending | None = None,
     ) -> None:
-        """`known` are the answers that the record has of a run that goes on, in the order of the calls."""
+        """Make one.
+
+        Args:
+            model: Whom it asks.
+            run_id: The run's id.
+            name: The name of its facts.
+            keep: Takes them.
+            known: The answers that the record has of a run that goes on, in the order of the calls.
+            spending: What may be spent for others; None: as much as it likes.
+        """
         self._model = model
         self._run_id = run_id
         self._name = name
         self._keep = keep
         self._known = iter(known)
+        self._spending = spending
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Ask the model and note its answer; one that is recorded is given instead."""
         known = next(self._known, None)
         if known is not None:
             return _from_fact(known).response
-        started_at = time.time()
-        response = await (
-            call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)
-        )
+        started_at = 0.0
+
+        async def ask() -> ChatResponse:
+            nonlocal started_at
+            started_at = time.time()
+            return await (
+                call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)
+            )
+
+        estimated: tuple[int, int] | None = None
+        if self._spending is None:
+            response = await ask()
+        else:
+            request = self._spending.request("synthesis", self._model, messages, tools)
+            response = await request.send(ask)
+            estimated = request.estimated
         latency_s = time.time() - started_at
-        effect = ModelEffect(started_at=started_at, latency_s=latency_s, response=response, is_final=True)
+        effect = ModelEffect(
+            started_at=started_at, latency_s=latency_s, response=response, is_final=True, estimated=estimated
+        )
         self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=_fact_data("", effect)))
         return response

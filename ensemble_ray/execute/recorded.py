@@ -32,6 +32,7 @@ __all__ = [
     "failure_of",
     "recorded_workers",
     "request_of",
+    "resume_data",
     "trace_of",
     "typed_data",
     "typed_output",
@@ -54,6 +55,17 @@ def answers_before(facts: Iterable[Fact]) -> dict[str, list[Fact]]:
         if fact.kind == "model" and fact.name.endswith(_BEFORE):
             found.setdefault(fact.name, []).append(fact)
     return found
+
+
+def resume_data(header: Mapping[str, object], *, is_restart: bool) -> dict[str, object]:
+    """What a `resume` fact tells: whether a scheduler was replaced, else what the run goes on with.
+
+    Args:
+        header: Data of the first fact that the run would record now.
+        is_restart: Whether only its owner's process was replaced.
+    """
+    chosen = {} if is_restart else {name: header[name] for name in ("options", "budget") if header.get(name)}
+    return {"is_restart": is_restart, **chosen}
 
 
 def began_at(fact: Fact) -> float:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.delegations import Colleagues
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.unknown import UnknownEffect
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
 
@@ -37,6 +38,8 @@ class RunnerPorts:
     callables: Callables
     services: Services
     tool_metrics: ToolMetrics
+    #: what model calls may spend; None: as much as they like
+    spending: Spending | None = None
     #: whether and when endpoints are asked; the process's own unless a test brings another
     endpoints: EndpointDesk = field(default_factory=process_endpoints)
     #: told (effect, recorded fact, digest of today's request, its messages) where a recorded answer is used (S-DUR-55)

@@ -20,7 +20,14 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.delegation import spoken_role
-from ensemble_ray.errors import AgentExecutionError, EnsembleError, IllegalStateError, ValidationError, message_of
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    BudgetExhaustedError,
+    EnsembleError,
+    IllegalStateError,
+    ValidationError,
+    message_of,
+)
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.plan import MANAGER_ROLE
@@ -130,6 +137,8 @@ class _LlmSynthesizer(AgentSynthesizer):
         )
         try:
             response = await call_user(context.model.chat, [ChatMessage("user", prompt)])
+        except BudgetExhaustedError:
+            raise
         except USER_ERRORS as error:
             raise AgentExecutionError(
                 f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
@@ -217,7 +226,7 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
     function = cast("Callable[[Task, SynthesisContext], object]", getattr(synthesizer, "synthesize", synthesizer))
     try:
         agent = await call_user(cast("Callable[..., Any]", function), task, context)
-    except (EnsembleError, IllegalStateError):
+    except (EnsembleError, IllegalStateError, BudgetExhaustedError):
         raise
     except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
         text = f"The agent synthesizer failed for task '{task.description}': {message_of(error)}"

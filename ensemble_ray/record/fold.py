@@ -30,7 +30,13 @@ _E = TypeVar("_E", bound=StrEnum)
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
-_USUAL_REASONS = {RunState.FAILED: ExitReason.ERROR, RunState.CANCELLED: ExitReason.CANCELLED}
+_USUAL_REASONS = {
+    RunState.FAILED: ExitReason.ERROR,
+    RunState.CANCELLED: ExitReason.CANCELLED,
+    RunState.BUDGET_EXHAUSTED: ExitReason.BUDGET_EXHAUSTED,
+}
+#: Ends with an output; it may be of a part.
+_WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED})
 
 
 def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
@@ -220,7 +226,7 @@ class RunFold:
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """The output of the run; see `fold_output`."""
         run_id, _ = self._begun()
-        if self._end is None or self.state not in {RunState.COMPLETED, RunState.CANCELLED}:
+        if self._end is None or self.state not in _WITH_OUTPUT:
             msg = (
                 f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
             )

@@ -64,6 +64,12 @@ def recorded_output(
             f"Run '{run_id}' has failed and is not run again under its id: choose another run_id, or begin a new run "
             f"with what it did: ensemble-ray fork {run_id} --from TASK"
         )
+    elif state is RunState.BUDGET_EXHAUSTED:
+        msg = (
+            f"Run '{run_id}' has spent its budget and is not begun again under its id: resume it with a larger one "
+            f"(resume('{run_id}', options=RunOptions(max_tokens=...)), ensemble-ray resume {run_id} --max-tokens N), or "
+            "choose another run_id"
+        )
     else:
         ended = "cancelled" if state is RunState.CANCELLED else "interrupted"
         msg = (

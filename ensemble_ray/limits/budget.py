@@ -1,0 +1,235 @@
+"""What one run may spend, as a machine. Room: limits. Pure: no clock, loop, lock or log.
+
+In: requests that are about to be sent, each with its estimate, and what they really cost. Out: which may go, and which
+never will. Must never happen: more spent and reserved than the limit while real counts are within their estimates; a
+later request served before an earlier one; a request that waits while nothing is in flight.
+
+Rules:
+1. A request goes when its estimate fits into what is neither spent nor reserved, first come first served (S-BUD-3).
+2. When the first one that waits does not fit and nothing is in flight, the budget is exhausted: everybody who waits or
+   comes later is refused (S-BUD-3). That stays so.
+3. What is reserved is replaced by what was spent (S-BUD-2); 0 for a request that failed, was given up, or whose process
+   died.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from ensemble_ray.metrics import CostConfiguration
+
+__all__ = ["NOTHING", "Amount", "Budget", "Go", "Refuse", "RunBudget", "Verdict", "price"]
+
+#: Costs are whole numbers of the 8th decimal place, to which estimates of cost are rounded (S-MET-31).
+_UNITS = 10**8
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """Tokens, and money in units of the 8th decimal place."""
+
+    tokens: int = 0
+    cost: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.tokens + other.tokens, self.cost + other.cost)
+
+    def __sub__(self, other: Amount) -> Amount:
+        return Amount(self.tokens - other.tokens, self.cost - other.cost)
+
+    def at_least(self, other: Amount) -> Amount:
+        """The larger one of each."""
+        return Amount(max(self.tokens, other.tokens), max(self.cost, other.cost))
+
+
+#: No tokens and no money.
+NOTHING = Amount()
+
+
+def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
+    """What so many tokens are, with their cost where it is known."""
+    estimate = None if costs is None else costs.estimate(input_tokens, output_tokens)
+    return Amount(input_tokens + output_tokens, 0 if estimate is None else int(estimate.total_cost * _UNITS))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBudget:
+    """A run's budget, as every process of the run is told."""
+
+    #: None: no limit
+    max_tokens: int | None = None
+    #: in units of the 8th decimal place; None: no limit
+    max_cost: int | None = None
+    #: what the run had spent when its present owner took it
+    spent: Amount = NOTHING
+    #: name of its account, where all processes of a cluster draw from one
+    account: str = ""
+
+    @classmethod
+    def of(cls, max_tokens: int | None, max_cost: float | None) -> RunBudget | None:
+        """A budget of what a user wrote; None where nothing is limited."""
+        if max_tokens is None and max_cost is None:
+            return None
+        return cls(max_tokens=max_tokens, max_cost=None if max_cost is None else int(Decimal(str(max_cost)) * _UNITS))
+
+    def covers(self, total: Amount) -> bool:
+        """Whether so much may be spent altogether."""
+        return (self.max_tokens is None or total.tokens <= self.max_tokens) and (
+            self.max_cost is None or total.cost <= self.max_cost
+        )
+
+    def allows_more(self, than: RunBudget) -> bool:
+        """Whether more may be spent than under another one, of something that is limited there."""
+        pairs = ((self.max_tokens, than.max_tokens), (self.max_cost, than.max_cost))
+        return any(theirs is not None and (mine is None or mine > theirs) for mine, theirs in pairs)
+
+    def told(self, amount: Amount) -> str:
+        """An amount in words, as far as it is limited."""
+        parts = [f"{amount.tokens} tokens"] if self.max_tokens is not None else []
+        parts += [f"a cost of {amount.cost / _UNITS:.8g}"] if self.max_cost is not None else []
+        return " and ".join(parts)
+
+    def limits_told(self) -> str:
+        """The limits in words, under the names they are written by."""
+        parts = [f"max_tokens {self.max_tokens}"] if self.max_tokens is not None else []
+        parts += [f"max_cost {self.max_cost / _UNITS:.8g}"] if self.max_cost is not None else []
+        return " and ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Go:
+    """That request may be sent."""
+
+    claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """That request will never fit."""
+
+    claim: str
+    needed: Amount
+    #: whether it is the one that exhausted the budget
+    is_first: bool = False
+
+
+Verdict = Go | Refuse
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    holder: str
+    amount: Amount
+
+
+class Budget:
+    """What is spent, reserved and wanted of one run's budget.
+
+    Args:
+        limit: What may be spent, and what was spent before.
+    """
+
+    def __init__(self, limit: RunBudget) -> None:
+        self.limit = limit
+        self.spent = limit.spent
+        self._open: dict[str, _Claim] = {}
+        #: in order of arrival
+        self._waiting: dict[str, _Claim] = {}
+        self._reserved = NOTHING
+        self.is_exhausted = False
+
+    @property
+    def reserved(self) -> Amount:
+        """What the requests in flight may cost."""
+        return self._reserved
+
+    @property
+    def waiting(self) -> tuple[str, ...]:
+        """Who waits, in order."""
+        return tuple(self._waiting)
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Whose estimates are reserved."""
+        return tuple(self._open)
+
+    def ask(self, claim: str, amount: Amount, holder: str = "") -> list[Verdict]:
+        """A request is about to be sent; one that was asked for before gets its answer again."""
+        if claim in self._open:
+            return [Go(claim)]
+        self._waiting.setdefault(claim, _Claim(holder, amount))
+        return self._serve()
+
+    def settle(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
+        """A request is over, whether it was sent or not; gives what that decides for others."""
+        self.spent += spent
+        self._drop(claim)
+        return self._serve()
+
+    def leave(self, holder: str) -> list[Verdict]:
+        """A process is gone: what it had reserved is free, and it waits for nothing."""
+        for claim in [
+            name for known in (self._open, self._waiting) for name, one in known.items() if one.holder == holder
+        ]:
+            self._drop(claim)
+        return self._serve()
+
+    def restate(self, spent: Amount, claims: dict[str, Amount], holder: str) -> None:
+        """Take over what was spent and sent elsewhere under this budget, whether or not it fits."""
+        self.spent += spent
+        for name, amount in claims.items():
+            if name not in self._open:
+                self._open[name] = _Claim(holder, amount)
+                self._reserved += amount
+
+    def validate(self) -> None:
+        """Check what must always hold; for tests and for the curious.
+
+        Raises:
+            IllegalStateError: it does not hold.
+        """
+        total = sum((claim.amount for claim in self._open.values()), NOTHING)
+        problems = {
+            "reserved amounts are miscounted": total != self._reserved,
+            "somebody waits although nothing is in flight": bool(self._waiting) and not self._open,
+            "somebody waits although its turn has come": bool(self._waiting) and self._fits(self._first()),
+            "a claim is both open and waiting": bool(self._open.keys() & self._waiting.keys()),
+        }
+        found = [problem for problem, holds in problems.items() if holds]
+        if found:
+            raise IllegalStateError(f"Budget: {'; '.join(found)}")
+
+    def _first(self) -> _Claim:
+        return next(iter(self._waiting.values()))
+
+    def _fits(self, claim: _Claim) -> bool:
+        return self.limit.covers(self.spent + self._reserved + claim.amount)
+
+    def _drop(self, claim: str) -> None:
+        if (found := self._open.pop(claim, None)) is not None:
+            self._reserved -= found.amount
+        self._waiting.pop(claim, None)
+
+    def _serve(self) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        while self._waiting and not self.is_exhausted:
+            name, first = next(iter(self._waiting.items()))
+            if self._fits(first):
+                del self._waiting[name]
+                self._open[name] = first
+                self._reserved += first.amount
+                verdicts.append(Go(name))
+            elif self._open:
+                return verdicts
+            else:
+                self.is_exhausted = True
+                del self._waiting[name]
+                verdicts.append(Refuse(name, first.amount, is_first=True))
+        verdicts += [Refuse(name, claim.amount) for name, claim in self._waiting.items()]
+        self._waiting.clear()
+        return verdicts

@@ -1,0 +1,79 @@
+"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Room: record. Pure.
+
+In: facts in order. Out: an amount, or the frame of a run that goes on with it. Never: an answer that is counted twice, or
+that another run paid for; a request without a recorded answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.execute.spending import answer_tokens
+from ensemble_ray.ids import new_object_id
+from ensemble_ray.limits.budget import NOTHING, Amount, price
+from ensemble_ray.messages import ToolCall
+from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.metrics import CostConfiguration
+
+__all__ = ["COPIED", "spent_of", "with_account"]
+
+#: Mark of an answer that a fork took over from the run that it was forked from, which paid for it.
+COPIED = "is_copied"
+
+
+def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
+    """What the recorded answers of a run cost."""
+    total = NOTHING
+    #: a run that goes on may note again what was asked before it began
+    seen: set[tuple[str, float]] = set()
+    for fact in facts:
+        if fact.kind != "model" or fact.data.get(COPIED):
+            continue
+        if fact.name.endswith("/synthesis"):
+            if (fact.name, fact.at) in seen:
+                continue
+            seen.add((fact.name, fact.at))
+        total += price(costs, *_tokens(fact.data))
+    return total
+
+
+def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
+    """The frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
+
+    Args:
+        frame: The frame as it was made.
+        facts: What is recorded of the run, and the effects of before scheduling.
+    """
+    if frame.budget is None:
+        return frame
+    account = f"{frame.run_id}/{new_object_id()}"
+    return replace(frame, budget=replace(frame.budget, spent=spent_of(facts, frame.cost), account=account))
+
+
+def _tokens(data: Mapping[str, object]) -> tuple[int, int]:
+    """Input and output tokens of an answer; of what neither the provider nor a budget counted, what its text says."""
+    counted = (_count(data.get("input_tokens")), _count(data.get("output_tokens")))
+    estimated = [_count(each) for each in as_sequence(data.get("estimated_tokens"))] or [0, _answered(data)]
+    return (
+        counted[0] if counted[0] >= 0 else max(0, estimated[0]),
+        counted[1] if counted[1] >= 0 else max(0, estimated[-1]),
+    )
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) else -1
+
+
+def _answered(data: Mapping[str, object]) -> int:
+    calls = [as_mapping(each) for each in as_sequence(data.get("tool_calls"))]
+    asked = [
+        ToolCall(id="", name=as_text(each.get("name")), arguments=as_text(each.get("arguments"))) for each in calls
+    ]
+    text = data.get("text")
+    return answer_tokens(text if isinstance(text, str) else None, asked)
