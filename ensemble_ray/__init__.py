@@ -80,7 +80,7 @@ from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.messages import ChatMessage, ChatResponse, Effect, JsonSchema, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.metrics import CostConfiguration, CostEstimate, ExecutionMetrics, MemoryOperationCounts, TaskMetrics
-from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.outputs import EnsembleOutput, ExitReason, FailedItem, ItemResult, RunState, TaskOutput
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry, Node, Plan
 from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
@@ -116,6 +116,7 @@ from ensemble_ray.trace import (
     ExecutionTrace,
     ExecutionTraceExporter,
     LlmInteraction,
+    MapReduceLevelSummary,
     TaskPrompts,
     TaskTrace,
     ToolCallTrace,
@@ -124,6 +125,8 @@ from ensemble_ray.trace import (
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
     from ensemble_ray.forking import afork, fork
+    from ensemble_ray.items.dead_letters import DeadLetters
+    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
     from ensemble_ray.resuming import aresume, resume
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
@@ -159,6 +162,7 @@ __all__ = [
     "CostEstimate",
     "CustomSchemaAgentTool",
     "DateTimeTool",
+    "DeadLetters",
     "DefaultManagerPromptStrategy",
     "DelegationCompletedEvent",
     "DelegationContext",
@@ -189,6 +193,7 @@ __all__ = [
     "ExecutionTraceExporter",
     "ExitEarlyError",
     "ExitReason",
+    "FailedItem",
     "FileChangedEvent",
     "FileReadTool",
     "FileWriteTool",
@@ -201,6 +206,7 @@ __all__ = [
     "HttpAgentTool",
     "IllegalStateError",
     "InlineRuntime",
+    "ItemResult",
     "JsonParserTool",
     "JsonSchema",
     "JsonTraceExporter",
@@ -212,6 +218,9 @@ __all__ = [
     "ManagerPromptContext",
     "ManagerPromptStrategy",
     "ManagerStalledError",
+    "MapEnsemble",
+    "MapReduceEnsemble",
+    "MapReduceLevelSummary",
     "MaxIterationsExceededError",
     "MemoryOperationCounts",
     "NoOpToolMetrics",
@@ -291,18 +300,26 @@ __all__ = [
 ]
 
 
-#: Names of the modules that also load definitions from where they came from.
-_FROM_RECORDS = {"aresume": "resuming", "resume": "resuming", "afork": "forking", "fork": "forking"}
+#: Where names stand that not every program needs: what works over many items, and what goes on with recorded runs.
+_LATE = {
+    "DeadLetters": "items.dead_letters",
+    "MapEnsemble": "map_reduce",
+    "MapReduceEnsemble": "map_reduce",
+    "afork": "forking",
+    "aresume": "resuming",
+    "fork": "forking",
+    "resume": "resuming",
+}
 
 
 def __getattr__(name: str) -> object:
-    """Load what costs time only when it is asked for: built-in tools, going on with runs, and Ray with its runtime."""
+    """Load what costs time only when it is asked for: built-in tools, what `_LATE` names, and Ray with its runtime."""
     if name == "RayRuntime":
         from ensemble_ray.runtime import ray_runtime_class
 
         return ray_runtime_class()
-    if name in _FROM_RECORDS:
-        return getattr(importlib.import_module(f"ensemble_ray.{_FROM_RECORDS[name]}"), name)
+    if name in _LATE:
+        return getattr(importlib.import_module(f"ensemble_ray.{_LATE[name]}"), name)
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name in builtin.__all__:
         return getattr(builtin, name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Mapping
+from contextlib import aclosing
 from typing import Generic, TypeVar, cast
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
@@ -18,9 +19,10 @@ from ensemble_ray.run_handle import Resumption, Run, check
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import Runtime
 
-__all__ = ["Ensemble", "Startable", "join", "joined", "run"]
+__all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
 
 R = TypeVar("R", bound=RunLife)
+News = TypeVar("News")
 
 #: How long Ctrl-C waits for a run to let go of what it holds, s.
 RELEASE_S = 10.0
@@ -111,13 +113,9 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
     ) -> AsyncIterator[Event | EnsembleOutput]:
         """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
-        try:
-            async for event in begun.events():
-                yield event
-            yield await begun.aresult()
-        finally:
-            if not begun.state.is_final:
-                await begun.acancel()
+        async with aclosing(streamed(begun, begun.events())) as told:
+            async for each in told:
+                yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
         """What would run, in which order; no task runs.
@@ -148,6 +146,17 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
             origin=self.source,
             resumption=resumption,
         )
+
+
+async def streamed(begun: RunLife, news: AsyncIterable[News]) -> AsyncGenerator[News | EnsembleOutput, None]:
+    """What comes of a run, then its output; left early, it ends the run."""
+    try:
+        async for each in news:
+            yield each
+        yield await begun.aresult()
+    finally:
+        if not begun.state.is_final:
+            await begun.acancel()
 
 
 def join(begun: RunLife) -> EnsembleOutput:

@@ -148,12 +148,14 @@ class Run(RunLife):
             return EnsembleOutput(exit_reason=ExitReason.CANCELLED, run_id=self.id)
         planned = plan_run(self._definition, resolved, agents, await self._manager_prompts(resolved, agents))
         plan = planned.plan
-        _log.info("Run started: workflow %s, %d tasks, %d agents", plan.workflow, len(plan.nodes), len(plan.agents))
+        _log.info(
+            "Run started: workflow %s, %d tasks, %d agents", plan.shown_workflow, len(plan.nodes), len(plan.agents)
+        )
         _log.debug("Inputs: %s", dict(plan.inputs))
         mode = effective_capture_mode(self._definition.capture_mode)
         self.emit(
             EnsembleStartedEvent(
-                run_id=self.id, ensemble_id=self.id, workflow=plan.workflow, total_tasks=len(plan.nodes)
+                run_id=self.id, ensemble_id=self.id, workflow=plan.shown_workflow, total_tasks=len(plan.nodes)
             )
         )
         self._state = RunState.RUNNING

@@ -1,0 +1,243 @@
+"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Floor: above ensemble.
+
+In: a definition. Out: `EnsembleOutput`, or results as they come. A static map-reduce over a list is an ordinary ensemble,
+made at construction; everything else is a run whose tasks are made while it goes on. No rule stands here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sized
+from contextlib import aclosing
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+from pydantic import PrivateAttr
+
+from ensemble_ray.definition.levels import Levels
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.run_rules import Watched
+from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.ensemble import Ensemble, Startable, streamed
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.plan.map_reduce_dag import StaticTree, static_tree
+from ensemble_ray.plan.templates import escape_template
+from ensemble_ray.run_handle import Run
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.ensemble import RunOptions
+    from ensemble_ray.events import Event
+    from ensemble_ray.map_reduce_run import MapReduceRun
+    from ensemble_ray.outputs import EnsembleOutput, ItemResult
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.run_handle import Resumption
+    from ensemble_ray.runtime import Runtime
+
+__all__ = ["MapEnsemble", "MapReduceEnsemble"]
+
+
+class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
+    """Maps a task over items and brings the results together, level by level or as they come.
+
+    Over a list without a budget its tree of tasks is made at once, and its run is that of an ordinary parallel ensemble
+    (`to_ensemble`). With a budget of tokens, over another source, pipelined, or where failed items are dealt with one by
+    one, tasks are made while it runs.
+
+    Example:
+        >>> from ensemble_ray.testing import ScriptedModel
+        >>> summaries = MapReduceEnsemble(
+        ...     items=["a long report", "another one", "a third"],
+        ...     map_task=lambda report: Task.of(f"Summarise: {report}"),
+        ...     reduce_task=lambda group: Task(description="Join", expected_output="One text", context=group),
+        ...     llm=ScriptedModel(otherwise="done"),
+        ...     chunk_size=2,
+        ... )
+        >>> [summaries.node_types[task] for task in summaries.to_ensemble().tasks]
+        ['map', 'map', 'map', 'reduce', 'reduce', 'final-reduce']
+        >>> summaries.run(runtime="inline").raw
+        'done'
+    """
+
+    _tree: StaticTree | None = PrivateAttr(default=None)
+
+    if not TYPE_CHECKING:  # type checkers make the signature from the fields
+
+        def __init__(self, **data: object) -> None:
+            super().__init__(**data)
+            # Not among the checks of fields: what a factory raises goes on as it is (S-MR-106).
+            self._tree = static_tree(self) if self.is_planned else None
+
+    @classmethod
+    def of(
+        cls,
+        model: ChatModel | str | None,
+        items: Iterable[Any] | None,
+        map_description: str | None,
+        reduce_description: str | None,
+        *,
+        runtime: Runtime | str | None = None,
+    ) -> EnsembleOutput:
+        """Map and reduce in one call (S-MR-4): each item's task is `{map_description}: {item}`, groups have 5 outputs.
+
+        Raises:
+            ValidationError: something is missing; which one is named.
+            EnsembleError: as `run`.
+        """
+        if model is None:
+            raise ValidationError("model must not be None")
+        if items is None:
+            raise ValidationError("items must not be None")
+        if isinstance(items, Sized) and not len(items):
+            raise ValidationError("items must not be empty")
+        for name, text in (("map_description", map_description), ("reduce_description", reduce_description)):
+            if text is None or not text.strip():
+                raise ValidationError(f"{name} must not be blank")
+
+        def map_task(item: object) -> Task:
+            text = str(item)
+            # What stands in an item's braces is text. During a run nothing else is assumed (S-MR-117).
+            return Task.of(f"{map_description}: {text if made is None else escape_template(text)}")
+
+        def reduce_task(chunk: list[Task]) -> Task:
+            return Task.of(cast("str", reduce_description)).replace(context=chunk)
+
+        made = items if isinstance(items, list | tuple | range) else None
+        return cls(items=items, map_task=map_task, reduce_task=reduce_task, llm=model).run(runtime=runtime)
+
+    @property
+    def node_types(self) -> Mapping[Task, str]:
+        """`map`, `reduce` or `final-reduce` of each task; empty where tasks are made while it runs (S-MR-36)."""
+        return MappingProxyType({} if self._tree is None else self._tree.node_types)
+
+    @property
+    def map_reduce_levels(self) -> Mapping[Task, int]:
+        """The level of each task, from 0; empty where tasks are made while it runs (S-MR-36)."""
+        return MappingProxyType({} if self._tree is None else self._tree.levels)
+
+    def to_ensemble(self) -> Ensemble:
+        """The tree of tasks as a parallel ensemble; nothing runs (S-MR-35).
+
+        Raises:
+            NotImplementedError: the tasks are made while it runs (S-MR-40).
+        """
+        tree = self._tree
+        if tree is None:
+            where = "in adaptive mode" if self.is_adaptive else "where tasks are made while a run goes on"
+            raise NotImplementedError(
+                f"to_ensemble() is not supported {where}. What ran, level by level, is in the trace of a run: "
+                "output.trace.task_traces and output.trace.map_reduce_levels"
+            )
+        rules = {info.alias or name: cast("object", getattr(self, name)) for name, info in Watched.model_fields.items()}
+        ensemble = Ensemble(**cast("dict[str, Any]", rules), tasks=tree.tasks, workflow=Workflow.PARALLEL)
+        places = {task.object_id: (tree.node_types[task], level) for task, level in tree.levels.items()}
+        return ensemble.with_levels(Levels(workflow=self.shown_workflow, places=places))
+
+    async def stream(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AsyncIterator[Event | ItemResult | EnsembleOutput]:
+        """What comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
+
+        What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
+        `Ensemble.stream`.
+        """
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=self.is_planned)
+        news = begun.events() if isinstance(begun, Run) else begun.items()
+        async with aclosing(streamed(begun, news)) as told:
+            async for each in told:
+                yield each
+
+    def begin(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        resumption: Resumption | None = None,
+    ) -> Run | MapReduceRun:
+        """Begin a run, or go on with one; see `Startable.begin`."""
+        if not self.is_planned:
+            from ensemble_ray.map_reduce_run import MapReduceRun  # only fed runs pay for it
+
+            return MapReduceRun(
+                self,
+                inputs,
+                runtime=runtime,
+                run_id=run_id,
+                options=options,
+                is_watched=is_watched,
+                origin=self.source,
+                resumption=resumption,
+            )
+        return Run(
+            self.to_ensemble(),
+            inputs,
+            runtime=runtime,
+            run_id=run_id,
+            options=options,
+            is_watched=is_watched,
+            origin=self.source,
+            resumption=resumption,
+        )
+
+
+class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
+    """Maps a task over items and gives all their outputs, in the order of the items.
+
+    Tasks are made while it runs, never further ahead than there are places for them; results can be had as they come.
+
+    Example:
+        >>> from ensemble_ray.testing import ScriptedModel
+        >>> words = MapEnsemble(
+        ...     items=["tea", "milk"],
+        ...     map_task=lambda word: Task.of(f"Translate: {word}"),
+        ...     llm=ScriptedModel(otherwise="done"),
+        ...     on_item_error="collect",
+        ... )
+        >>> words.item_policy
+        'collect'
+    """
+
+    async def stream(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AsyncIterator[ItemResult | EnsembleOutput]:
+        """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+        async with aclosing(streamed(begun, begun.items())) as told:
+            async for each in told:
+                yield each
+
+    def begin(
+        self,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        resumption: Resumption | None = None,
+    ) -> MapReduceRun:
+        """Begin a run, or go on with one; see `Startable.begin`."""
+        from ensemble_ray.map_reduce_run import MapReduceRun  # only fed runs pay for it
+
+        return MapReduceRun(
+            self,
+            inputs,
+            runtime=runtime,
+            run_id=run_id,
+            options=options,
+            is_watched=is_watched,
+            origin=self.source,
+            resumption=resumption,
+        )
