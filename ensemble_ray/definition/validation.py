@@ -13,13 +13,22 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.budget import check_costs
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
+from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.epochs import MOST_RESENDS
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
-__all__ = ["check_hierarchy", "infer_workflow", "known_agents", "manager_model", "refuse_cycles", "validate"]
+__all__ = [
+    "check_hierarchy",
+    "check_rules",
+    "infer_workflow",
+    "known_agents",
+    "manager_model",
+    "refuse_cycles",
+    "validate",
+]
 
 
 def validate(definition: EnsembleDefinition) -> list[str]:
@@ -33,12 +42,7 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     """
     if not definition.tasks:
         raise ValidationError("Ensemble must have at least one task")
-    if definition.rate_limit is not None and definition.llm is None:
-        raise ValidationError(
-            "Ensemble rate_limit is configured but llm is None. "
-            "An ensemble-level llm is required when rate_limit is set."
-        )
-    check_costs(definition.max_cost, definition.cost_configuration)
+    check_rules(definition)
     _check_agents(definition)
     _check_models(definition)
     _check_delegation(definition)
@@ -53,6 +57,20 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     if workflow is Workflow.SEQUENTIAL:
         _check_order(definition.tasks)
     return _warnings(definition)
+
+
+def check_rules(definition: RunRules) -> None:
+    """Check what holds for every kind of ensemble; for the start of a run.
+
+    Raises:
+        ValidationError: the first rule that cannot be kept.
+    """
+    if definition.rate_limit is not None and definition.llm is None:
+        raise ValidationError(
+            "Ensemble rate_limit is configured but llm is None. "
+            "An ensemble-level llm is required when rate_limit is set."
+        )
+    check_costs(definition.max_cost, definition.cost_configuration)
 
 
 def infer_workflow(definition: EnsembleDefinition) -> Workflow:
