@@ -13,7 +13,7 @@ from typing import cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.index_set import IndexSet
-from ensemble_ray.items.line_file import LineFile, index_of_line, is_carried, json_line
+from ensemble_ray.items.line_file import LineFile, is_carried, json_line
 from ensemble_ray.items.pulling import Entries
 from ensemble_ray.items.text_files import loads_line
 from ensemble_ray.outputs import FailedItem

@@ -157,8 +157,13 @@ def json_line(row: Mapping[str, object]) -> bytes:
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
-        text = json_text({name: value if is_carried(value) else jsonable(value) for name, value in row.items()})
+        text = json_text({name: value if is_carried(value) else _as_json(value) for name, value in row.items()})
     return f"{text}\n".encode()
+
+
+def _as_json(value: object) -> object:
+    """The JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
+    return json.loads(json.dumps(jsonable(value)), parse_constant=str)
 
 
 def json_text(value: object) -> str:

@@ -6,11 +6,12 @@ system removes it with the process, however that ends. Never: a body kept in mem
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import threading
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar, cast, overload
+from typing import Any, TypeVar, cast, overload
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.values import LazySequence
@@ -80,7 +81,7 @@ class Spool:
 class SpooledSequence(LazySequence[T]):
     """Bodies of a spool in some order, as what they stand for; each is read when asked.
 
-    It compares with any sequence, is pickled as a list, and is kept as it is by fields of values.
+    It compares with any sequence, is pickled with its values, and is kept as it is by fields of values.
     """
 
     __slots__ = ("_load", "_order", "_spool", "_what")
@@ -128,5 +129,16 @@ class SpooledSequence(LazySequence[T]):
     def __repr__(self) -> str:
         return f"<{type(self).__name__} of {len(self):,} {self._what}>"
 
-    def __reduce__(self) -> tuple[type[list[T]], tuple[list[T]]]:
-        return list, (list(self),)
+    def __reduce__(self) -> tuple[object, ...]:
+        return _spooled, (list(self), self._what)
+
+
+def _spooled(values: list[T], what: str) -> SpooledSequence[T]:
+    """The same sequence in another process, over a spool of its own."""
+    spool = Spool()
+    order = array("Q", (spool.put(pickle.dumps(value, protocol=5)) for value in values))
+    return SpooledSequence(spool, order, _loaded, what=what)
+
+
+def _loaded(body: bytes) -> Any:  # what it is, the sequence's type says
+    return pickle.loads(body)  # noqa: S301  our own temporary file, which nobody else can open

@@ -1,0 +1,254 @@
+"""Rows of outputs, whole and one per item, through kills and resumes."""
+
+import json
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.metrics import TaskMetrics
+from ensemble_ray.outputs import ItemResult, TaskOutput
+from ensemble_ray.values import utc_of
+from tests.ensemble_ray.items.reading import entries_of
+
+KINDS = pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+
+
+class Report(BaseModel):
+    """A parsed output."""
+
+    title: str
+
+
+@dataclass
+class Row:
+    """An item that JSON cannot carry and that has a form in it."""
+
+    name: str
+
+
+class Opaque:
+    """An item that has none."""
+
+    def __str__(self) -> str:
+        return "opaque"
+
+
+def _result(index: int, item: object = "i", raw: str = "raw", parsed: object = None) -> ItemResult:
+    output = TaskOutput(
+        raw=raw,
+        task_description="d",
+        agent_role="Reader",
+        completed_at=utc_of(1),
+        duration=timedelta(seconds=1.5),
+        parsed_output=parsed,
+        metrics=TaskMetrics(input_tokens=3, output_tokens=4),
+    )
+    return ItemResult(index=index, item=item, output=output)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _names(folder: Path) -> list[str]:
+    return [each.name for each in folder.iterdir()]
+
+
+async def _write(path: Path, *results: ItemResult, is_resumed: bool = False) -> None:
+    file = await ResultsFile.open(path, is_resumed=is_resumed)
+    await file.write(results)
+    await file.close()
+
+
+async def _indices(path: Path) -> list[object]:
+    if path.suffix == ".jsonl":
+        return [row["index"] for row in _rows(path)]
+    rows = cast("list[tuple[int, dict[str, object]]]", await entries_of(path))
+    return [row["index"] for _, row in rows]
+
+
+async def test_row_tells_what_an_item_gave(tmp_path: Path) -> None:
+    """S-MR-130: its fields, and what stands where JSON has nothing; folders are made."""
+    path = tmp_path / "new" / "out.jsonl"
+    await _write(
+        path,
+        _result(7, {"a": ["ü", 1.5]}, "räw", Report(title="t")),
+        _result(0, Row("r")),
+        _result(1, Opaque()),
+        _result(2, [float("nan"), Opaque()], "half \ud83d"),
+    )
+    first, *rest = _rows(path)
+    assert first == {
+        "index": 7,
+        "item": {"a": ["ü", 1.5]},
+        "raw": "räw",
+        "parsed": {"title": "t"},
+        "agent_role": "Reader",
+        "input_tokens": 3,
+        "output_tokens": 4,
+        "duration": 1.5,
+    }
+    assert next(iter(first)) == "index"
+    assert [(row["item"], row["parsed"]) for row in rest] == [
+        ({"name": "r"}, None),
+        ("opaque", None),
+        (["NaN", "opaque"], None),
+    ]
+    assert rest[2]["raw"] == "half \ud83d"
+
+
+async def test_parquet_file_has_the_same_rows(tmp_path: Path) -> None:
+    """S-MR-130: items and parsed outputs as JSON text, as a column has one type; nothing else is left in the folder."""
+    path = tmp_path / "out.parquet"
+    await _write(path, _result(3, {"a": 1}, "half \ud83d", Report(title="t")), _result(1, "text"))
+    assert await entries_of(path) == [
+        (
+            0,
+            {
+                "index": 3,
+                "item": '{"a": 1}',
+                "raw": "half \ufffd",
+                "parsed": '{"title": "t"}',
+                "agent_role": "Reader",
+                "input_tokens": 3,
+                "output_tokens": 4,
+                "duration": 1.5,
+            },
+        ),
+        (
+            1,
+            {
+                "index": 1,
+                "item": '"text"',
+                "raw": "raw",
+                "parsed": None,
+                "agent_role": "Reader",
+                "input_tokens": 3,
+                "output_tokens": 4,
+                "duration": 1.5,
+            },
+        ),
+    ]
+    assert _names(tmp_path) == ["out.parquet"]
+
+
+@KINDS
+async def test_file_is_complete_when_nothing_was_written(tmp_path: Path, name: str) -> None:
+    """S-MR-130: a run whose items all failed has a file without rows."""
+    await _write(tmp_path / name)
+    assert await _indices(tmp_path / name) == []
+
+
+async def test_items_without_an_output_have_no_row(tmp_path: Path) -> None:
+    """S-MR-130: one row per map output."""
+    await _write(tmp_path / "out.jsonl", ItemResult(index=0, item="a"), _result(1))
+    assert await _indices(tmp_path / "out.jsonl") == [1]
+
+
+@KINDS
+async def test_item_has_one_row_when_its_run_is_resumed(tmp_path: Path, name: str) -> None:
+    """S-MR-130: after a run that ended, and after one that was killed before the file was complete."""
+    path = tmp_path / name
+    await _write(path, _result(0), _result(2))
+    killed = await ResultsFile.open(path, is_resumed=True)
+    await killed.write([_result(1), _result(1), _result(0)])
+    assert [index in killed for index in range(4)] == [True, True, True, False]
+    resumed = await ResultsFile.open(path, is_resumed=True)
+    await resumed.write([_result(1), _result(3), _result(2)])
+    await resumed.close()
+    assert await _indices(path) == [0, 2, 1, 3]
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+async def test_torn_line_is_written_again_when_a_run_is_resumed(tmp_path: Path, data: st.DataObject) -> None:
+    """S-MR-130: a kill may cut the file anywhere; whole rows stay, the torn one goes, none is doubled."""
+    path = tmp_path / "out.jsonl"
+    path.unlink(missing_ok=True)
+    results = [_result(index, data.draw(st.text(max_size=5))) for index in range(4)]
+    await _write(path, *results)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    await _write(path, *results, is_resumed=True)
+    assert path.read_bytes() == whole
+
+
+async def test_long_torn_line_is_cut_off(tmp_path: Path) -> None:
+    """S-MR-130: however long it is."""
+    path = tmp_path / "out.jsonl"
+    await _write(path, _result(0))
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"index": 1, "item": "' + b"x" * 200_000)
+    await _write(path, is_resumed=True)
+    assert path.read_bytes() == whole
+
+
+@KINDS
+async def test_new_run_is_refused_when_the_file_has_rows(tmp_path: Path, name: str) -> None:
+    """S-MR-130: rows of an earlier run are neither lost nor mixed with others."""
+    path = tmp_path / name
+    await _write(path, _result(0), _result(1))
+    with pytest.raises(ValidationError) as refused:
+        await ResultsFile.open(path, is_resumed=False)
+    assert str(refused.value) == f"results file '{path}' exists and has 2 rows: choose another path, or remove it"
+
+
+async def test_new_run_is_refused_when_an_unfinished_one_has_rows(tmp_path: Path) -> None:
+    """S-MR-130: a parquet file is not there yet, its rows are."""
+    path = tmp_path / "out.parquet"
+    killed = await ResultsFile.open(path, is_resumed=False)
+    await killed.write([_result(0)])
+    with pytest.raises(ValidationError, match=r"has 1 rows of a run that has not ended, in '.*out.parquet.rows.jsonl'"):
+        await ResultsFile.open(path, is_resumed=False)
+
+
+@pytest.mark.parametrize("name", ["out.jsonl", "out.parquet"])
+async def test_resume_is_refused_when_the_file_is_something_else(tmp_path: Path, name: str) -> None:
+    """S-MR-130: what cannot be read says which line it is."""
+    path = tmp_path / name
+    path.write_bytes(b"something else\n")
+    with pytest.raises(ValidationError, match=r"a line that is no row: 'something else|is no parquet file"):
+        await ResultsFile.open(path, is_resumed=True)
+
+
+async def test_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    """S-MR-130: the path and the reason."""
+    (tmp_path / "out.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"results file '.*out.jsonl' cannot be written: .*Is a directory") as refused:
+        await ResultsFile.open(tmp_path / "out.jsonl", is_resumed=True)
+    assert refused.value.path == str(tmp_path / "out.jsonl")
+
+
+async def test_rows_stay_when_the_parquet_file_cannot_be_written(tmp_path: Path) -> None:
+    """S-MR-130: nothing that was written is lost; the next attempt goes on with it."""
+    path = tmp_path / "out.parquet"
+    file = await ResultsFile.open(path, is_resumed=False)
+    await file.write([_result(0)])
+    path.mkdir()
+    with pytest.raises(RecordError, match=r"out.parquet' cannot be written: .*; its rows are in '.*rows.jsonl'"):
+        await file.close()
+    path.rmdir()
+    await _write(path, _result(1), is_resumed=True)
+    assert await _indices(path) == [0, 1]
+
+
+async def test_rows_are_written_in_groups_when_there_are_many(tmp_path: Path) -> None:
+    """S-MR-130: a run of any size makes its parquet file piece by piece."""
+    path = tmp_path / "out.parquet"
+    many = [_result(index) for index in range(10_001)]
+    await _write(path, *many)
+    assert await _indices(path) == list(range(10_001))
