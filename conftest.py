@@ -41,7 +41,11 @@ _python = PythonEvaluator()
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C be heard: a shell starts what it runs in the background deaf to it, and tests interrupt things."""
+    """Let Ctrl-C be heard: a shell starts what it runs in the background deaf to it, and tests interrupt things.
+
+    And let programs that tests start find compiled what others of them imported before: there are hundreds of them.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -48,6 +48,8 @@ def log_levels() -> Iterator[None]:
 def ray_cluster() -> Iterator[str]:
     """One local cluster for all tests of a session; gives its address."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # As in clusters that the runtime starts: workers at Ray's own niceness starve beside other tests.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     import ray  # only tests that ask for the cluster pay for it
 
     begun = ray.init(

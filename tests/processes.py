@@ -56,6 +56,8 @@ def own_environment(directory: Path, **variables: str) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', '')}",
         "RAY_TMPDIR": str(directory),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # As in clusters that the runtime starts: workers at Ray's own niceness starve beside other tests.
+        "RAY_worker_niceness": "0",
         # A head that is asked to end waits so long for actors that outlive their drivers, s.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "1",
         "ENSEMBLE_RAY_HOME": str(directory / "records"),
@@ -75,7 +77,7 @@ class Program:
         """What it has printed so far."""
         return self.log.read_text(encoding="utf-8", errors="replace")
 
-    def until(self, is_so: Callable[[], T], what: str, *, timeout_s: float = 60.0) -> T:
+    def until(self, is_so: Callable[[], T], what: str, *, timeout_s: float = 180.0) -> T:
         """Wait until that gives something; for states that the program does not announce.
 
         Raises:

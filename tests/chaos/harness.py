@@ -39,7 +39,7 @@ __all__ = ["Report", "run_with_kills", "undisturbed"]
 
 #: Longest wait for anything that must come, s.
 PATIENCE_S = 120.0
-#: How long a victim's process is waited for, s; a scenario need not have each kind.
+#: How long a first process of a kind is waited for, s; a scenario need not have each kind.
 _BIRTH_S = 2.0
 #: How often a run is resumed without having been killed before it counts as lost.
 _TRIES = 3
@@ -318,8 +318,11 @@ class _Disturbed:
         else:
             session = self.cluster.program.process.pid
             # Between its death and its successor's birth an actor has no process.
-            deadline = time.monotonic() + _BIRTH_S
+            was_killed = any(kill.victim == victim.name for kill in self.kills)
+            deadline = time.monotonic() + (PATIENCE_S if was_killed else _BIRTH_S)
             while (pid := one_of(actors_of(session, victim.actor), rng)) is None and time.monotonic() < deadline:
+                if self._is_over():
+                    return None
                 time.sleep(0.01)
         return None if pid is None else kill_all([pid])
 

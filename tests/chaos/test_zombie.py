@@ -28,7 +28,7 @@ from tests.processes import Program, own_directory, program
 COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 RUN_ID = "frozen"
 #: Generous: processes start on two cores while other things run.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 class Place:

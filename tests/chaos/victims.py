@@ -34,7 +34,7 @@ Ground = Literal["inline", "own_cluster", "cluster", "two_nodes"]
 _HELPERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _STARTING = "ray/_private/workers/default_worker.py"
 #: How long killed processes may take to be gone, s.
-_GONE_S = 20.0
+_GONE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,6 +71,6 @@ def another_process(url: str, what: str, directory: Path) -> AbstractContextMana
 
 async def until(is_so: Callable[[], Awaitable[bool]]) -> None:
     """Wait for what the server does when it gets to it; nothing tells of it."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not await is_so():  # noqa: ASYNC110  see above
             await asyncio.sleep(0.01)

@@ -25,7 +25,7 @@ def ask(
 ) -> tuple[int, Any]:
     """Status and JSON of one request."""
     place = urlsplit(url)
-    connection = HTTPConnection(place.netloc, timeout=30)
+    connection = HTTPConnection(place.netloc, timeout=90)
     data = json.dumps(HELLO if body is None else body)
     connection.request("POST", place.path + path, body=data, headers=dict(headers or {}))
     response = connection.getresponse()
@@ -98,7 +98,7 @@ def test_a_fault_is_given_when_scripted() -> None:
     """Statuses with their wish for patience, and connections cut without a word."""
     with ModelServer([Fault(status=429, retry_after_s=1.5, message="slow down"), Fault(kind="drop")]) as server:
         place = urlsplit(server.base_url)
-        connection = HTTPConnection(place.netloc, timeout=30)
+        connection = HTTPConnection(place.netloc, timeout=90)
         connection.request("POST", "/v1/chat/completions", body=json.dumps(HELLO))
         response = connection.getresponse()
         assert (response.status, response.headers["retry-after"]) == (429, "1.5")
@@ -131,7 +131,7 @@ def test_a_body_in_chunks_is_read_when_the_client_sends_one() -> None:
     """HTTP allows both; clients differ."""
     with ModelServer() as server:
         place = urlsplit(server.base_url)
-        connection = HTTPConnection(place.netloc, timeout=30)
+        connection = HTTPConnection(place.netloc, timeout=90)
         data = json.dumps(HELLO).encode()
         connection.request(
             "POST",
@@ -173,13 +173,13 @@ def test_it_serves_from_its_own_process_when_started_as_one() -> None:
         assert text_of(ask(url)) == "hi"
         assert text_of(ask(url)) == "hi"
         place = urlsplit(url)
-        connection = HTTPConnection(place.netloc, timeout=30)
+        connection = HTTPConnection(place.netloc, timeout=90)
         connection.request("GET", f"{place.path}/stats")
         stats = json.loads(connection.getresponse().read())
         assert stats == {"requests": 2, "served": 2, "repeated": 1, "abandoned": 0, "max_in_flight": 1}
         connection.close()
         process.stdin.close()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=90) == 0
 
 
 def test_requests_are_told_apart_by_their_key_when_they_carry_one() -> None:
@@ -190,7 +190,7 @@ def test_requests_are_told_apart_by_their_key_when_they_carry_one() -> None:
             ask(server.base_url, headers={"Idempotency-Key": key})
         place = urlsplit(server.base_url)
         for key in ("b", "c"):
-            connection = HTTPConnection(place.netloc, timeout=30)
+            connection = HTTPConnection(place.netloc, timeout=90)
             streamed = json.dumps({**HELLO, "stream": True})
             connection.request("POST", "/v1/chat/completions", body=streamed, headers={"Idempotency-Key": key})
             with contextlib.suppress(HTTPException):
@@ -212,7 +212,7 @@ def test_an_answer_is_not_counted_as_given_when_its_client_had_gone() -> None:
     with ModelServer("x") as server:
         server.pause()
         place = urlsplit(server.base_url)
-        connection = HTTPConnection(place.netloc, timeout=30)
+        connection = HTTPConnection(place.netloc, timeout=90)
         connection.request("POST", "/v1/chat/completions", body=json.dumps(HELLO), headers={"Idempotency-Key": "a"})
         server.wait_in_flight(1)
         connection.close()

@@ -245,7 +245,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
         owned = await store.take(RUN, by_force=True)
         assert owned.epoch == OWNER_STEP
         os.kill(other.process.pid, signal.SIGCONT)
-        assert other.process.wait(timeout=30) == 0
+        assert other.process.wait(timeout=90) == 0
         assert (
             f"StaleEpochError Run 'run-1' was taken over: 'own#0' is written by epoch {OWNER_STEP}, epoch 0 must stop"
             in other.text

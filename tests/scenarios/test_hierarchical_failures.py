@@ -75,8 +75,8 @@ def test_worker_that_hangs_is_stopped(inline_runtime: Runtime) -> None:
 
     manager = ScriptedModel(hand("Writer"), hand("Writer", "again"), "done")
     writer = worker("Writer").replace(llm=ScriptedModel(otherwise=hang))
-    ran = run_of(team(manager, [writer], delegation_timeout=timedelta(seconds=0.5)), inline_runtime)
-    text = "Agent 'Writer' was stopped, since it did not finish within 0.5 s"
+    ran = run_of(team(manager, [writer], delegation_timeout=timedelta(seconds=2)), inline_runtime)
+    text = "Agent 'Writer' was stopped, since it did not finish within 2 s"
     assert told(manager) == [f"Error: {text}", "text"]
     (failed,) = ran.failed
     assert (failed.failure_reason, type(failed.cause)) == (text, AgentExecutionError)

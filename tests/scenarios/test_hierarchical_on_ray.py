@@ -274,6 +274,8 @@ def test_worker_that_hangs_is_stopped_in_its_process(ray_runtime: Runtime, tmp_p
     model = ScriptedModel(otherwise=lambda asked: call("hang", marks_of(marks)) if task_of(asked) == "hang" else "fine")
     writer = agent(model, tools=[hang], max_concurrency=1)
     manager = ScriptedModel(hand("Writer", "hang"), hand("Writer", "go"), "done")
+    # The processes are there before the time that they are given begins.
+    assert run_of(team(ScriptedModel(hand("Writer", "go"), "done"), [writer]), ray_runtime).given.raw == "done"
     ran = run_of(team(manager, [writer], delegation_timeout=3), ray_runtime)
     assert ran.given.raw == "done"
     assert told(manager) == ["Error: Agent 'Writer' was stopped, since it did not finish within 3 s", "fine"]

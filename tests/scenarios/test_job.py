@@ -37,7 +37,7 @@ def test_a_team_runs_as_a_job_of_a_cluster() -> None:
             cluster.until(lambda: "Ray runtime started" in cluster.text, "the head")
             entry_point = f"ensemble-ray run {team} --input topic=Ray --run-id job --json --quiet"
             submit = [RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--", *entry_point.split()]
-            job = subprocess.run(submit, env=env, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603  a command of ours
+            job = subprocess.run(submit, env=env, capture_output=True, text=True, check=False, timeout=300)  # noqa: S603  a command of ours
             assert job.returncode == 0, f"{job.stdout}\n{job.stderr}\n{cluster.text}"
             assert "succeeded" in job.stdout
             output = json.loads(job.stdout[job.stdout.index("\n{") : job.stdout.rindex("\n}") + 2])

@@ -40,7 +40,7 @@ print(asyncio.run(LocalChatModel(max_tokens=4).chat([ChatMessage("user", "Say hi
 sys.stdin.read()
 """
 #: Generous: two cores load the model while other tests run.
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 
 @pytest.fixture(autouse=True)

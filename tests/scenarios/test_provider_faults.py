@@ -70,7 +70,7 @@ def test_a_run_goes_on_when_its_provider_fails_in_every_way_that_passes(
 def test_a_run_goes_on_when_an_answer_came_too_late(runtime: InlineRuntime, model_server: Servers) -> None:
     """S-DUR-61: a timeout is the provider's fault."""
     server = model_server([Fault(kind="silence"), "Done"])
-    team = Ensemble(tasks=[task("go", agent(model_at(server, timeout=0.2)))], retry=QUICK)
+    team = Ensemble(tasks=[task("go", agent(model_at(server, timeout=1.5)))], retry=QUICK)
     assert team.run(runtime=runtime).raw == "Done"
     assert len(server.requests) == 2
 

@@ -40,7 +40,7 @@ class Endpoint:
 
     def send(self, method: str, path: str, body: object = None) -> http.client.HTTPConnection:
         """Ask, and leave the answer to the caller."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         headers = {"content-type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
@@ -135,7 +135,7 @@ def test_a_wrong_team_ends_the_deployment_with_its_name(tmp_path: Path) -> None:
     env = own_environment(tmp_path, ENSEMBLE_RAY_TEAM="taem.yaml")
     write_team(tmp_path, "http://127.0.0.1:9/v1")
     command = [SERVE, "run", "serve.app:app"]
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)  # noqa: S603  a command of ours
+    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)  # noqa: S603  a command of ours
     assert done.returncode != 0
     assert "There is no file 'taem.yaml'" in done.stderr
     assert not [name for name in os.listdir(tmp_path) if name.startswith("ray")]  # noqa: PTH208  names alone
