@@ -110,7 +110,7 @@ class TaskExecutionError(EnsembleError):
         super().__init__(message)
         self.task_description = task_description
         self.agent_role = agent_role
-        self.completed_task_outputs = tuple(completed_task_outputs)
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
 
 
 class OutputParsingError(TaskExecutionError):
@@ -146,7 +146,7 @@ class ParallelExecutionError(EnsembleError):
         completed_count: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.completed_task_outputs = tuple(completed_task_outputs)
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
         self.failed_task_causes = dict(failed_task_causes or {})
         self.failed_count = len(self.failed_task_causes) if failed_count is None else failed_count
         self.completed_count = len(self.completed_task_outputs) if completed_count is None else completed_count
@@ -166,7 +166,7 @@ class ConstraintViolationError(EnsembleError):
         what = "constraint violated" if len(found) == 1 else f"constraints violated ({len(found)})"
         super().__init__(f"Hierarchical {what}: {'; '.join(found)}")
         self.violations = found
-        self.completed_task_outputs = tuple(completed_task_outputs)
+        self.completed_task_outputs: Sequence[TaskOutput] = tuple(completed_task_outputs)
 
 
 class AgentExecutionError(EnsembleError):

@@ -237,12 +237,19 @@ class InlineRun:
 
 
 async def own_run(
-    store: RunStore, run_id: str, *, origin: object, durability: str, is_resumed: bool, takes_over: bool
+    store: RunStore,
+    run_id: str,
+    *,
+    origin: object,
+    durability: str,
+    is_resumed: bool,
+    takes_over: bool,
+    reads_earlier: bool = True,
 ) -> OwnedRun:
-    """Begin the record of a run, or take it over."""
+    """Begin the record of a run, or take it over; `reads_earlier` says whether its facts are wanted as a list."""
     is_buffered = durability == Durability.RUN
     if is_resumed:
-        owned = await store.take(run_id, is_buffered=is_buffered, by_force=takes_over)
+        owned = await store.take(run_id, is_buffered=is_buffered, by_force=takes_over, reads_earlier=reads_earlier)
     else:
         owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
     try:

@@ -51,7 +51,9 @@ class Attempts:
             CircuitOpenError: the endpoint fails for everybody, and the policy's patience is used up.
         """
         self.failed = []
+        self._scope.effects.attempts = 0
         if self._policy is None:
+            self._scope.effects.attempts = 1
             return await send()
         visit = self._visit()
         try:
@@ -78,6 +80,7 @@ class Attempts:
             while True:
                 if visit is not None and not visit.try_go():
                     left_s -= await _waited(visit, left_s, last)
+                self._scope.effects.attempts += 1
                 try:
                     response = await send()
                 except BaseException as error:

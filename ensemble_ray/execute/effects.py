@@ -157,6 +157,8 @@ class TaskEffects:
     is_manager: bool = False
     #: model calls that were made again; also those that were never answered
     retry_count: int = 0
+    #: requests of the newest model call, the first one included (S-MR-152)
+    attempts: int = 0
     is_handler: bool = False
     #: whether nobody knows what came of the handler (S-DUR-26)
     is_outcome_unknown: bool = False

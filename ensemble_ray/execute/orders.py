@@ -109,6 +109,8 @@ class TaskResult:
     trace: TaskTrace | None = None
     total_tokens: int = -1
     tool_call_count: int = 0
+    #: requests to the provider for its last model call; 0 when none was made (S-MR-152)
+    attempts: int = 0
     #: of a task that ended the run early
     exit_reason: ExitReason = ExitReason.USER_EXIT_EARLY
     #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)

@@ -177,7 +177,10 @@ class TaskRunner:
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
             took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
-            failed = await self._with_workers(scope, replace(failed, at=fact.at, duration_s=took, trace=trace))
+            attempts = fact.data.get("attempts")
+            tries = attempts if isinstance(attempts, int) else 0
+            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=tries)
+            failed = await self._with_workers(scope, failed)
             return self._tell_failure(scope, failed)
         if (fact := known.get((instance, "task_exited"))) is not None:
             reason = recorded_reason(fact.data)
@@ -247,6 +250,7 @@ class TaskRunner:
             "stack_trace": "".join(traceback.format_exception(error)),
             "trace": result.trace,
             "error": error_data(error),
+            **({"attempts": result.attempts} if result.attempts else {}),
         }
         try:
             await scope.note("task_failed", scope.order.instance, told, until=Until.WRITTEN)
@@ -291,6 +295,7 @@ class TaskRunner:
             trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
             total_tokens=metrics.total_tokens,
             tool_call_count=effects.tool_call_count,
+            attempts=effects.attempts,
             exit_reason=reason_of(error),
             delegated=_delegated(scope),
             lost_work=_lost_work(scope),

@@ -106,7 +106,7 @@ class FedBodies:
         trace = self._annotated(output.trace, kind, level)
         output = output.model_copy(update={"trace": trace})
         self._tool_calls += output.tool_call_count
-        self._put(level, number, output, trace, agent, item)
+        self._put((level, number), output=output, trace=trace, agent=agent, item=item)
         return output
 
     def lose(
@@ -120,17 +120,19 @@ class FedBodies:
         item: object = None,
     ) -> None:
         """Keep what a task did that gave no output (S-MR-105)."""
-        self._put(level, number, None, self._annotated(trace, kind, level), agent, item)
+        trace = self._annotated(trace, kind, level)
+        self._put((level, number), output=None, trace=trace, agent=agent, item=item)
 
     def _put(
         self,
-        level: int,
-        number: int,
+        place: tuple[int, int],
+        *,
         output: TaskOutput | None,
         trace: TaskTrace | None,
         agent: Agent | None,
         item: object,
     ) -> None:
+        level, number = place
         body = _Body(
             output=output,
             trace=trace if output is None else None,
@@ -180,6 +182,15 @@ class FedBodies:
     def item(self, number: int) -> object:
         """The item of a map that is done, where items are kept."""
         return self._body(0, number).item
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Level and number of the last output in level order; None when there is none."""
+        for level in range(len(self._levels) - 1, -1, -1):
+            number = self._levels[level].gave.rfind(_OUTPUT)
+            if number >= 0:
+                return level, number
+        return None
 
     @property
     def outputs(self) -> Sequence[TaskOutput]:

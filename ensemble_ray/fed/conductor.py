@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError, message_of
 from ensemble_ray.execute.orders import TaskOrder
@@ -58,6 +58,7 @@ from ensemble_ray.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.kinds import Kinds
     from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.fed.bodies import FedBodies
@@ -87,7 +88,6 @@ class _ToldError(Exception):
 class FedParts:
     """What a conductor works with."""
 
-    machine: MapReduceMachine
     reader: ItemReader
     factories: FedFactories
     maker: TaskMaker
@@ -141,6 +141,7 @@ class MapReduceConductor:
         self._record = record
         self._is_direct = is_direct
         self._houses: FedHouses
+        self._machine: MapReduceMachine
         self._inbox: list[FedStimulus] = []
         self._woken = asyncio.Event()
         self._ended: EndFed | None = None
@@ -162,14 +163,18 @@ class MapReduceConductor:
 
     # The run.
 
-    async def conduct(self, houses: FedHouses) -> FedEnded:
+    async def conduct(self, houses: FedHouses, machine: MapReduceMachine) -> FedEnded:
         """Carry the run out to its end.
+
+        Args:
+            houses: Where its tasks are done; they deliver here.
+            machine: What decides; fresh.
 
         Raises:
             RecordError, StaleEpochError: the record cannot be written, or is somebody else's now.
             EnsembleError: the houses are gone.
         """
-        self._houses = houses
+        self._houses, self._machine = houses, machine
         houses.failed.add_done_callback(self._lost)
         clock = self._parts.clock
         started_at = clock.now()
@@ -181,7 +186,7 @@ class MapReduceConductor:
                 if self._broken is not None:
                     raise self._broken
                 told, self._inbox = self._inbox, []
-                self._carry_out(self._parts.machine.handle(*told) if told else ())
+                self._carry_out(self._machine.handle(*told) if told else ())
         finally:
             for job in self._jobs:
                 job.cancel()
@@ -290,7 +295,7 @@ class MapReduceConductor:
         now = self._parts.clock.now()
         for number, entry in enumerate(pulled.items, start=first):
             if isinstance(entry, RefusedItem):
-                index, item = entry.index, entry.text
+                index, item = entry.index, cast("object", entry.text)
                 refused.append(ItemRefused(at=now, number=number))
             else:
                 index, item = entry
@@ -298,9 +303,17 @@ class MapReduceConductor:
             self._items[number] = item
             digests.append(item_digest(item))
             if isinstance(entry, RefusedItem):
-                self._item_failed(number, entry.error, attempts=0)
+                self._refused(number, entry)
         await self._note_items(first, digests, is_exhausted=pulled.is_exhausted)
         self._tell(ItemsPulled(at=now, count=len(pulled.items), is_exhausted=pulled.is_exhausted), *refused)
+
+    def _refused(self, number: int, entry: RefusedItem) -> None:
+        """A line that is no item; its map has failed before it could begin (S-MR-125)."""
+        now = self._parts.clock.now()
+        failure = FedFailure(level=0, at=now, task_description=entry.text, agent_role="", error=entry.error)
+        if len(self._failures) < _MOST_FAILURES:
+            self._failures.append(failure)
+        self._item_failed(number, entry.error, attempts=0)
 
     async def _note_items(self, first: int, digests: Sequence[str], *, is_exhausted: bool) -> None:
         """Put the items' hashes on record, unless they are there; then they are compared (S-MR-162)."""
@@ -356,7 +369,7 @@ class MapReduceConductor:
                 return
             with self._losing([(0, number) for number in wanted]):
                 tasks = await self._parts.factories.maps([self._items[number] for number in wanted])
-                made = await self._parts.maker.ready(tasks, [self._key(0, number) for number in wanted])
+                made = await self._ready(tasks, [self._key(0, number) for number in wanted])
         kind = node_type(0, is_direct=self._is_direct)
         orders = [self._order(each, 0, number, kind) for number, each in zip(wanted, made, strict=True)]
         self._hand_out([order for order in orders if order is not None])
@@ -374,10 +387,19 @@ class MapReduceConductor:
             with self._losing([(level, number)]):
                 outputs = [self._parts.bodies.output(*each) for each in group.inputs]
                 task, wanted = await self._parts.factories.reduce(outputs)
-                (made,) = await self._parts.maker.ready([task], [key])
+                (made,) = await self._ready([task], [key])
         kind = node_type(level, is_final=group.is_final)
         order = self._order(made, level, number, kind, [outputs[position] for position in wanted])
         self._hand_out([] if order is None else [order])
+
+    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
+        """Make tasks ready, and put what was asked of a model for that on record."""
+        maker = self._parts.maker
+        try:
+            return await maker.ready(tasks, keys)
+        finally:
+            if asked := maker.taken_facts():
+                await self._append(*asked, until=Until.WRITTEN)
 
     @contextmanager
     def _losing(self, works: Sequence[tuple[int, int]]) -> Iterator[None]:

@@ -26,10 +26,11 @@ __all__ = ["ItemLog", "ItemStream"]
 class ItemLog:
     """Results of one run's items."""
 
-    def __init__(self, bodies: FedBodies, *, window: int) -> None:
-        """Begin with none; `window` results may wait for a reader."""
+    def __init__(self, bodies: FedBodies) -> None:
+        """Begin with none."""
         self._bodies = bodies
-        self._window = window
+        #: how many results may wait for a reader
+        self.window = 1
         #: what came, in order: number of a completed map, or the place of a failure as -1 - place
         self._came = array("q")
         #: index of each completed map, in the same order
@@ -39,6 +40,7 @@ class ItemLog:
         self._changed = asyncio.Condition()
         self._readers: dict[int, int] = {}
         self._is_over = False
+        self._waking: asyncio.Task[None] | None = None
 
     # What comes in, on the library's loop.
 
@@ -76,13 +78,14 @@ class ItemLog:
             await self._changed.wait_for(self._is_caught_up)
 
     def _is_caught_up(self) -> bool:
-        return all(len(self._came) - cursor < self._window for cursor in self._readers.values())
+        return all(len(self._came) - cursor < self.window for cursor in self._readers.values())
 
     def _tell(self) -> None:
-        if self._readers:
+        if self._readers and self._waking is None:
             self._waking = asyncio.get_running_loop().create_task(self._wake())
 
     async def _wake(self) -> None:
+        self._waking = None
         async with self._changed:
             self._changed.notify_all()
 

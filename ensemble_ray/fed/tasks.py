@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.task import Task
+    from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
 
 __all__ = ["MadeTask", "TaskMaker"]
@@ -53,18 +54,20 @@ class TaskMaker:
         rules: EnsembleDefinition,
         inputs: Mapping[str, str],
         *,
-        recorded: Callable[[str, ChatModel], ChatModel] | None = None,
+        recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
     ) -> None:
         """Make one.
 
         Args:
             rules: An ensemble without tasks: what all tasks of the run are held to. Its model is limited already.
             inputs: Values of the variables in their texts.
-            recorded: Dresses a synthesizer's model such that its calls are recorded.
+            recorded: Dresses a synthesizer's model such that its calls are recorded under that effect name, by way of
+                that function (S-SET-46); None: they are not.
         """
         self._rules = rules
         self._inputs = inputs
         self._recorded = recorded
+        self._facts: list[Fact] = []
         self._told: set[str] = set()
 
     async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
@@ -79,7 +82,7 @@ class TaskMaker:
         for warning in validate(ensemble):
             self._warn(warning)
         resolved = ResolvedTasks(tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL)
-        made = await synthesize_agents(resolved, ensemble, recorded=self._recorded)
+        made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
         planned = plan_run(ensemble, resolved, made)
         return [
             MadeTask(
@@ -91,6 +94,14 @@ class TaskMaker:
             )
             for node in planned.plan.nodes
         ]
+
+    def taken_facts(self) -> list[Fact]:
+        """What is to be put on record of the model calls that made agents; given once."""
+        taken, self._facts = self._facts, []
+        return taken
+
+    def _dressed(self, name: str, model: ChatModel) -> ChatModel:
+        return model if self._recorded is None else self._recorded(name, model, self._facts.append)
 
     def _filled(self, task: Task) -> Task:
         """The task with its inputs filled in, and without its context, whose outputs travel with the order."""

@@ -33,6 +33,7 @@ __all__ = [
     "plan_run",
     "resolve_tasks",
     "task_keys",
+    "text_of",
     "tool_names",
 ]
 
@@ -82,7 +83,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
     Raises:
         PromptTemplateError: a variable has no value; told of the first such text in task order (S-TPL-12).
     """
-    merged = {str(name): _text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
+    merged = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
     tasks = tuple(definition.tasks)
     workflow = infer_workflow(definition)
     if definition.workflow is None:
@@ -325,6 +326,6 @@ def _as_it_travels(task: Task) -> Task:
     return task.rewritten(context=(), agent=None, llm=None, tools=())
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
     """An input as text (S-DOM-70); None is "" (S-TPL-4)."""
     return "" if value is None else str(value)

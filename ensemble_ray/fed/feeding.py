@@ -1,0 +1,139 @@
+"""What a definition means for the machine, the window and the reader of one fed run. Room: fed.
+
+In: a definition, and how many processes a kind of agents may get. Out: the machine's rules; the items, or the one item
+that stands for all of them where the short-circuit is taken (S-MR-80 to S-MR-83).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.map_reduce import MapReduceDefinition
+from ensemble_ray.definition.workflow import ParallelErrorStrategy
+from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
+from ensemble_ray.plan.map_reduce_tokens import input_tokens
+from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.threads import threads
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.items.pulling import Entry
+
+__all__ = ["opened", "rules_for_tasks", "rules_of", "window_of"]
+
+#: Tasks in flight per process where nothing limits them (S-MR-140).
+_PER_PROCESS = 256
+#: Where places are limited, so many more tasks wait in the processes: a place that becomes free is not to wait for a message.
+_AHEAD = 1.25
+#: Items pulled at a time while it is not known whether all of them fit the budget.
+_PROBE = 256
+
+
+def window_of(definition: MapDefinition, most_processes: int | None) -> int:
+    """How many tasks may be in flight (S-MR-140).
+
+    Args:
+        definition: What is to be run.
+        most_processes: How many processes a kind of agents may get; None: this one.
+    """
+    if definition.max_parallel_tasks is not None:
+        return definition.max_parallel_tasks
+    processes = definition.replicas or most_processes or 1
+    if most_processes is None:
+        processes = 1
+    if definition.max_concurrency is not None:
+        return math.ceil(definition.max_concurrency * processes * _AHEAD)
+    return _PER_PROCESS * processes
+
+
+def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapReduceRules:
+    """What the machine goes by."""
+    fails_on_item = definition.item_policy == "fail" or is_direct
+    fails_on_reduce = definition.parallel_error_strategy is ParallelErrorStrategy.FAIL_FAST
+    if is_direct or not isinstance(definition, MapReduceDefinition):
+        return MapReduceRules(
+            grouping=Grouping.NONE, window=window, fails_on_item=fails_on_item, fails_on_reduce=fails_on_reduce
+        )
+    is_adaptive = definition.is_adaptive
+    return MapReduceRules(
+        grouping=Grouping.BUDGET if is_adaptive else Grouping.CHUNK,
+        capacity=definition.capacity,
+        max_levels=definition.max_reduce_levels if is_adaptive else None,
+        is_pipelined=definition.is_pipelined,
+        is_ordered=definition.ordered,
+        window=window,
+        fails_on_item=fails_on_item,
+        fails_on_reduce=fails_on_reduce,
+    )
+
+
+def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
+    """The ensemble, without tasks, whose rules every task of the run is held to; one bucket limits its model."""
+    shared = {
+        name: getattr(definition, name)
+        for name in EnsembleDefinition.model_fields
+        if name in type(definition).model_fields
+    }
+    ensemble = EnsembleDefinition.model_construct(**shared)
+    model = definition.llm
+    if model is None or definition.rate_limit is None:
+        return ensemble
+    return ensemble.model_copy(update={"llm": limited(model, definition.rate_limit), "rate_limit": None})
+
+
+async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
+    """The reader of a run's items, and whether all of them are one task (S-MR-81).
+
+    Raises:
+        ValidationError: the items are an iterator that was consumed, or an estimator gave no text.
+        Exception: what the source or the estimator raised.
+    """
+    reader = definition.item_source.open()
+    if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
+        return reader, False
+    taken: list[Entry] = []
+    total, is_exhausted = 0, False
+    while not is_exhausted and total <= definition.budget:
+        try:
+            pulled = await reader.next(_PROBE)
+        except BaseException:
+            await reader.close()
+            raise
+        taken.extend(pulled.items)
+        is_exhausted = pulled.is_exhausted
+        if any(isinstance(entry, RefusedItem) for entry in pulled.items):
+            return _Again(taken, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
+        items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
+        total += await threads.run(_tokens, definition, items)
+    if total > definition.budget or not taken:
+        return _Again(taken, reader, is_exhausted=is_exhausted), False
+    await reader.close()
+    return ListReader([[entry[1] for entry in taken if not isinstance(entry, RefusedItem)]]), True
+
+
+def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
+    return sum(input_tokens(definition, item) for item in items)
+
+
+class _Again:
+    """A reader that first gives what was read already."""
+
+    def __init__(self, taken: Sequence[Entry], rest: ItemReader, *, is_exhausted: bool) -> None:
+        self._taken = list(reversed(taken))
+        self._rest = rest
+        self._is_exhausted = is_exhausted
+
+    async def next(self, count: int) -> Pulled:
+        """The next entries."""
+        if not self._taken:
+            return Pulled((), is_exhausted=True) if self._is_exhausted else await self._rest.next(count)
+        given = [self._taken.pop() for _ in range(min(count, len(self._taken)))]
+        return Pulled(given, is_exhausted=self._is_exhausted and not self._taken)
+
+    async def close(self) -> None:
+        """Let the source go."""
+        await self._rest.close()

@@ -1,0 +1,136 @@
+"""What the record gives to a fed run that goes on, as its conductor asks it. Room: fed.
+
+In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. What is not
+found here, since its items were not on record yet, is found by the task's own house: nothing recorded is done again.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors_data import error_from
+from ensemble_ray.execute.recorded import as_mapping, typed_output
+from ensemble_ray.fed.bodies import node_type
+from ensemble_ray.items.spool import Spool
+from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
+from ensemble_ray.trace import TaskTrace
+
+if TYPE_CHECKING:
+    from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.schedule.map_reduce_words import StartReduce
+
+__all__ = ["RecoveredRun"]
+
+
+class RecoveredRun:
+    """A recorded fed run. Fulfils `FedRecord`."""
+
+    def __init__(self, bodies: FedBodies) -> None:
+        """Make one; `read` fills it."""
+        self._bodies = bodies
+        self._failures = Spool()
+        self._slots: dict[tuple[int, int], int] = {}
+        self.facts = FedRecovered(self._keep, self._keep_failure)
+
+    async def read(self, store: RunStore, run_id: str, kinds: Sequence[str]) -> None:
+        """Take all that is recorded.
+
+        Raises:
+            RecordError: the record is damaged.
+        """
+        async for page in store.read(run_id, kinds=kinds):
+            self.facts.take(page)
+
+    def _keep(self, key: str, data: Mapping[str, object]) -> None:
+        place = self._place(key)
+        if place is not None:
+            kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
+            self._bodies.keep(*place, typed_output(data, _type_of(data)), kind)
+
+    def _keep_failure(self, key: str, data: Mapping[str, object]) -> None:
+        place = self._place(key)
+        if place is None:
+            return
+        told = {"error": data.get("error"), "error_type": data.get("error_type"), "message": data.get("message")}
+        self._slots[place] = self._failures.put(pickle.dumps({**told, "attempts": data.get("attempts")}))
+        trace = as_mapping(data.get("trace"))
+        found = TaskTrace.model_validate(trace) if trace else None
+        self._bodies.lose(*place, found, node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT))
+
+    def _place(self, key: str) -> tuple[int, int] | None:
+        """Level and number of a key, as the machine has them; None where the record does not tell."""
+        if key == DIRECT:
+            return 0, 0
+        if key == FINAL:
+            final = self.facts.groups.final
+            return None if final is None else (final.level, final.number)
+        work = work_of(key)
+        if work is None or work[0]:
+            return work
+        number = self.facts.items.number(work[1])
+        return None if number is None else (0, number)
+
+    def _key(self, level: int, number: int) -> str:
+        final = self.facts.groups.final
+        if final is not None and (final.level, final.number) == (level, number):
+            return FINAL
+        return reduce_key(level, number) if level else map_key(self.facts.items.index(number))
+
+    # FedRecord.
+
+    @property
+    def groups(self) -> Sequence[StartReduce]:
+        """Recorded groups, in their order."""
+        return self.facts.groups
+
+    def failure(self, level: int, number: int) -> tuple[BaseException, int] | None:
+        """Why a work failed that is not tried again, and its attempts."""
+        slot = self._slots.get((level, number))
+        if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
+            return None
+        data: Mapping[str, object] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
+        told = {"type": data.get("error_type"), "text": data.get("message")}
+        attempts = data.get("attempts")
+        return error_from(as_mapping(data.get("error")) or told), attempts if isinstance(attempts, int) else 0
+
+    def occurrence(self, level: int, number: int) -> int:
+        """Which attempt of the run at that work is the current one."""
+        if not level and number >= self.facts.items.count:
+            return 0
+        return int(self.facts.instance(self._key(level, number)).rpartition("#")[2])
+
+    def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
+        """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded."""
+        items = self.facts.items
+        known = max(0, min(len(indices), items.count - first))
+        for place in range(known):
+            index, digest = indices[place], digests[place]
+            recorded = items.digest(index) if items.index(first + place) == index else None
+            if recorded is None or (recorded and digest and recorded != digest):
+                raise ValidationError(
+                    f"items changed: item {index} is not what it was. Resume with the items that the run began with, or "
+                    "begin a new run"
+                )
+        return known
+
+    def check_end(self, count: int) -> None:
+        """Compare how many items there are."""
+        recorded = self.facts.items.count
+        if count < recorded:
+            raise ValidationError(
+                f"items changed: the run recorded {recorded} items, the source has {count}. Resume with the items that the "
+                "run began with, or begin a new run"
+            )
+
+
+def _type_of(data: Mapping[str, object]) -> type[object] | None:
+    """The type of a recorded output, where the program has its module already; records name types, they load none."""
+    module, _, name = str(data.get("output_type") or "").rpartition(".")
+    found: object = getattr(sys.modules.get(module), name, None)
+    return cast("type[object]", found) if isinstance(found, type) else None

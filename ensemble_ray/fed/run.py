@@ -1,0 +1,331 @@
+"""MapReduceRun: one fed run, seen from its caller. Room: fed.
+
+In: a definition, and what is chosen for one run. Out: the handle of `RunLife`, with results of items as they come. The run
+is owned by this process on every runtime, since its source and its factories are here (S-MR-161).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.definition.workflow import ParallelErrorStrategy
+from ensemble_ray.errors import RecordError, StaleEpochError, message_of
+from ensemble_ray.events import EnsembleStartedEvent
+from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.model_calls import RecordedModel
+from ensemble_ray.fed.bodies import FedBodies
+from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
+from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
+from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.item_log import ItemLog, ItemStream
+from ensemble_ray.fed.recovery import RecoveredRun
+from ensemble_ray.fed.result import FedFrame, assemble_fed
+from ensemble_ray.fed.tasks import TaskMaker
+from ensemble_ray.fed.watch import RunWatch
+from ensemble_ray.ids import RUN, new_run_id
+from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
+from ensemble_ray.items.dead_letters import DeadLetterFile
+from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.plan.map_reduce_tokens import estimate_tokens
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.planner import Planned, text_of
+from ensemble_ray.ports import Until
+from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.journal import ForgetfulJournal
+from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.map_reduce_fold import FED_KINDS
+from ensemble_ray.record.rerun import check_same
+from ensemble_ray.record.stores import store_at
+from ensemble_ray.run_frame import frame_of
+from ensemble_ray.run_life import RunLife
+from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.tools.tool import NoOpToolMetrics
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.fed.ports import FedEnded
+    from ensemble_ray.items.pulling import ItemReader
+    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.ports import ChatModel, Journal
+    from ensemble_ray.record.stores import OwnedRun
+    from ensemble_ray.run_handle import Resumption
+    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.trace import CaptureMode
+
+__all__ = ["MapReduceRun"]
+
+_log = logging.getLogger(__name__)
+
+
+class MapReduceRun(RunLife):
+    """A fed run that was started. Results come with `result()`, or item by item with `items()`."""
+
+    def __init__(
+        self,
+        definition: MapDefinition,
+        inputs: Mapping[str, object] | None = None,
+        *,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        origin: Origin | None = None,
+        resumption: Resumption | None = None,
+    ) -> None:
+        """Begin, or go on; `is_watched` says whether `events()` or `items()` will be asked."""
+        chosen = definition.with_options(options)
+        super().__init__(chosen, run_id=run_id or new_run_id(), runtime=runtime, is_watched=is_watched)
+        self._definition = chosen
+        self._inputs = {str(name): text_of(value) for name, value in {**chosen.inputs, **(inputs or {})}.items()}
+        self._options = options
+        self._origin = origin or Origin()
+        self._resumption = resumption
+        self._is_named = run_id is not None
+        self._bodies = FedBodies(keeps_items=is_watched)
+        self._items = ItemLog(self._bodies)
+        self._conductor: MapReduceConductor | None = None
+        self._has_warned = False
+        self._clock = SystemClock()
+        self._begin()
+
+    @property
+    def recorded_tasks(self) -> int:
+        """How many tasks had recorded outputs when the run went on; none when it begins."""
+        return 0 if self._resumption is None else self._resumption.recorded_tasks
+
+    def items(self) -> ItemStream:
+        """What came of each item, in the order in which it came, the past ones first (S-MR-131)."""
+        return self._items.stream()
+
+    async def _stop(self) -> None:
+        if self._conductor is not None:
+            self._conductor.cancel()
+
+    # On the library's loop.
+
+    async def _run(self) -> EnsembleOutput:
+        try:
+            return await self._done()
+        finally:
+            self._items.close()
+
+    async def _done(self) -> EnsembleOutput:
+        definition = self._definition
+        mode = effective_capture_mode(definition.capture_mode)
+        header = self._header(mode)
+        if self._resumption is not None and not self._resumption.allows_changes:
+            check_same(self.id, self._resumption.header, header, doing="resume")
+        count = definition.item_source.count
+        _log.info("Run started: workflow %s, %s items", definition.shown_workflow, "some" if count is None else count)
+        self.emit(
+            EnsembleStartedEvent(
+                run_id=self.id, ensemble_id=self.id, workflow=definition.shown_workflow, total_tasks=count or 0
+            )
+        )
+        self._state = RunState.RUNNING
+        owned = await self._owned()
+        state = RunState.FAILED
+        try:
+            ended = await self._conducted(owned, header, mode)
+            state = ended.ending.state
+            await self._note_end(owned, ended)
+        except (RecordError, StaleEpochError):
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
+        finally:
+            if owned is not None:
+                await owned.close(state)
+        self._state = state
+        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
+        frame = FedFrame(
+            run_id=self.id,
+            workflow=definition.shown_workflow,
+            inputs=self._inputs,
+            capture_mode=mode,
+            trace_id=next((str(found) for found in trace_ids if found is not None), None),
+            goes_on=definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR,
+        )
+        collects = definition.item_policy == "collect"
+        output = assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
+        await self._finish(output, mode)
+        return output
+
+    async def _owned(self) -> OwnedRun | None:
+        definition, resumption = self._definition, self._resumption
+        if definition.durability is Durability.OFF:
+            return None
+        return await own_run(
+            store_at(self._runtime.store_address),
+            self.id,
+            origin=self._origin.place,
+            durability=definition.durability,
+            is_resumed=resumption is not None,
+            takes_over=resumption is not None and resumption.takes_over,
+            reads_earlier=False,
+        )
+
+    async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> FedEnded:
+        """Everything between the beginning of the record and its end."""
+        record = await self._recovered()
+        journal = ForgetfulJournal(self.id) if owned is None else owned.journal
+        epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
+        kind, data = ("plan", {**header, "started_at": now}) if record is None else ("resume", {"is_restart": False})
+        first = Fact(run=self.id, kind=kind, name=RUN, at=now, data=data, epoch=epoch)
+        await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
+        async with contextlib.AsyncExitStack() as stack:
+            reader, is_direct = await opened(self._definition)
+            stack.push_async_callback(reader.close)
+            watch = await self._watch()
+            stack.push_async_callback(watch.close)
+            parts = self._parts(reader, watch, journal, is_direct=is_direct)
+            conductor = MapReduceConductor(parts, run_id=self.id, epoch=epoch, record=record, is_direct=is_direct)
+            watch.on_error = conductor.break_off
+            houses = await self._runtime.feed(self._request(conductor, mode, journal))
+            stack.push_async_callback(houses.close)
+            self._items.window = window = window_of(self._definition, houses.most_processes)
+            rules = rules_of(self._definition, window=window, is_direct=is_direct)
+            self._conductor = conductor
+            if owned is not None:
+                stack.callback(
+                    asyncio.get_running_loop().create_task(watch_for_cancel(owned, _Cancelling(self))).cancel
+                )
+            if self._is_cancelling:
+                conductor.cancel()
+            return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+
+    async def _recovered(self) -> RecoveredRun | None:
+        """What is recorded of a run that goes on."""
+        if self._resumption is None:
+            return None
+        record = RecoveredRun(self._bodies)
+        await record.read(store_at(self._runtime.store_address), self.id, FED_KINDS)
+        record.facts.go_on()
+        return record
+
+    async def _watch(self) -> RunWatch:
+        """The files that the run writes, open."""
+        definition, is_resumed = self._definition, self._resumption is not None
+        letters = results = None
+        if definition.results is not None:
+            results = await ResultsFile.open(definition.results, is_resumed=is_resumed)
+        if definition.dead_letters is not None:
+            letters = await DeadLetterFile.open(definition.dead_letters, run_id=self.id, is_resumed=is_resumed)
+        return RunWatch(self._items, results=results, letters=letters)
+
+    def _parts(self, reader: ItemReader, watch: RunWatch, journal: Journal, *, is_direct: bool) -> FedParts:
+        definition = self._definition
+        reduced = definition if isinstance(definition, MapReduceDefinition) else None
+        return FedParts(
+            reader=reader,
+            factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
+            maker=TaskMaker(rules_for_tasks(definition), self._inputs, recorded=self._recorded),
+            kinds=Kinds(),
+            bodies=self._bodies,
+            watch=watch,
+            journal=journal,
+            clock=self._clock,
+            capacity=0 if reduced is None else reduced.capacity,
+            weigh=self._weighed if reduced is not None and reduced.is_adaptive else _nothing,
+        )
+
+    def _request(self, conductor: MapReduceConductor, mode: CaptureMode, journal: Journal) -> FeedRequest:
+        definition = self._definition
+        planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
+        frame = frame_of(
+            rules_for_tasks(definition),
+            planned,
+            run_id=self.id,
+            interest=self._delivery.interest | self._events.interest,
+            capture_mode=mode,
+            log_fields=self._fields,
+        )
+        return FeedRequest(
+            run_id=self.id,
+            frame=replace(frame, total_tasks=definition.item_source.count or 0),
+            events=self,
+            tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
+            on_unknown=definition.on_unknown,
+            journal=journal,
+            store=None if definition.durability is Durability.OFF else self._runtime.store_address,
+            deliver=conductor.deliver,
+        )
+
+    async def _note_end(self, owned: OwnedRun | None, ended: FedEnded) -> None:
+        """Put the end on record."""
+        if owned is None:
+            return
+        errors = [
+            {"key": "", "error_type": type(failure.error).__name__, "message": message_of(failure.error)}
+            for failure in ended.failures
+        ]
+        ending = ended.ending
+        data = {
+            "state": ending.state.value,
+            "exit_reason": ending.exit_reason.value,
+            "failure": ending.failure,
+            "errors": errors,
+        }
+        last = Fact(run=self.id, kind="end", name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
+        await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)
+
+    def _weighed(self, output: TaskOutput) -> int:
+        """Tokens of an output; that they were guessed is said once."""
+        tokens, warning = estimate_tokens(output, cast("MapReduceDefinition", self._definition))
+        if warning is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning("%s. This is said once per run", warning)
+        return tokens
+
+    def _recorded(self, name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
+        """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
+        answers = {} if self._resumption is None else self._resumption.answers
+        return RecordedModel(model, self.id, name, note, known=answers.get(name, ()))
+
+    def _header(self, mode: CaptureMode) -> dict[str, object]:
+        """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
+        definition = self._definition
+        data = fed_run_data(
+            definition,
+            workflow=definition.shown_workflow,
+            inputs=self._inputs,
+            items=definition.item_source.identity,
+        )
+        options = {} if self._options is None else self._options.model_dump(mode="json", exclude_none=True)
+        return {
+            **data,
+            "ensemble_id": self.id,
+            "options": options,
+            "origin": self._origin.place,
+            "overrides": dict(self._origin.overrides),
+            "runtime": self._runtime.name,
+            "capture_mode": mode.value,
+        }
+
+
+class _Cancelling:
+    """A run as `watch_for_cancel` sees it."""
+
+    def __init__(self, run: MapReduceRun) -> None:
+        self._run = run
+
+    @property
+    def run_id(self) -> str:
+        return self._run.id
+
+    async def cancel(self) -> None:
+        await self._run.acancel()
+
+
+def _nothing(output: TaskOutput) -> int:  # noqa: ARG001  groups of a fixed size weigh nothing
+    return 0

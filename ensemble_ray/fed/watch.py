@@ -1,0 +1,90 @@
+"""RunWatch: brings what came of items to files and readers, beside the run. Room: fed.
+
+In: completions and failures, on the library's loop. Out: rows, dead letters, results. Rules: files are written in batches,
+by one task; a file that is slow holds the pull of further items back; one that cannot be written ends the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ensemble_ray.outputs import FailedItem, ItemResult
+
+if TYPE_CHECKING:
+    from ensemble_ray.fed.item_log import ItemLog
+    from ensemble_ray.items.dead_letters import DeadLetterFile
+    from ensemble_ray.items.results import ResultsFile
+    from ensemble_ray.outputs import TaskOutput
+
+__all__ = ["RunWatch"]
+
+#: Rows that may wait for a file before items are held back.
+_MOST_WAITING = 1024
+
+
+class RunWatch:
+    """What hears of one run's items. Fulfils `FedWatch`."""
+
+    def __init__(self, log: ItemLog, *, results: ResultsFile | None, letters: DeadLetterFile | None) -> None:
+        """Make one over open files."""
+        self._log = log
+        self._results = results
+        self._letters = letters
+        self._waiting: list[ItemResult | FailedItem] = []
+        self._writing: asyncio.Task[None] | None = None
+        #: told that a file cannot be written
+        self.on_error: Callable[[BaseException], None] = lambda _: None
+
+    async def ready(self) -> None:
+        """Return when more results may come."""
+        await self._log.ready()
+        while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
+            await asyncio.wait([self._writing])
+
+    def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
+        """An item has its output."""
+        self._log.completed(number, index)
+        if self._results is not None and index not in self._results:
+            self._write(ItemResult(index=index, item=item, output=output))
+
+    def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
+        """An item has none."""
+        failed = self._log.failed(index, item, error, attempts)
+        if self._letters is not None:
+            self._write(failed)
+
+    def _write(self, what: ItemResult | FailedItem) -> None:
+        self._waiting.append(what)
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().create_task(self._written())
+
+    async def _written(self) -> None:
+        try:
+            while self._waiting:
+                taken, self._waiting = self._waiting, []
+                rows = [each for each in taken if isinstance(each, ItemResult)]
+                lost = [each for each in taken if isinstance(each, FailedItem)]
+                if rows and self._results is not None:
+                    await self._results.write(rows)
+                if lost and self._letters is not None:
+                    await self._letters.write(lost)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must hear of it
+            self.on_error(error)
+        finally:
+            self._writing = None
+
+    async def close(self) -> None:
+        """Write what waits, then complete the files; a run that goes on later goes on with them.
+
+        Raises:
+            RecordError: they cannot be written.
+        """
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+        if self._results is not None:
+            await self._results.close()
+        if self._letters is not None:
+            await self._letters.close()
+        self._log.close()
