@@ -8,8 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import cast
 
@@ -25,14 +26,16 @@ from ensemble_ray.tools.outcome import ToolOutcome
 from ensemble_ray.tools.registry import resolve_tools
 
 
+@cache
+def _local_pool() -> LokyCpuPool:
+    """One for all tests: what one of them does to it, the next ones find mended, and processes need not start anew."""
+    return LokyCpuPool(workers=2)
+
+
 @asynccontextmanager
 async def loky_pool() -> AsyncIterator[CpuPool]:
     """Two processes of this machine."""
-    pool = LokyCpuPool(workers=2)
-    try:
-        yield pool
-    finally:
-        pool.close()
+    yield _local_pool()
 
 
 @asynccontextmanager
@@ -46,6 +49,13 @@ async def ray_pool() -> AsyncIterator[CpuPool]:
 
 #: Name -> what opens an adapter with room for two calls at once. Those named `ray` find the shared cluster running.
 ADAPTERS: dict[str, Callable[[], AbstractAsyncContextManager[CpuPool]]] = {"loky": loky_pool, "ray": ray_pool}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def local_processes() -> Iterator[None]:
+    """They end with the last test."""
+    yield
+    _local_pool().close()
 
 
 @pytest.fixture(params=sorted(ADAPTERS))
