@@ -102,23 +102,15 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tupl
     import asyncio
 
     from ensemble_ray.errors import RecordError
-    from ensemble_ray.ids import delegating_call
-    from ensemble_ray.record.task_fold import as_mapping, as_sequence
+    from ensemble_ray.record.progress import tasks_done
 
     readers = asyncio.Semaphore(_READERS)
 
     async def count(run: RunSummary) -> tuple[int | None, int | None]:
         async with readers:
             try:
-                facts = await store.facts(run.run_id)
+                return await tasks_done(store, run.run_id)
             except RecordError:  # `trace` tells; a list shows what there is
                 return None, None
-        total = next(
-            (len(as_sequence(as_mapping(fact.data.get("plan")).get("nodes"))) for fact in facts if fact.kind == "plan"),
-            0,
-        )
-        # Work that was handed on has outputs of its own, and is no task of the plan.
-        done = {fact.name for fact in facts if fact.kind == "output" and delegating_call(fact.name) is None}
-        return len(done), total
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

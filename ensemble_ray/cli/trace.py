@@ -10,13 +10,25 @@ from ensemble_ray.cli.records import as_data, no_runs, own_store, where
 from ensemble_ray.cli.terminal import FINE, say, show
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.stores import RunSummary
-    from ensemble_ray.trace import ExecutionTrace
+    from collections.abc import Sequence
+
+    from ensemble_ray.messages import Fact
+    from ensemble_ray.record.map_reduce_view import FedView
+    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.tree import TreeRow
 
 __all__ = ["trace"]
 
 _LISTED = 20
-_STYLES = {"run": "bold", "task": "cyan", "model": "", "tool": "magenta", "answer": "dim", "error": "red"}
+_STYLES = {
+    "run": "bold",
+    "level": "bold cyan",
+    "task": "cyan",
+    "model": "",
+    "tool": "magenta",
+    "answer": "dim",
+    "error": "red",
+}
 
 
 def trace(
@@ -26,17 +38,23 @@ def trace(
             metavar="[RUN]", help="A run's id or the beginning of it, or 'latest'. Without: the newest runs."
         ),
     ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only that task, such as map-17 of a map-reduce.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
 ) -> int:
     """Show a recorded run as a tree.
 
-    With times, tokens and tool calls; also a run that is running or was interrupted.
+    With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
+    while it runs is shown by its levels.
     """
     import json
 
     from ensemble_ray.errors import RecordError
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
+    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.tree import tree_rows
 
     store = own_store()
     if run is None:
@@ -47,15 +65,54 @@ def trace(
             _list(runs)
         return FINE
     named = run_blocking(store.find(run))
-    facts = run_blocking(store.facts(named.run_id))
+    if task is None and run_blocking(read_head(store, named.run_id)).is_fed:
+        view = run_blocking(_view(store, named.run_id))
+        if as_json:
+            show(json.dumps(view.data(), indent=2))
+        else:
+            _print_tree(tuple(view.rows()))
+        return FINE
+    facts = run_blocking(store.facts(named.run_id) if task is None else _of_task(store, named.run_id, task))
     if not facts:
         raise RecordError(f"Run '{named.run_id}' has recorded nothing in {named.place}", named.place)
     found = fold_trace(facts)
     if as_json:
         show(found.to_json())
     else:
-        _print_tree(found)
+        _print_tree(tree_rows(found))
     return FINE
+
+
+async def _view(store: RunStore, run_id: str) -> FedView:
+    """A fed run as its record tells of it."""
+    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+
+    view = FedView(run_id)
+    async for page in store.read(run_id, kinds=VIEW_KINDS):
+        view.take(page)
+    return view
+
+
+async def _of_task(store: RunStore, run_id: str, task: str) -> list[Fact]:
+    """The facts of the run as a whole, and of one task with what it handed on.
+
+    Raises:
+        ValidationError: nothing is recorded of such a task.
+    """
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.ids import RUN, task_instance
+
+    facts: list[Fact] = []
+    is_known = False
+    async for page in store.read(run_id):
+        for fact in page:
+            key = task_instance(fact.name).rpartition("#")[0]
+            if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
+                facts.append(fact)
+                is_known |= key == task
+    if not is_known:
+        raise ValidationError(f"Run '{run_id}' has recorded nothing of a task '{task}'")
+    return facts
 
 
 def _list(runs: list[RunSummary]) -> None:
@@ -70,12 +127,12 @@ def _list(runs: list[RunSummary]) -> None:
         say(f"and {len(runs) - _LISTED} older ones in {where()}")
 
 
-def _print_tree(found: ExecutionTrace) -> None:
+def _print_tree(rows: Sequence[TreeRow]) -> None:
     import sys
 
-    from ensemble_ray.record.tree import render_tree, tree_rows
+    from ensemble_ray.record.tree import render_rows
 
-    text = render_tree(found)
+    text = render_rows(rows)
     if not sys.stdout.isatty():
         show(text)
         return
@@ -83,5 +140,5 @@ def _print_tree(found: ExecutionTrace) -> None:
     from rich.text import Text
 
     console = Console(highlight=False, soft_wrap=True)
-    for row, line in zip(tree_rows(found), text.split("\n"), strict=True):
+    for row, line in zip(rows, text.split("\n"), strict=True):
         console.print(Text(line, style="bold red" if row.is_bad else _STYLES[row.kind]))

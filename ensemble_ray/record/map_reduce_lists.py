@@ -151,6 +151,11 @@ class RecordedGroups(Sequence[StartReduce]):
         self._known: dict[int, Codes] = {}
 
     @property
+    def counts(self) -> Mapping[int, int]:
+        """How many there are, by level."""
+        return {level: known.count(1) for level, known in self._known.items()}
+
+    @property
     def final(self) -> StartReduce | None:
         """The final reduce, if it is recorded."""
         return None if self._final is None else self[self._final]

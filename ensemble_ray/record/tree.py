@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
+from ensemble_ray.record.level_tallies import LevelTally, level_tallies
 from ensemble_ray.trace import (
     DelegationTrace,
     ErrorTrace,
@@ -22,8 +23,20 @@ from ensemble_ray.trace import (
     ToolCallTrace,
 )
 
-__all__ = ["TreeRow", "render_tree", "tree_rows"]
+__all__ = [
+    "TreeRow",
+    "count_told",
+    "level_row",
+    "one_line",
+    "render_rows",
+    "render_tree",
+    "seconds_told",
+    "tokens_told",
+    "tree_rows",
+]
 
+#: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.
+_MOST_TASKS = 100
 #: Longest text of a row's title and of a quoted answer, characters.
 _TITLE = 72
 _QUOTE = 100
@@ -31,7 +44,7 @@ _QUOTE = 100
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
-RowKind = Literal["run", "task", "model", "tool", "answer", "error"]
+RowKind = Literal["run", "level", "task", "model", "tool", "answer", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,35 +68,34 @@ def tree_rows(trace: ExecutionTrace) -> tuple[TreeRow, ...]:
 
 def render_tree(trace: ExecutionTrace) -> str:
     """The tree as text, one row per line, no line feed at the end."""
-    rows = tree_rows(trace)
+    return render_rows(tree_rows(trace))
+
+
+def render_rows(rows: Sequence[TreeRow]) -> str:
+    """Rows of a tree as text, one per line, no line feed at the end."""
     lines: list[str] = []
-    for position, row in enumerate(rows):
-        text = "  ".join((row.title, *(f"[{detail}]" for detail in row.details)))
-        lines.append(_branches(rows, position) + text)
+    for row, branches in zip(rows, _branches(rows), strict=True):
+        lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
     return "\n".join(lines)
 
 
-def _branches(rows: Sequence[TreeRow], position: int) -> str:
-    """What stands before a row: for each depth, whether something of that depth is still to come."""
-    row = rows[position]
-    parts = [("├─ " if _goes_on(rows, position, row.depth) else "└─ ")] if row.depth else []
-    parts += ["│  " if _goes_on(rows, position, depth) else "   " for depth in range(row.depth - 1, 0, -1)]
-    return "".join(reversed(parts))
-
-
-def _goes_on(rows: Sequence[TreeRow], position: int, depth: int) -> bool:
-    """Whether a later row of that depth belongs to the same parent."""
-    for later in rows[position + 1 :]:
-        if later.depth < depth:
-            return False
-        if later.depth == depth:
-            return True
-    return False
+def _branches(rows: Sequence[TreeRow]) -> list[str]:
+    """What stands before each row: for each depth, whether something of that depth is still to come."""
+    found: list[str] = []
+    #: depths of which a later row belongs to the same parent
+    to_come: set[int] = set()
+    for row in reversed(rows):
+        parts = ["│  " if depth in to_come else "   " for depth in range(1, row.depth)]
+        if row.depth:
+            parts.append("├─ " if row.depth in to_come else "└─ ")
+        found.append("".join(parts))
+        to_come = {depth for depth in to_come if depth < row.depth} | {row.depth}
+    return found[::-1]
 
 
 def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
     named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
-    ensemble_id, workflow, state = (_one_line(text, _TITLE) for text in named)
+    ensemble_id, workflow, state = (one_line(text, _TITLE) for text in named)
     yield TreeRow(
         depth=0,
         kind="run",
@@ -92,23 +104,53 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
         is_bad=bool(trace.errors),
     )
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
+    if trace.map_reduce_levels:
+        tallies = level_tallies(trace, failed)
+        yield from map(level_row, tallies)
+        if sum(tally.total for tally in tallies) > _MOST_TASKS:
+            yield from _error_rows(trace.errors)
+            return
     for task in trace.task_traces:
         yield from _task_rows(task, is_failed=(task.agent_role, task.task_description) in failed)
-    for error in trace.errors:
+    yield from _error_rows(trace.errors)
+
+
+def level_row(tally: LevelTally) -> TreeRow:
+    """A level of a map-reduce."""
+    details = [f"{tally.done:,} of {count_told(tally.total, 'task')} done"]
+    if tally.failed:
+        details.append(f"{tally.failed:,} failed")
+    details.append(seconds_told(tally.duration))
+    if tally.model_calls:
+        details += [count_told(tally.model_calls, "model call"), tokens_told(tally.input_tokens, tally.output_tokens)]
+    if tally.uncounted:
+        details.append(f"tokens of {count_told(tally.uncounted, 'task')} unknown")
+    if tally.tool_calls:
+        details.append(count_told(tally.tool_calls, "tool call"))
+    title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
+    return TreeRow(depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed))
+
+
+def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
+    for error in errors[:_MOST_TASKS]:
         yield _error_row(error)
+    if len(errors) > _MOST_TASKS:
+        yield TreeRow(depth=1, kind="error", title=f"and {len(errors) - _MOST_TASKS:,} more errors", is_bad=True)
 
 
 def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     metrics, cost = trace.metrics, trace.total_cost_estimate
-    yield _seconds(trace.total_duration)
+    yield seconds_told(trace.total_duration)
     # The traces of a manager's workers stand beside its own, and are none of the run's tasks.
-    yield _count(min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task")
-    yield _count(metrics.total_llm_call_count, "model call")
-    yield _tokens(metrics.total_input_tokens, metrics.total_output_tokens)
+    yield count_told(
+        min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
+    )
+    yield count_told(metrics.total_llm_call_count, "model call")
+    yield tokens_told(metrics.total_input_tokens, metrics.total_output_tokens)
     if metrics.total_tool_calls:
-        yield _count(metrics.total_tool_calls, "tool call")
+        yield count_told(metrics.total_tool_calls, "tool call")
     if metrics.total_delegations:
-        yield _count(metrics.total_delegations, "delegation")
+        yield count_told(metrics.total_delegations, "delegation")
     if cost is not None:
         yield f"{cost.total_cost:f} {cost.currency}"
 
@@ -117,17 +159,20 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     """A task and what it did; `more` are details of work that was handed on."""
     metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [_seconds(task.duration), *more]
+    details = [seconds_told(task.duration), *more]
     if metrics.llm_call_count:
-        details += [_count(metrics.llm_call_count, "model call"), _tokens(metrics.input_tokens, metrics.output_tokens)]
+        details += [
+            count_told(metrics.llm_call_count, "model call"),
+            tokens_told(metrics.input_tokens, metrics.output_tokens),
+        ]
     if metrics.retry_count:
         details.append(f"{metrics.retry_count:,} made again")
     if metrics.tool_call_count:
-        details.append(_count(metrics.tool_call_count, "tool call"))
+        details.append(count_told(metrics.tool_call_count, "tool call"))
     if state:
-        details.append(_one_line(state, _TITLE))
-    role = _one_line(task.agent_role or "?", _TITLE)
-    title = f"{role}: {_one_line(task.task_description, _TITLE)}"
+        details.append(one_line(state, _TITLE))
+    role = one_line(task.agent_role or "?", _TITLE)
+    title = f"{role}: {one_line(task.task_description, _TITLE)}"
     yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
     left = deque(task.delegations)
     for interaction in task.llm_interactions:
@@ -135,7 +180,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     for delegation in left:  # of a turn that never came to its end
         yield from _delegation_rows(delegation, depth + 1)
     if task.final_output:
-        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {_one_line(task.final_output, _QUOTE)}")
+        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {one_line(task.final_output, _QUOTE)}")
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
@@ -145,7 +190,7 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         depth=depth,
         kind="model",
         title=f"model call {interaction.iteration_index + 1}: {what}",
-        details=(_seconds(interaction.latency), _tokens(interaction.input_tokens, interaction.output_tokens)),
+        details=(seconds_told(interaction.latency), tokens_told(interaction.input_tokens, interaction.output_tokens)),
     )
     for call in interaction.tool_calls:
         yield _tool_row(call, depth + 1)
@@ -163,8 +208,8 @@ def _delegation_rows(delegation: DelegationTrace, depth: int) -> Iterator[TreeRo
         yield replace(first, is_bad=not delegation.succeeded)
         yield from rows
         return
-    title = f"{_one_line(delegation.worker_role or '?', _TITLE)}: {_one_line(delegation.task_description, _TITLE)}"
-    details = (_seconds(delegation.duration), *told)
+    title = f"{one_line(delegation.worker_role or '?', _TITLE)}: {one_line(delegation.task_description, _TITLE)}"
+    details = (seconds_told(delegation.duration), *told)
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
 
@@ -172,19 +217,19 @@ def _tool_row(call: ToolCallTrace, depth: int) -> TreeRow:
     return TreeRow(
         depth=depth,
         kind="tool",
-        title=f"{_one_line(call.tool_name, _TITLE)}({_one_line(call.arguments, _TITLE)}) -> {_one_line(call.result, _QUOTE)}",
-        details=(_seconds(call.duration), call.outcome),
+        title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
+        details=(seconds_told(call.duration), call.outcome),
         is_bad=call.outcome != "success",
     )
 
 
 def _error_row(error: ErrorTrace) -> TreeRow:
-    where = _one_line(error.task_description, _TITLE)
-    title = f"{_one_line(error.error_type, _TITLE)}: {_one_line(error.message, _QUOTE)}"
+    where = one_line(error.task_description, _TITLE)
+    title = f"{one_line(error.error_type, _TITLE)}: {one_line(error.message, _QUOTE)}"
     return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
 
 
-def _one_line(text: str, length: int) -> str:
+def one_line(text: str, length: int) -> str:
     """A text on one line, without control characters, cut to a length."""
     # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
     words = " ".join(text[: 2 * length].split())
@@ -192,7 +237,8 @@ def _one_line(text: str, length: int) -> str:
     return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
 
 
-def _seconds(duration: timedelta) -> str:
+def seconds_told(duration: timedelta) -> str:
+    """A duration, as people read it."""
     seconds = duration.total_seconds()
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"
@@ -200,10 +246,12 @@ def _seconds(duration: timedelta) -> str:
     return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
 
 
-def _count(number: int, noun: str) -> str:
+def count_told(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _tokens(input_tokens: int, output_tokens: int) -> str:
+def tokens_told(input_tokens: int, output_tokens: int) -> str:
+    """Input and output tokens; `?` where they are not known."""
     known = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
     return f"{known[0]} + {known[1]} tokens"

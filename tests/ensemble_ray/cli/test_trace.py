@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from pathlib import Path
 
+from ensemble_ray.loop import run_blocking
+from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Until
+from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.ensemble_ray.cli.conftest import Call
+from tests.ensemble_ray.record.facts_of_fed_runs import begun as fed
+from tests.ensemble_ray.record.facts_of_fed_runs import pulled
+from tests.ensemble_ray.record.facts_of_runs import RUN, ended, fact, output
 
 INPUTS = ("-i", "topic=tides", "-i", "audience=children")
 
@@ -52,3 +62,36 @@ def test_the_nearest_is_named_when_a_run_is_unknown(call: Call, team: str) -> No
     called = call("trace", "mornign")
     assert called.code == 2
     assert "Nearest: [morning]" in called.said
+
+
+async def _record(facts: Sequence[Fact]) -> None:
+    """A run that recorded these facts."""
+    owned = await store_at(StoreAddress.of()).begin(RUN)
+    await owned.journal.append(facts, until=Until.WRITTEN)
+    await owned.close(RunState.COMPLETED)
+
+
+def test_a_fed_run_is_shown_by_its_levels(call: Call, folder: Path) -> None:
+    """S-MR-161: however many items it has; one task of it as a tree of its own, by its key."""
+    assert folder
+    given = output("Sum up", "short")
+    facts = [fed(), pulled(9), *(fact("output", f"map-{n}#0", 105.0, output=given) for n in range(9)), ended(106)]
+    run_blocking(_record(facts))
+    lines = call("trace", RUN).printed.splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("└─ level 0: map  [9 of 9 tasks done]")
+    assert json.loads(call("trace", RUN, "--json").printed)["items"] == 9
+    assert "9/9 tasks" in call("runs").printed
+    one = call("trace", RUN, "--task", "map-7").printed
+    assert "Reader: Sum up" in one
+    assert "[1 task]" in one.splitlines()[0]
+    unknown = call("trace", RUN, "--task", "map-70")
+    assert (unknown.code, "nothing of a task 'map-70'" in unknown.said) == (2, True)
+
+
+def test_one_task_is_shown_when_it_is_named(call: Call, team: str) -> None:
+    """Of any run."""
+    call("run", f"{team}:team", *INPUTS, "--run-id", "one")
+    printed = call("trace", "one", "--task", "facts").printed
+    assert "ebb and flow" in printed
+    assert "shout(" not in printed

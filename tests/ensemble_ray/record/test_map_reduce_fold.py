@@ -9,44 +9,12 @@ import pytest
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
-from ensemble_ray.record.map_reduce_data import FINAL, group_fact, item_digest, items_fact, reduce_key
+from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
 from ensemble_ray.schedule.map_reduce_words import StartReduce
 
+from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model
-
-DIGESTS = [item_digest(n) for n in range(10)]
-
-
-def begun(on_item_error: str = "fail", **rules: object) -> Fact:
-    """A fed run that began."""
-    plan = {"workflow": "map_reduce_adaptive", "on_item_error": on_item_error, **rules}
-    return fact("plan", "run", 100.0, plan=plan, items={"kind": "list"}, started_at=100.0)
-
-
-def pulled(count: int, first: int = 0) -> Fact:
-    """Items that follow each other."""
-    return items_fact(RUN, 101.0, indices=range(first, first + count), digests=DIGESTS[first : first + count])
-
-
-def done(instance: str, text: str = "ok") -> Fact:
-    """Work that completed."""
-    return fact("output", instance, 105.0, output={"raw": text})
-
-
-def failed(instance: str) -> Fact:
-    """Work that failed."""
-    return fact("task_failed", instance, 105.0, error_type="AgentExecutionError", message="no")
-
-
-def group(key: str, level: int, number: int, *inputs: str) -> Fact:
-    """What a reduce gets."""
-    return group_fact(RUN, 104.0, key=key, level=level, number=number, inputs=inputs)
-
-
-def resumed() -> Fact:
-    """Somebody went on with it."""
-    return fact("resume", "run", 110.0, is_restart=False)
 
 
 def fold(*facts: Fact) -> FedRecovered:

@@ -1,0 +1,97 @@
+"""How far the levels of a map-reduce are, in a few numbers each. Room: record. Pure.
+
+In: what became of tasks, one by one. Out: counts, tokens and times by level. Never: anything kept of a single task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ensemble_ray.metrics import TaskMetrics
+    from ensemble_ray.trace import ExecutionTrace
+
+__all__ = ["LevelTally", "level_tallies", "tally_data"]
+
+
+@dataclass(slots=True, kw_only=True)
+class LevelTally:
+    """One level so far."""
+
+    #: 0: the maps, or the direct task
+    level: int
+    #: `map`, `reduce`, `final-reduce` or `direct`
+    node_type: str
+    #: tasks that are known of
+    total: int = 0
+    done: int = 0
+    failed: int = 0
+    model_calls: int = 0
+    tool_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    #: tasks whose tokens the provider did not count
+    uncounted: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+
+    def add(self, metrics: TaskMetrics, started_at: datetime, ended_at: datetime) -> None:
+        """Add what a task cost, and when it was done."""
+        self.model_calls += metrics.llm_call_count
+        self.tool_calls += metrics.tool_call_count
+        self.input_tokens += max(metrics.input_tokens, 0)
+        self.output_tokens += max(metrics.output_tokens, 0)
+        self.uncounted += metrics.llm_call_count > 0 and min(metrics.input_tokens, metrics.output_tokens) < 0
+        self.started_at = started_at if self.started_at is None else min(started_at, self.started_at)
+        self.ended_at = ended_at if self.ended_at is None else max(ended_at, self.ended_at)
+
+    @property
+    def duration(self) -> timedelta:
+        """From the first start to the last end (S-MR-116)."""
+        if self.started_at is None or self.ended_at is None:
+            return timedelta()
+        return self.ended_at - self.started_at
+
+
+def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) -> list[LevelTally]:
+    """The levels of a trace whose tasks say where they stand.
+
+    Args:
+        trace: Of a map-reduce.
+        failed: Roles and descriptions of its failed tasks.
+    """
+    found: dict[int, LevelTally] = {}
+    for task in trace.task_traces:
+        level = task.map_reduce_level
+        if level is None:
+            continue
+        tally = found.setdefault(level, LevelTally(level=level, node_type=task.node_type or ""))
+        tally.total += 1
+        has_failed = (task.agent_role, task.task_description) in failed
+        tally.failed += has_failed
+        tally.done += not has_failed and "state" not in task.metadata
+        tally.add(task.metrics, task.started_at, task.completed_at)
+    return [found[level] for level in sorted(found)]
+
+
+def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
+    """Levels as JSON data."""
+    return [
+        {
+            "level": tally.level,
+            "node_type": tally.node_type,
+            "tasks": tally.total,
+            "done": tally.done,
+            "failed": tally.failed,
+            "model_calls": tally.model_calls,
+            "tool_calls": tally.tool_calls,
+            "input_tokens": tally.input_tokens,
+            "output_tokens": tally.output_tokens,
+            "uncounted_tasks": tally.uncounted,
+            "duration_s": tally.duration.total_seconds(),
+        }
+        for tally in tallies
+    ]

@@ -1,0 +1,39 @@
+"""Facts as fed runs record them; for the tests of what is folded of them and shown."""
+
+from ensemble_ray.messages import Fact
+from ensemble_ray.record.map_reduce_data import group_fact, item_digest, items_fact
+
+from .facts_of_runs import RUN, fact
+
+DIGESTS = [item_digest(n) for n in range(10)]
+
+
+def begun(on_item_error: str = "fail", **rules: object) -> Fact:
+    """A fed run that began."""
+    plan = {"workflow": "map_reduce_adaptive", "on_item_error": on_item_error, **rules}
+    return fact("plan", "run", 100.0, plan=plan, workflow="map_reduce_adaptive", items={"kind": "list"})
+
+
+def pulled(count: int, first: int = 0) -> Fact:
+    """Items that follow each other."""
+    return items_fact(RUN, 101.0, indices=range(first, first + count), digests=DIGESTS[first : first + count])
+
+
+def done(instance: str, text: str = "ok") -> Fact:
+    """Work that completed."""
+    return fact("output", instance, 105.0, output={"raw": text})
+
+
+def failed(instance: str) -> Fact:
+    """Work that failed."""
+    return fact("task_failed", instance, 105.0, error_type="AgentExecutionError", message="no")
+
+
+def group(key: str, level: int, number: int, *inputs: str) -> Fact:
+    """What a reduce gets."""
+    return group_fact(RUN, 104.0, key=key, level=level, number=number, inputs=inputs)
+
+
+def resumed() -> Fact:
+    """Somebody went on with it."""
+    return fact("resume", "run", 110.0, is_restart=False)
