@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from actors.accounts import shared_spending
 from actors.colleagues import RemoteColleagues
 from actors.endpoints import EndpointLine
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
@@ -56,7 +57,8 @@ class AgentActor:
         self._scheduler = existing("scheduler")
         self._host = TaskHost(SchedulerCourier(self._scheduler, house))
         process_endpoints().share = EndpointLine(self._scheduler, house).tell
-        self._limiter = LeasingLimiter(LimiterLine(), holder=house)
+        self._limiting = LimiterLine()
+        self._limiter = LeasingLimiter(self._limiting, holder=house)
         self._cpu = RayCpuPool(cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
         #: ways to the callables of runs
@@ -112,6 +114,7 @@ class AgentActor:
             callables=self._callables_of(frame.run_id, callables),
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=line),
             tool_metrics=ReportedToolMetrics(line) if line and frame.has_tool_metrics else NoOpToolMetrics(),
+            spending=shared_spending(frame, self._limiting, self._house),
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:

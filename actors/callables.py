@@ -6,9 +6,13 @@ It also runs the handler tasks themselves, since all they do is call one of thes
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
 
 from actors.agent import AgentActor, refuse
+from actors.fed_wire import MoreCallables, TaskCallables
 from actors.handles import as_bytes
 from actors.wire import load_callables
 from ensemble_ray.errors import ValidationError, message_of, portable
@@ -18,11 +22,67 @@ from ensemble_ray.threads import USER_ERRORS
 __all__ = ["CallableHost"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldTask:
+    """The callables of one task."""
+
+    handler: object
+    input_guardrails: tuple[object, ...]
+    output_guardrails: tuple[object, ...]
+
+
+class _HeldTasks(Mapping[str, _HeldTask]):
+    """Tasks of a run whose tasks are made while it goes on; what they share is one object (S-SET-31)."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, bytes] = {}
+        self._things: dict[str, object] = {}
+        self._tasks: dict[str, TaskCallables] = {}
+
+    def learn(self, more: MoreCallables) -> None:
+        """Take what is new, and forget what is needed no longer. What cannot be loaded is found when it is asked."""
+        for key in more.done_tasks:
+            self._tasks.pop(key, None)
+        for name in more.done_bodies:
+            self._bodies.pop(name, None)
+            self._things.pop(name, None)
+        for name, body in more.bodies.items():
+            self._bodies.setdefault(name, body)
+        self._tasks.update(more.tasks)
+
+    def __getitem__(self, key: str) -> _HeldTask:
+        callables = self._tasks[key]
+        return _HeldTask(
+            handler=self._loaded(callables.handler) if callables.handler else None,
+            input_guardrails=tuple(self._loaded(name) for name in callables.input_guardrails),
+            output_guardrails=tuple(self._loaded(name) for name in callables.output_guardrails),
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def _loaded(self, name: str) -> object:
+        if name not in self._things:
+            try:
+                self._things[name] = cast("object", pickle.loads(self._bodies[name]))  # noqa: S301  our own driver's bytes
+            except Exception as error:
+                raise ValidationError(
+                    f"A handler or guardrail cannot be loaded in a worker process: {message_of(error)}. "
+                    "Install the module it comes from on every node, or use runtime='inline'"
+                ) from error
+        return self._things[name]
+
+
 class CallableHost(AgentActor):
     """Hosts the callables of one run."""
 
     def __init__(self, house: str) -> None:
         super().__init__(house)
+        #: of runs whose tasks are made while they go on
+        self._fed: dict[str, _HeldTasks] = {}
         self._held: dict[str, asyncio.Future[LocalCallables]] = {}
 
     async def hold(self, run_id: str, body: bytes) -> None:
@@ -44,10 +104,15 @@ class CallableHost(AgentActor):
             refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
 
+    async def hold_more(self, run_id: str, more: MoreCallables) -> None:
+        """Take the callables of tasks that were made just now."""
+        if run_id not in self._fed:
+            tasks = self._fed[run_id] = _HeldTasks()
+            self._awaited(run_id).set_result(LocalCallables(tasks))
+        self._fed[run_id].learn(more)
+
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
         """Call one; gives `(value, None)` or `(None, error)` as bytes."""
-        import pickle
-
         try:
             # An agent's process may ask before the scheduler's message with the callables has come.
             held = await asyncio.shield(self._awaited(run_id))
@@ -58,6 +123,7 @@ class CallableHost(AgentActor):
 
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables."""
+        self._fed.pop(run_id, None)
         held = self._held.pop(run_id, None)
         if held is not None:
             held.cancel()

@@ -25,6 +25,7 @@ from ensemble_ray.trace import jsonable
 
 if TYPE_CHECKING:
     from actors.wire import WireReport
+    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
     from ensemble_ray.limits.desk import Message, Reply
 
 __all__ = [
@@ -315,7 +316,7 @@ class ReportedToolMetrics:
 
 
 class LimiterLine:
-    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`."""
+    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`, a `RemoteDesk` for `RemoteAccount`."""
 
     def __init__(self) -> None:
         self._actor: Any = None
@@ -326,14 +327,22 @@ class LimiterLine:
         Raises:
             ConnectionError: the limiter cannot be reached now.
         """
+        reply: Reply = await self._delivered("receive", message)
+        return reply
+
+    async def account(self, message: AccountMessage) -> AccountReply:
+        """`__call__` for messages about budgets."""
+        reply: AccountReply = await self._delivered("account", message)
+        return reply
+
+    async def _delivered(self, method: str, message: object) -> Any:
         try:
             if self._actor is None:
                 from actors.spawn import rate_limiter
 
                 self._actor = rate_limiter()
-            reply: Reply = await self._actor.receive.remote(message)
+            return await getattr(self._actor, method).remote(message)
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(f"the cluster's rate limiter cannot be reached: {error}") from error
         except ray.exceptions.RayTaskError as error:
             raise getattr(error, "cause", None) or IllegalStateError(str(error)) from None
-        return reply

@@ -28,7 +28,7 @@ from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
 from ensemble_ray.ids import instance_of
 
-__all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant"]
+__all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
 
 _log = logging.getLogger(__name__)
 #: Tasks that start together on one process and are sent one call each; more of them share one message, and their
@@ -147,7 +147,9 @@ class ProcessHouses:
         instance = instance_of(report.key)
         dispatch = self._handed_out.get(instance)
         if dispatch is not None and dispatch.order.epoch == report.epoch:
-            self._where[instance].busy.discard(instance)
+            process = self._where[instance]
+            process.busy.discard(instance)
+            process.kinds.pop(dispatch.order.agent_key or "", None)
             self.start([dispatch])
 
     def stop(self, instances: Sequence[str]) -> None:
@@ -157,9 +159,14 @@ class ProcessHouses:
         for process in {id(p): p for p in map(self._where.__getitem__, held)}.values():
             self._send(process, process.handle.stop.remote(self._run_id, held))
 
-    def end_stuck(self) -> None:
-        """End processes that still hold tasks which were stopped; those tasks are reported by their deaths."""
-        stuck = {id(p): p for name in self._stopped if (p := self._where.get(name)) is not None}
+    def end_stuck(self, instances: Iterable[str] | None = None) -> None:
+        """End processes that still hold tasks which were stopped; those tasks are reported by their deaths.
+
+        Args:
+            instances: Which tasks; None: all that were stopped.
+        """
+        names = self._stopped if instances is None else self._stopped.intersection(instances)
+        stuck = {id(p): p for name in names if (p := self._where.get(name)) is not None}
         for process in stuck.values():
             self._pool.lose(process, RuntimeError("ended, since it did not stop in time"))
 
@@ -316,7 +323,7 @@ class ProcessHouses:
             dispatch = self._handed_out[instance]
             cause = self._cause(dispatch, error)
             status: Literal["cancelled", "failed"] = "cancelled" if instance in self._stopped else "failed"
-            reports.append(_report(dispatch.order, status, cause))
+            reports.append(report_undone(dispatch.order, status, cause))
             if self._hub is not None and status == "failed":
                 events.append(pack_event(self._failed_event(dispatch, cause)))
         process.busy.difference_update(lost)
@@ -361,8 +368,8 @@ def _next(dispatch: Dispatch) -> Dispatch:
     return replace(dispatch, order=replace(order, epoch=order.epoch + REDISPATCH_STEP))
 
 
-def _report(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException) -> WireReport:
-    """The report of a task that its process cannot give."""
+def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
+    """The report of a task that no process can give."""
     now = time.time()
     result = TaskResult(
         key=order.key,
@@ -379,8 +386,8 @@ def _report(order: WireOrder, status: Literal["cancelled", "failed"], cause: Bas
         at=now,
         epoch=order.epoch,
         failure=cloudpickle.dumps(result),
-        error_type=type(cause).__name__,
-        message=message_of(cause),
+        error_type="" if cause is None else type(cause).__name__,
+        message="" if cause is None else message_of(cause),
     )
 
 

@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import ray
 import ray.exceptions
@@ -19,8 +19,10 @@ import ray.exceptions
 from actors import spawn
 from actors.connection import LOCAL, check_version, connection_id, join_or_start
 from actors.failures import last_line, ours
+from actors.kind_houses import most_replicas
 from actors.preflight import dump
 from actors.ray_run import RayRun
+from actors.remote_houses import RemoteHouses
 from actors.wire import AgentCargo, CallableCargo, RunPackage
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.loop import bridge, run_blocking
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.runtime import FeedRequest, RunRequest
 
 __all__ = ["RayRuntime"]
 
@@ -89,6 +91,30 @@ class RayRuntime:
             self._scheduler = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
         return run
+
+    async def feed(self, request: FeedRequest) -> RemoteHouses:
+        """Houses on the cluster for tasks that are made while their run goes on.
+
+        Raises:
+            RunExistsError: a run of that id is running there.
+            EnsembleError: the cluster cannot be reached.
+        """
+        keeps_warm = self._is_kept_warm()
+        try:
+            scheduler = await self._connected()
+            cluster = await threads.run(cast("Any", ray.cluster_resources))
+            houses = RemoteHouses(
+                request,
+                scheduler,
+                is_attended=_may_need_driver(request),
+                keeps_warm=keeps_warm or self._keeps_warm,
+                most_processes=most_replicas(cluster),
+            )
+            await houses.open()
+        except ray.exceptions.RayError as error:
+            self._scheduler = None  # the next run looks for it anew
+            raise ours(error, request.run_id) from None
+        return houses
 
     async def close(self) -> None:
         """End the agent processes that are kept for the next run; a cluster is left as it is."""
@@ -165,8 +191,11 @@ class RayRuntime:
             is_resumed=request.is_resumed,
             takes_over=request.takes_over,
             is_attended=_needs_driver(request),
-            keeps_warm=self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins()),
+            keeps_warm=self._is_kept_warm(),
         )
+
+    def _is_kept_warm(self) -> bool:
+        return self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins())
 
     def _joins(self) -> bool:
         return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())
@@ -208,6 +237,15 @@ def _needs_driver(request: RunRequest) -> bool:
     frame = request.frame
     asks = frame.on_unknown == OnUnknown.ASK
     return bool(frame.interest) or frame.has_tool_metrics or asks or _has_doubles(request.planned)
+
+
+def _may_need_driver(request: FeedRequest) -> bool:
+    """Whether this process must listen; scripted models may be made while the run goes on."""
+    import sys
+
+    frame = request.frame
+    asks = frame.on_unknown == OnUnknown.ASK
+    return bool(frame.interest) or frame.has_tool_metrics or asks or "ensemble_ray.testing.scripted" in sys.modules
 
 
 def _has_doubles(planned: Planned) -> bool:

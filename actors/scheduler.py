@@ -20,8 +20,11 @@ import ray
 import ray.exceptions
 
 from actors import spawn
+from actors.accounts import close_account
 from actors.agent import refuse
 from actors.failures import last_line
+from actors.fed_wire import FedBatch, FedPackage, FedPage
+from actors.feeds import Feeds
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
@@ -35,6 +38,7 @@ from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import OwnedRun, store_at
 
 __all__ = ["SchedulerActor"]
@@ -60,6 +64,8 @@ class SchedulerActor:
         freeze_modules()
         self._pool = ProcessPool()
         self._vault = Vault()
+        #: runs whose tasks their drivers make while they go on
+        self._feeds = Feeds(self._pool, default_max_actors)
         self._runs: dict[str, ScheduledRun] = {}
         self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
         self._recovering: asyncio.Task[None] | None = None
@@ -91,7 +97,7 @@ class SchedulerActor:
         """
         await self.recovered()
         begun = self._ended.get(package.run_id)
-        if begun is not None and not begun.done():
+        if (begun is not None and not begun.done()) or package.run_id in self._feeds:
             raise RunExistsError(f"Run '{package.run_id}' is running: wait for its end, or choose another run_id")
         hub = spawn.event_hub() if package.is_attended else None
         run = await self._begin(package, hub)
@@ -113,6 +119,8 @@ class SchedulerActor:
         run = self._runs.get(run_id)
         if run is not None:
             await run.report(reports)
+        else:
+            await self._feeds.report(run_id, reports)
 
     async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
         """Where an agent of a run lives, for another one that hands work to it: names and handles of its processes.
@@ -149,11 +157,50 @@ class SchedulerActor:
 
     async def states(self) -> dict[str, str]:
         """Runs that have not ended."""
-        return dict.fromkeys(self._runs, RunState.RUNNING.value)
+        return dict.fromkeys((*self._runs, *self._feeds.running), RunState.RUNNING.value)
 
     async def cool(self) -> None:
         """End the processes that are kept for the next run."""
         self._pool.cool()
+
+    # Runs whose tasks their drivers make while they go on; nothing of them outlives this process.
+
+    async def open_feed(self, package: FedPackage) -> Any:
+        """Be ready for the tasks of a run; gives the handle of the hub that has its events, None when nobody asked for any.
+
+        Raises:
+            RunExistsError: a run of that id is running.
+        """
+        await self.recovered()
+        if package.run_id in self._runs:
+            raise RunExistsError(f"Run '{package.run_id}' is running: wait for its end, or choose another run_id")
+        return await self._feeds.open(package)
+
+    async def feed(self, run_id: str, session: str, batch: FedBatch) -> bool:
+        """Take orders; False where that session is not known here, since this process was started anew."""
+        return self._feeds.feed(run_id, session, batch)
+
+    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> FedPage | None:
+        """What came of orders; None where that session is not known here.
+
+        Args:
+            run_id: The run's id.
+            session: The driver's opening of it.
+            cursor: How many entries the driver has had; they are forgotten here.
+            wait_s: Longest wait when there is nothing new.
+
+        Raises:
+            EnsembleError: another driver feeds the run now.
+        """
+        return await self._feeds.collect(run_id, session, cursor, wait_s)
+
+    async def stop_fed(self, run_id: str, session: str, instances: Sequence[str]) -> None:
+        """Stop tasks; each is still reported."""
+        self._feeds.stop(run_id, session, instances)
+
+    async def close_feed(self, run_id: str, session: str, *, keep: bool) -> None:
+        """Let the processes of a run go, to be kept for the next run where wanted."""
+        await self._feeds.close(run_id, session, keep=keep)
 
     async def _recover(self) -> None:
         for package in await self._vault.kept():
@@ -221,6 +268,8 @@ class ScheduledRun:
         vault: Vault,
         finished: asyncio.Future[Conducted[bytes, bytes]],
     ) -> None:
+        recorded = () if owned is None else owned.earlier
+        package = replace(package, frame=with_account(package.frame, (*recorded, *package.earlier)))
         self._package = package
         self._owned = owned
         self._vault = vault
@@ -323,6 +372,7 @@ class ScheduledRun:
                 if dropping is not None:
                     await asyncio.wait([dropping])
             finally:
+                close_account(self._package.frame)
                 if self._owned is not None:
                     await self._owned.close(state)
         return ended

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.callables import Callables
     from ensemble_ray.execute.delegations import Colleagues
     from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
 
 __all__ = ["Courier", "TaskHost"]
@@ -106,6 +107,7 @@ class TaskHost:
         callables: Callables,
         services: Services,
         tool_metrics: ToolMetrics,
+        spending: Spending | None = None,
         colleagues: Colleagues | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
@@ -119,6 +121,7 @@ class TaskHost:
             callables: The run's own.
             services: What tools and models of this process use.
             tool_metrics: Counts calls.
+            spending: What model calls of this process may spend; None: as much as they like.
             colleagues: Do what tasks of this process delegate; None: the agents that live here.
             flush: Returns when all that was published and told has arrived.
         """
@@ -129,6 +132,7 @@ class TaskHost:
             callables=callables,
             services=services,
             tool_metrics=tool_metrics,
+            spending=spending,
         )
         run_id = frame.run_id
 

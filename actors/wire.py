@@ -38,6 +38,7 @@ __all__ = [
     "load_agent",
     "load_callables",
     "pack_order",
+    "pack_output",
     "pack_recorded",
     "pack_result",
     "unpack_order",
@@ -203,6 +204,11 @@ def pack_order(order: TaskOrder) -> WireOrder:
         caller_role=order.caller_role,
         delegation_id=order.delegation_id,
     )
+
+
+def pack_output(output: TaskOutput) -> bytes:
+    """An output as bytes, for a task that is given it."""
+    return _dumps(output)
 
 
 def pack_result(result: TaskResult) -> WireReport:

@@ -17,10 +17,9 @@ from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, u
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.handler import TaskHandlerContext
 
-__all__ = ["Callables", "LocalCallables", "callable_path", "policy_name"]
+__all__ = ["Callables", "HasCallables", "LocalCallables", "callable_path", "policy_name"]
 
 
 def callable_path(key: str, kind: str, index: int = 0) -> str:
@@ -39,10 +38,29 @@ class Callables(Protocol):
         ...
 
 
+class HasCallables(Protocol):
+    """A task, as far as its callables go."""
+
+    @property
+    def handler(self) -> object:
+        """Does it; None: its agent does."""
+        ...
+
+    @property
+    def input_guardrails(self) -> Sequence[object]:
+        """Asked before anything else."""
+        ...
+
+    @property
+    def output_guardrails(self) -> Sequence[object]:
+        """Asked about the answer."""
+        ...
+
+
 class LocalCallables:
     """Callables of a run that live in this process."""
 
-    def __init__(self, tasks: Mapping[str, Task], policies: Sequence[object] = ()) -> None:
+    def __init__(self, tasks: Mapping[str, HasCallables], policies: Sequence[object] = ()) -> None:
         self._tasks = tasks
         self._policies = policies
 

@@ -1,0 +1,397 @@
+"""RemoteHouses: where a fed run's tasks are done on a cluster, seen from the driver, which conducts the run.
+
+In: orders as they are made. Out: their results, each once. Orders go to the scheduler in batches, results come back by
+one outstanding call that waits for them. A scheduler that was started anew is told of the run again and gets what is in
+flight again, under higher epochs (S-MR-164). Must never happen: an order without a result while the cluster lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.exceptions
+
+from actors.attendance import Attendance
+from actors.connection import Pulse
+from actors.failures import last_line, ours
+from actors.fed_packing import Packed, Packer
+from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
+from actors.process_houses import MOST_DEATHS
+from actors.wire import RunPlace, WireReport, unpack_report
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.execute.kinds import MOST_KINDS
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.ids import instance_of, new_object_id
+
+if TYPE_CHECKING:
+    from ensemble_ray.runtime import FeedRequest
+
+__all__ = ["RemoteHouses"]
+
+_log = logging.getLogger(__name__)
+#: A message to the scheduler has at most so many orders, and not many more bytes than that.
+_BATCH_ORDERS = 500
+_BATCH_BYTES = 1_000_000
+#: How long one call waits for results, s; also how often the scheduler hears that this driver lives.
+_COLLECT_S = 10.0
+#: Pauses before a scheduler that cannot be reached is asked again, s; the last one is repeated.
+_PAUSES_S = (0.2, 0.5, 1.0)
+#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.epochs`).
+_MOST_SESSIONS = 3
+
+
+class RemoteHouses:
+    """A fed run's houses on a cluster. Fulfils `FedHouses`."""
+
+    def __init__(
+        self, request: FeedRequest, scheduler: Any, *, is_attended: bool, keeps_warm: bool, most_processes: int
+    ) -> None:
+        """Make it; nothing is started before `open`.
+
+        Args:
+            request: The run.
+            scheduler: The cluster's.
+            is_attended: Whether somebody in the run may need this process.
+            keeps_warm: Whether its processes are kept for the next run.
+            most_processes: How many processes a kind of agents gets at most.
+        """
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._run_id = request.run_id
+        self._scheduler = scheduler
+        self._is_attended = is_attended
+        self._keeps_warm = keeps_warm
+        self._most_processes = most_processes
+        self._pulse = Pulse(request.run_id)
+        self._attendance = Attendance(request, self._pulse)
+        self._driver = new_object_id()
+        self._numbers = itertools.count(1)
+        #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
+        self._session = ""
+        self._batches = itertools.count(1)
+        self._cursor = 0
+        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._packer = Packer()
+        #: orders without a result, and in how many sessions that were lost
+        self._in_flight: dict[str, Packed] = {}
+        self._lost: dict[str, int] = {}
+        self._queue: list[str] = []
+        self._stopping: set[str] = set()
+        self._undelivered: list[TaskResult] = []
+        self._feeding: set[asyncio.Task[None]] = set()
+        self._jobs: set[asyncio.Task[None]] = set()
+        self._collecting: asyncio.Task[None] | None = None
+        #: whether the scheduler knows the present session
+        self._is_open = False
+        self._is_closed = False
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many processes a kind of agents gets at most where nobody says how many."""
+        return self._most_processes
+
+    async def open(self) -> None:
+        """Let the scheduler know of the run, and listen from now on.
+
+        Raises:
+            EnsembleError: a run of that id is running there, or the cluster cannot be reached.
+        """
+        hub = await self._open_session()
+        if hub is not None:
+            self._attendance.begin(hub)
+        self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits. One of which something cannot travel is delivered as failed (S-MR-106)."""
+        for order in orders:
+            try:
+                packed = self._packer.pack(order)
+            except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
+                self._tell(_result(order.key, order.instance, order.epoch, error))
+                continue
+            self._in_flight[order.instance] = packed
+            self._enqueue(order.instance)
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; each is still delivered."""
+        known = [name for name in instances if name in self._in_flight]
+        self._stopping.update(known)
+        queued = set(known).intersection(self._queue)
+        for name in queued:
+            self._cancelled(name)
+        rest = [name for name in known if name not in queued]
+        if rest:
+            self._in_background(self._stop(rest, self._session))
+
+    async def close(self) -> None:
+        """Let the processes go; events of what was delivered are handed on before it returns."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for job in (*self._feeding, *self._jobs, *filter(None, [self._collecting])):
+            job.cancel()
+        try:
+            if not self._pulse.is_gone:
+                keep = self._keeps_warm and not self.failed.done()
+                closed = self._scheduler.close_feed.remote(self._run_id, self._session, keep=keep)
+                await self._pulse.given(closed)
+        except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with it
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self._run_id, last_line(error))
+        finally:
+            await self._attendance.leave()
+
+    # Orders.
+
+    def _enqueue(self, instance: str) -> None:
+        self._queue.append(instance)
+        if len(self._queue) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send everything that was given in this turn of the loop; while no session is open it waits for one."""
+        if self._is_closed or self.failed.done() or not self._is_open:
+            return
+        queue, self._queue = self._queue, []
+        waiting = [self._in_flight[name] for name in queue if name in self._in_flight]
+        for orders in _batches(waiting):
+            job = asyncio.get_running_loop().create_task(self._feed(self._session, self._batch(orders)))
+            self._feeding.add(job)
+            job.add_done_callback(self._feeding.discard)
+
+    def _batch(self, orders: Sequence[Packed]) -> FedBatch:
+        kinds: dict[str, FedKind] = {}
+        callables: dict[str, bytes] = {}
+        for packed in orders:
+            kind = self._packer.kind_of(packed)
+            if kind is not None and not self._was_sent(kind[0]):
+                kinds[kind[0]] = kind[1]
+            bodies = self._packer.bodies_of(packed)
+            callables.update({name: body for name, body in bodies.items() if not self._was_sent(name)})
+        return FedBatch(
+            number=next(self._batches), orders=[packed.fed for packed in orders], kinds=kinds, callables=callables
+        )
+
+    def _was_sent(self, name: str) -> bool:
+        """Whether the scheduler should have that by now. It may not: then it says so."""
+        was_sent = name in self._sent
+        self._sent[name] = None
+        self._sent.move_to_end(name)
+        if len(self._sent) > 2 * MOST_KINDS:
+            self._sent.popitem(last=False)
+        return was_sent
+
+    async def _feed(self, session: str, batch: FedBatch) -> None:
+        """Bring a batch; a session that is lost meanwhile needs it no more, since another gets what is in flight."""
+        for pause_s in _pauses():
+            if session != self._session:
+                return
+            try:
+                await self._scheduler.feed.remote(self._run_id, session, batch)
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(pause_s)
+            except ray.exceptions.RayError as error:
+                self._fail(error)
+                return
+            else:
+                return
+
+    async def _stop(self, instances: Sequence[str], session: str) -> None:
+        if self._feeding:
+            await asyncio.wait(self._feeding)  # else it would know nothing of them yet
+        for pause_s in _pauses():
+            if session != self._session:
+                return  # they are not sent to another
+            try:
+                await self._scheduler.stop_fed.remote(self._run_id, session, list(instances))
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(pause_s)
+            except ray.exceptions.RayError as error:
+                self._fail(error)
+                return
+            else:
+                return
+
+    # Results.
+
+    async def _collect(self) -> None:
+        """Take results for as long as the run lasts."""
+        try:
+            while True:
+                page = await self._next_page()
+                if page is None:
+                    await self._go_on()
+                else:
+                    self._take(page)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            self._fail(error)
+
+    async def _next_page(self) -> FedPage | None:
+        """What came; None where the scheduler knows nothing of this session."""
+        is_told = False
+        for pause_s in _pauses():
+            try:
+                asked = self._scheduler.collect.remote(self._run_id, self._session, self._cursor, _COLLECT_S)
+                page: FedPage | None = await self._pulse.given(asked)
+            except ray.exceptions.ActorUnavailableError:
+                if not is_told:
+                    _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self._run_id)
+                    is_told = True
+                await asyncio.sleep(pause_s)
+                await self._pulse.look()
+            else:
+                return page
+        return None
+
+    def _take(self, page: FedPage) -> None:
+        self._cursor = page.cursor
+        for instance in page.unknown:
+            packed = self._in_flight.get(instance)
+            if packed is not None:
+                kind = self._packer.kind_of(packed)
+                for name in (*(() if kind is None else kind[:1]), *self._packer.bodies_of(packed)):
+                    self._sent.pop(name, None)
+                self._enqueue(instance)
+        for report in page.reports:
+            instance = instance_of(report.key)
+            packed = self._in_flight.get(instance)
+            if packed is not None and report.epoch >= packed.fed.order.epoch:
+                self._finish(packed)
+                self._tell(_unpacked(report, instance))
+        self._deliver()
+
+    def _finish(self, packed: Packed) -> None:
+        del self._in_flight[packed.instance]
+        self._lost.pop(packed.instance, None)
+        self._stopping.discard(packed.instance)
+        self._packer.done(packed)
+
+    def _cancelled(self, instance: str) -> None:
+        """Deliver one that no process knows of as cancelled."""
+        packed = self._in_flight[instance]
+        self._finish(packed)
+        self._tell(_result(packed.fed.order.key, instance, packed.fed.order.epoch, None))
+
+    def _tell(self, result: TaskResult) -> None:
+        """Deliver it with all others of this turn of the loop."""
+        self._undelivered.append(result)
+        if len(self._undelivered) == 1:
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        results, self._undelivered = self._undelivered, []
+        if results and not self._is_closed:
+            self._request.deliver(results)
+
+    # Sessions.
+
+    async def _open_session(self) -> Any:
+        """Let the scheduler know of the run under a new name; gives its hub. Nothing is sent in between."""
+        self._is_open = False
+        self._session = f"{self._driver}/{next(self._numbers)}"
+        self._batches = itertools.count(1)
+        self._cursor = 0
+        self._sent.clear()
+        request = self._request
+        node_id = str(ray.get_runtime_context().get_node_id())
+        package = FedPackage(
+            run_id=self._run_id,
+            session=self._session,
+            frame=request.frame,
+            place=None if request.store is None else RunPlace(request.store, node_id),
+            is_attended=self._is_attended,
+            is_again=self._collecting is not None,
+        )
+        for pause_s in _pauses():
+            try:
+                hub = await self._pulse.given(self._scheduler.open_feed.remote(package))
+            except ray.exceptions.ActorUnavailableError:
+                await asyncio.sleep(pause_s)
+                await self._pulse.look()
+            else:
+                self._is_open = True
+                return hub
+        return None
+
+    async def _go_on(self) -> None:
+        """The scheduler was started anew: tell it of the run, and send what is in flight again."""
+        await self._open_session()
+        for instance in [name for name in self._in_flight if name in self._stopping]:
+            self._cancelled(instance)
+        queued = set(self._queue)  # never sent, and so not lost
+        for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
+            count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
+            if count >= _MOST_SESSIONS and self._request.store is not None:
+                raise _lost_too_often(self._run_id)
+            # The scheduler that is gone may have handed it out again itself, so often at most.
+            self._in_flight[packed.instance] = packed.again(MOST_DEATHS)
+            self._queue.append(packed.instance)
+        self._flush()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more can be done here."""
+        if not self.failed.done() and not self._is_closed:
+            self.failed.set_exception(ours(error, self._run_id))
+            self.failed.exception()  # whoever feeds these houses may look at it later, or never
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        job = asyncio.get_running_loop().create_task(work)
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+
+def _pauses() -> Iterator[float]:
+    return itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
+
+
+def _batches(waiting: Sequence[Packed]) -> Iterator[Sequence[Packed]]:
+    """The orders in groups that make a message each."""
+    begin = size = 0
+    for position, packed in enumerate(waiting):
+        if position > begin and (position - begin >= _BATCH_ORDERS or size + packed.size > _BATCH_BYTES):
+            yield waiting[begin:position]
+            begin, size = position, 0
+        size += packed.size
+    if begin < len(waiting):
+        yield waiting[begin:]
+
+
+def _unpacked(report: WireReport, instance: str) -> TaskResult:
+    """The result behind a report; one that cannot be loaded here is a failed one."""
+    try:
+        return unpack_report(report, instance)
+    except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
+        unreadable = EnsembleError(
+            f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
+            "Install the module it comes from here too, or use runtime='inline'"
+        )
+        unreadable.__cause__ = error
+        return _result(report.key, instance, report.epoch, unreadable)
+
+
+def _result(key: str, instance: str, epoch: int, error: Exception | None) -> TaskResult:
+    """The result of an order that this process itself ends: failed, or cancelled where there is no error."""
+    return TaskResult(
+        key=key,
+        instance=instance,
+        epoch=epoch,
+        status="cancelled" if error is None else "failed",
+        at=time.time(),
+        duration_s=0.0,
+        error=error,
+    )
+
+
+def _lost_too_often(run_id: str) -> EnsembleError:
+    lost = EnsembleError(
+        f"Run {run_id}: the scheduler's process died {_MOST_SESSIONS} times with the same tasks. What was recorded is "
+        f"kept; continue the run: ensemble-ray resume {run_id}"
+    )
+    lost.run_id = run_id
+    return lost
