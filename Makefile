@@ -15,8 +15,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
 .PHONY: help demo demo-crash test test-near test-far chaos check bench clean
-#: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time.
-NEAR := tests/ensemble_ray tests/contracts tests/typing tests/architecture tests/chaos tests/serve docs README.md
+#: Scenarios of whole programs, which need none of what the others share.
+PROGRAMS := demo demo_crash examples job local_model
+#: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
+#: shares one cluster for all of its tests is in the other half.
+NEAR := tests/ensemble_ray tests/typing tests/architecture tests/chaos tests/serve docs README.md
+NEAR += $(PROGRAMS:%=tests/scenarios/test_%.py)
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
