@@ -104,6 +104,20 @@ def _without_halves(value: object) -> object:
             return value
 
 
+def _pretty(value: Value) -> str:
+    try:
+        return value.model_dump_json(indent=2)
+    except ValueError:  # half of a surrogate pair: models cut emoji in two
+        return json.dumps(_without_halves(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
+
+
+def _made(path: str | Path) -> Path:
+    """The path, its folders made."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target
+
+
 #: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
 JsonData = Annotated[Any, BeforeValidator(jsonable)]
 JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
@@ -279,15 +293,31 @@ class ExecutionTrace(Value):
         Raises:
             OSError: the file cannot be written (S-TRC-53).
         """
-        try:
-            text = self.model_dump_json(indent=2)
-        except ValueError:  # half of a surrogate pair: models cut emoji in two
-            text = json.dumps(_without_halves(jsonable(self.model_dump())), indent=2, ensure_ascii=False)
+        text = _pretty(self)
         if path is not None:
-            target = Path(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            _made(path).write_text(text, encoding="utf-8")
         return text
+
+    def write_json(self, path: str | Path) -> None:
+        """Write the text of `to_json` task by task, so that a long trace is never in memory whole.
+
+        Raises:
+            OSError: the file cannot be written.
+        """
+        with _made(path).open("w", encoding="utf-8") as file:
+            file.writelines(self._pieces())
+
+    def _pieces(self) -> Iterator[str]:
+        # What stands deeper is indented further, and no text in JSON has a line's end of its own.
+        name = '\n  "task_traces": ['
+        head, _, tail = _pretty(self.model_copy(update={"task_traces": ()})).partition(f"{name}]")
+        yield f"{head}{name}"
+        separator = ""
+        for each in self.task_traces:
+            text = _pretty(each).replace("\n", "\n    ")
+            yield f"{separator}\n    {text}"
+            separator = ","
+        yield f"\n  ]{tail}" if separator else f"]{tail}"
 
     def export(self, exporter: ExecutionTraceExporter | Callable[[ExecutionTrace], object]) -> None:
         """Hand this trace to an exporter: a callable or an object with `export` (S-TRC-60)."""

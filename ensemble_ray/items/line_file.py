@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.errors import IllegalStateError, RecordError, message_of
 from ensemble_ray.items.index_set import IndexSet
 from ensemble_ray.trace import jsonable
 
@@ -74,8 +74,11 @@ class LineFile:
 
         Raises:
             RecordError: they cannot be written; none of them was.
+            IllegalStateError: it is closed.
         """
         with self._lock:
+            if self._descriptor < 0:
+                raise IllegalStateError(f"{self._what} '{self._path}' is closed")
             new = IndexSet()
             fresh = [(index, line()) for index, line in lines if index not in self._seen and new.add(index)]
             if not fresh:

@@ -45,7 +45,7 @@ class JsonTraceExporter:
         """Write one trace."""
         target = self.path / f"{_file_name(trace.ensemble_id)}.json" if self.directory_mode else self.path
         try:
-            trace.to_json(target)
+            trace.write_json(target)
         except OSError as error:
             _log.warning("The trace could not be written to %s: %s", target, message_of(error))
 

@@ -1,6 +1,7 @@
 """Rows of outputs, whole and one per item, through kills and resumes."""
 
 import json
+import signal
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.metrics import TaskMetrics
 from ensemble_ray.outputs import ItemResult, TaskOutput
@@ -233,6 +234,15 @@ async def test_file_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     assert refused.value.path == str(tmp_path / "out.jsonl")
 
 
+async def test_closed_file_takes_no_rows(tmp_path: Path) -> None:
+    """S-MR-130: closing it twice does no harm; a row that would be lost is refused."""
+    file = await ResultsFile.open(tmp_path / "out.parquet", is_resumed=False)
+    await file.close()
+    await file.close()
+    with pytest.raises(IllegalStateError, match=r"results file '.*' is closed"):
+        await file.write([_result(0)])
+
+
 async def test_rows_stay_when_the_parquet_file_cannot_be_written(tmp_path: Path) -> None:
     """S-MR-130: nothing that was written is lost; the next attempt goes on with it."""
     path = tmp_path / "out.parquet"
@@ -243,6 +253,28 @@ async def test_rows_stay_when_the_parquet_file_cannot_be_written(tmp_path: Path)
         await file.close()
     path.rmdir()
     await _write(path, _result(1), is_resumed=True)
+    assert await _indices(path) == [0, 1]
+
+
+async def test_no_row_is_torn_when_the_disk_is_full(tmp_path: Path) -> None:
+    """S-MR-130: a line is written whole or not at all, and can be written later."""
+    resource = pytest.importorskip("resource")
+    path = tmp_path / "out.jsonl"
+    file = await ResultsFile.open(path, is_resumed=False)
+    await file.write([_result(0)])
+    whole = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, hard))
+    try:
+        with pytest.raises(RecordError, match=r"cannot be written: .*File too large"):
+            await file.write([_result(1)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert path.read_bytes() == whole
+    await file.write([_result(1)])
+    await file.close()
     assert await _indices(path) == [0, 1]
 
 

@@ -7,6 +7,7 @@ import tracemalloc
 from array import array
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -170,12 +171,15 @@ def test_output_keeps_its_sequence_when_copied() -> None:
         spooled.replace(task_outputs=["no output"])
 
 
-def test_trace_keeps_its_sequence_when_written() -> None:
-    """S-MR-132, S-TRC-50: the JSON of a trace is the same, and it reads back."""
+def test_trace_keeps_its_sequence_when_written(tmp_path: Path) -> None:
+    """S-MR-132, S-TRC-50: the JSON of a trace is the same, written whole or task by task, and it reads back."""
     spooled, plain = _trace(_spooled(TRACES)), _trace(TRACES)
     assert isinstance(spooled.task_traces, SpooledSequence)
     assert isinstance(plain.task_traces, tuple)
     assert spooled.to_json() == plain.to_json()
     assert len(ExecutionTrace.model_validate(json.loads(spooled.to_json())).task_traces) == 3
+    for each in (spooled, plain, _trace(())):
+        each.write_json(tmp_path / "new" / "trace.json")
+        assert (tmp_path / "new" / "trace.json").read_text(encoding="utf-8") == each.to_json()
     whole = _trace(_spooled(TRACES[:1]))
     assert ExecutionTrace.model_validate_json(whole.to_json()) == whole
