@@ -17,6 +17,7 @@ from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, RunConductor
+from ensemble_ray.execute.exits import exhaustion_told
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.reports import report_of
@@ -295,6 +296,7 @@ def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
 
 def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutcome:
     """A conducted run as everybody above sees it."""
+    is_spent = ended.state is RunState.BUDGET_EXHAUSTED
     return RunOutcome(
         run_id=run_id,
         state=ended.state,
@@ -314,5 +316,6 @@ def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutc
             for failed in ended.failures
         ),
         lost_work=tuple(ended.lost_work),
+        warning=exhaustion_told(result.error for result in ended.unfinished) if is_spent else "",
         unfinished=tuple((result.key, result.trace) for result in ended.unfinished if result.trace is not None),
     )

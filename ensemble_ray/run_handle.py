@@ -17,7 +17,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError
+from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
@@ -138,14 +138,10 @@ class Run(RunLife):
 
     async def _run(self) -> EnsembleOutput:
         resolved = check(self._definition, self._inputs)
-        try:
-            agents = await self._synthesized(resolved)
-        except BudgetExhaustedError:  # before anything began, so that there is no record to go on with
-            self._state = RunState.BUDGET_EXHAUSTED
-            return EnsembleOutput(exit_reason=ExitReason.BUDGET_EXHAUSTED, run_id=self.id)
-        if agents is None:
-            self._state = RunState.CANCELLED
-            return EnsembleOutput(exit_reason=ExitReason.CANCELLED, run_id=self.id)
+        agents = await self._synthesized(resolved)
+        if isinstance(agents, ExitReason):
+            self._state = RunState(agents.value)
+            return EnsembleOutput(exit_reason=agents, run_id=self.id)
         planned = plan_run(self._definition, resolved, agents, await self._manager_prompts(resolved, agents))
         plan = planned.plan
         _log.info(
@@ -170,20 +166,25 @@ class Run(RunLife):
             await self._handle.cancel()
         outcome = await self._handle.wait()
         self._state = outcome.state
+        if outcome.warning:
+            _log.warning("%s", outcome.warning)
         trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
         trace_id = next((str(found) for found in trace_ids if found is not None), None)
         output = assemble(plan, outcome, capture_mode=mode, trace_id=trace_id)
         await self._finish(output, mode)
         return output
 
-    async def _synthesized(self, resolved: ResolvedTasks) -> Mapping[str, Agent] | None:
-        """Agents for the tasks that name none; None when the run was cancelled meanwhile, so that it never begins."""
+    async def _synthesized(self, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
+        """Agents for the tasks that name none; why the run ends where it was cancelled meanwhile, or has spent its budget.
+
+        Then it never begins, and there is no record to go on with.
+        """
         if not needs_synthesis(resolved.tasks):
             return {}
         if self._is_named and self._resumption is None:  # where that run is finished, nobody is asked again
             self._answers = answers_before(await store_at(self._runtime.store_address).facts(self.id))
         if self._is_cancelling:
-            return None
+            return ExitReason.CANCELLED
         if self._definition.durability is not Durability.OFF:
             # A store that cannot be had is told of before anybody is asked (S-DUR-5).
             await store_at(self._runtime.store_address).summary(self.id)
@@ -191,9 +192,13 @@ class Run(RunLife):
         self._synthesizing = asyncio.get_running_loop().create_task(asked)
         await asyncio.wait([self._synthesizing])
         if not self._synthesizing.cancelled():
-            return self._synthesizing.result()
+            try:
+                return self._synthesizing.result()
+            except BudgetExhaustedError as spent:
+                _log.warning("%s", message_of(spent))
+                return ExitReason.BUDGET_EXHAUSTED
         if self._is_cancelling:
-            return None
+            return ExitReason.CANCELLED
         raise AgentExecutionError("The agent synthesizer cancelled its own call")
 
     async def _manager_prompts(self, resolved: ResolvedTasks, made: Mapping[str, Agent]) -> tuple[str, str] | None:

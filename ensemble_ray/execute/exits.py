@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError
+from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
 from ensemble_ray.outputs import ExitReason
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-__all__ = ["exit_of", "reason_of", "recorded_reason"]
+__all__ = ["exhaustion_told", "exit_of", "reason_of", "recorded_reason"]
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -28,6 +28,16 @@ def exit_of(reason: ExitReason) -> ExitEarlyError:
     if reason is ExitReason.BUDGET_EXHAUSTED:
         return BudgetExhaustedError()
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
+
+
+def exhaustion_told(errors: Iterable[BaseException | None]) -> str:
+    """What a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
+
+    Args:
+        errors: Those of the tasks that ended the run, in the order in which they did.
+    """
+    spent = (error for error in errors if isinstance(error, BudgetExhaustedError) and str(error))
+    return next(map(message_of, spent), "Budget exhausted")
 
 
 def recorded_reason(data: Mapping[str, object]) -> ExitReason:

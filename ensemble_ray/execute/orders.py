@@ -147,5 +147,7 @@ class RunOutcome:
     #: what workers of a manager did that gave nothing
     lost_work: Sequence[TaskTrace] = ()
     failures: Sequence[TaskFailure] = ()
+    #: what to warn of, such as a budget that is spent; "": nothing
+    warning: str = ""
     #: (task key, trace) of unfinished tasks: cancelled or exited ones
     unfinished: Sequence[tuple[str, TaskTrace]] = ()

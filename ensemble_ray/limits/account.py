@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -22,18 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalAccount", "WaitingRoom", "exhausted"]
 
-_log = logging.getLogger(__name__)
-
 
 def exhausted(limit: RunBudget, spent: Amount, refused: Refuse) -> BudgetExhaustedError:
-    """The end of a budget, told once as a warning (S-BUD-4)."""
-    text = (
+    """The end of a budget; whoever asked for the run hears of it once (S-BUD-4)."""
+    return BudgetExhaustedError(
         f"Budget exhausted: the limit is {limit.limits_told()}, {limit.told(spent)} are spent, "
         f"and the next request would need {limit.told(refused.needed)}"
     )
-    if refused.is_first:
-        _log.warning("%s", text)
-    return BudgetExhaustedError(text)
 
 
 class WaitingRoom:

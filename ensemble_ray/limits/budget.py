@@ -14,6 +14,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
@@ -114,8 +115,6 @@ class Refuse:
 
     claim: str
     needed: Amount
-    #: whether it is the one that exhausted the budget
-    is_first: bool = False
 
 
 Verdict = Go | Refuse
@@ -179,7 +178,7 @@ class Budget:
             self._drop(claim)
         return self._serve()
 
-    def restate(self, spent: Amount, claims: dict[str, Amount], holder: str) -> None:
+    def restate(self, spent: Amount, claims: Mapping[str, Amount], holder: str) -> None:
         """Take over what was spent and sent elsewhere under this budget, whether or not it fits."""
         self.spent += spent
         for name, amount in claims.items():
@@ -228,8 +227,6 @@ class Budget:
                 return verdicts
             else:
                 self.is_exhausted = True
-                del self._waiting[name]
-                verdicts.append(Refuse(name, first.amount, is_first=True))
         verdicts += [Refuse(name, claim.amount) for name, claim in self._waiting.items()]
         self._waiting.clear()
         return verdicts

@@ -20,6 +20,7 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.plan.planner import SYNTHESIZED
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.journal import RUN, instance_of_fact
+from ensemble_ray.record.spent import COPIED
 from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
 
 if TYPE_CHECKING:
@@ -166,5 +167,7 @@ def copied_facts(
         if instance == RUN or not (is_reused or (instance in half_kept and fact.name.endswith("/synthesis"))):
             continue
         data = {name: value for name, value in fact.data.items() if name != "more"}  # groups are torn apart here
+        if fact.kind == "model":  # the run that is forked paid for it (S-BUD-9)
+            data[COPIED] = True
         copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
     return copies

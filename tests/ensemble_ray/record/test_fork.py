@@ -95,13 +95,18 @@ def test_workflow_is_a_difference_when_anything_is_reused() -> None:
 
 
 def test_everything_of_reused_tasks_is_copied_and_nothing_else() -> None:
-    """S-DUR-54: effects, outputs, decisions, and that they completed; under the new run's id, without epochs."""
+    """S-DUR-54, S-BUD-9: effects, outputs, decisions, and that they completed; under the new run's id, without epochs.
+
+    Answers are marked as what the other run paid for.
+    """
     decided = fact("decision", "read#0/0/call-0", 103, answer="done")
     of_read = [model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 102.5), decided]
     of_read += [result("read#0", 0, 0, 103), *completed("read", output("Read Ray", "x"), 105)]
     others = [model("edit#0", 0, 106), *failed("edit", 107), ended(108, "failed", "error"), fact("resume", "run", 110)]
     copies = copied_facts([*begun(READ, EDIT), *of_read, *others], "run-2", ["read"])
-    assert [(each.kind, each.name, each.data) for each in copies] == [(f.kind, f.name, f.data) for f in of_read]
+    marked = [{**f.data, "is_copied": True} if f.kind == "model" else f.data for f in of_read]
+    assert [(each.kind, each.name) for each in copies] == [(f.kind, f.name) for f in of_read]
+    assert [each.data for each in copies] == marked
     assert {(each.run, each.epoch, each.seq) for each in copies} == {("run-2", 0, 0)}
 
 

@@ -1,0 +1,138 @@
+"""A process's side of an account that is kept elsewhere. Room: limits; `SpendingAccount` port over a `RemoteDesk`.
+
+In: callers of this process, all on one event loop. Out: messages of `account_desk`. Must never happen: an estimate that
+stays reserved when its request is over, whatever became of a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from ensemble_ray.limits.account import exhausted
+from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
+from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
+
+__all__ = ["RemoteAccount", "RemoteDesk"]
+
+_log = logging.getLogger(__name__)
+#: Pause before a desk that could not be reached is asked again, s.
+_RETRY_S = 0.1
+
+
+class RemoteDesk(Protocol):
+    """The way to an `AccountDesk` of another process."""
+
+    async def account(self, message: AccountMessage) -> AccountReply:
+        """Deliver a message and give its reply.
+
+        Raises:
+            ConnectionError: the desk cannot be reached now; it, or its successor, may be later.
+        """
+        ...
+
+
+class RemoteAccount:
+    """The account of a run of which other processes make requests too.
+
+    Args:
+        desk: The way to where it is kept.
+        budget: The run's budget; it names the account.
+        holder: This process's name, unique for its life.
+    """
+
+    def __init__(self, desk: RemoteDesk, budget: RunBudget, *, holder: str) -> None:
+        self._desk = desk
+        self._budget = budget
+        self._holder = holder
+        self._numbers = itertools.count()
+        #: of the desk that has heard what this process knows; "": none has
+        self._life = ""
+        self._base = budget.spent
+        self._open: dict[str, Amount] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        #: what this process has spent
+        self.spent = NOTHING
+
+    async def reserve(self, estimate: Amount) -> str:
+        """Wait until a request of that estimate may be sent; gives its claim. A cancelled caller takes nothing.
+
+        A desk that cannot be reached is asked again until it can.
+
+        Raises:
+            BudgetExhaustedError: it never will.
+        """
+        while True:
+            claim = f"{self._budget.account}/{self._holder}/{next(self._numbers)}"
+            call = asyncio.create_task(self._claim(claim, estimate))
+            try:
+                # Shielded: a claim that is granted to a caller that has left must be heard, so that it can be given back.
+                reply = await asyncio.shield(call)
+            except asyncio.CancelledError:
+                if not call.cancelling():  # else the loop is ending, and the desk learns it from this process's end
+                    self._start(self._withdraw(claim, call))
+                raise
+            if isinstance(reply, MayNot):
+                raise exhausted(self._budget, reply.spent, reply.refused)
+            if reply is not None:
+                return claim
+
+    def settle(self, claim: str, spent: Amount = NOTHING) -> None:
+        """A request is over; the desk is told in the background."""
+        self._open.pop(claim, None)
+        self.spent += spent
+        self._start(self._tell(claim))
+
+    async def _claim(self, claim: str, amount: Amount) -> MayGo | MayNot | None:
+        while True:
+            told = None if self._life else Statement(spent=self.spent, base=self._base, claims=dict(self._open))
+            asked = Claim(
+                budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, statement=told
+            )
+            try:
+                reply = await self._desk.account(asked)
+            except ConnectionError as lost:
+                _log.debug("Account %s not reached: %s", self._budget.account, lost)
+                self._life = ""
+                await asyncio.sleep(_RETRY_S)
+                continue
+            match reply:
+                case NotHeard():
+                    self._life = ""
+                    continue
+                case MayGo():
+                    self._life, self._base = reply.life, reply.base.at_least(self._base)
+                    self._open[claim] = amount
+                case _:
+                    pass
+            return reply
+
+    async def _withdraw(self, claim: str, call: asyncio.Task[MayGo | MayNot | None]) -> None:
+        await self._tell(claim)
+        if isinstance(await call, MayGo):
+            self._open.pop(claim, None)
+            await self._tell(claim)
+
+    async def _tell(self, claim: str) -> None:
+        """Say that a request is over, until the desk has heard it: others wait for what it had reserved."""
+        while True:
+            try:
+                await self._desk.account(
+                    Settled(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent)
+                )
+            except ConnectionError:
+                await asyncio.sleep(_RETRY_S)
+            else:
+                return
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
