@@ -102,17 +102,17 @@ async def test_abandoned_thread_is_counted_until_it_returns() -> None:
 
     def work() -> None:
         begun.set()
-        release.wait(10)
+        release.wait(60)
 
     job = asyncio.ensure_future(threads.run(work))
-    await call_user(begun.wait, 10)
+    await call_user(begun.wait, 60)
     job.cancel()
     with pytest.raises(asyncio.CancelledError):
         await job
     assert threads.abandoned == 1
     release.set()
     await threads.run(lambda: None)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while threads.abandoned:  # noqa: ASYNC110  the thread tells its loop in its own time
             await asyncio.sleep(0)
 
@@ -131,11 +131,11 @@ def test_thread_survives_when_the_loop_is_closed_before_it_returns() -> None:
 
     def work() -> None:
         begun.set()
-        release.wait(10)
+        release.wait(60)
 
     async def abandon() -> None:
         job = asyncio.ensure_future(threads.run(work))
-        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 10)
+        await asyncio.get_running_loop().run_in_executor(None, begun.wait, 60)
         job.cancel()
 
     asyncio.run(abandon())

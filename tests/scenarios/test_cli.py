@@ -166,7 +166,7 @@ def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_s
         server.wait_in_flight(1, timeout_s=PATIENCE_S)
         os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
         assert running.process.wait(timeout=PATIENCE_S) == 130, running.text
-        server.wait_served(1)
+        server.wait_served(1, timeout_s=PATIENCE_S)
         assert "Ending the run" in running.text
         assert "The run ended early: cancelled" in running.text
         assert "Traceback" not in running.text

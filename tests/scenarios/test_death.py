@@ -91,9 +91,9 @@ def test_model_is_asked_again_for_what_was_in_flight_when_a_process_died(
     until(lambda: marks.lines, "the tool")
     server.pause()
     marks.add("over")
-    server.wait_in_flight(1)
+    server.wait_in_flight(1, timeout_s=PATIENCE_S)
     kill_first(marks)
-    server.wait_arrived(3)
+    server.wait_arrived(3, timeout_s=PATIENCE_S)
     server.resume()
     assert run.result(timeout_s=PATIENCE_S).raw == "answered"
     assert sorted(server.requests_by_key().values()) == [1, 2]

@@ -259,7 +259,7 @@ def test_refused_schemas_are_no_faults_of_the_endpoint(
     tasks = [typed(model, max_output_retries=0) for _ in range(10)]
     team = Ensemble(tasks=tasks, workflow="parallel", retry=ONE_ATTEMPT)
     run = team.start(runtime=inline)
-    server.wait_in_flight(10)
+    server.wait_in_flight(10, timeout_s=90)
     server.resume()
     output = run.result()
     assert [done.parsed_output for done in output.task_outputs] == [BERN] * 10

@@ -106,14 +106,14 @@ def test_a_client_that_goes_away_does_not_end_the_run(endpoint: Endpoint, models
     models.pause()
     try:
         connection = endpoint.send("POST", "/runs", asked)
-        models.wait_in_flight(1)
+        models.wait_in_flight(1, timeout_s=120)
         connection.close()
         gone = "Run left: its client has gone; the run goes on"
         endpoint.program.until(lambda: gone in endpoint.program.text, "the client's leave")
         assert endpoint.ask("POST", "/runs", asked)[0] == 409
     finally:
         models.resume()
-    models.wait_served(asked_before + 2)
+    models.wait_served(asked_before + 2, timeout_s=120)
     endpoint.program.until(lambda: endpoint.ask("POST", "/runs", asked)[0] != 409, "the end of the run")
     status, answer = endpoint.ask("POST", "/runs", asked)
     assert (status, answer.get("raw")) == (200, "a line")

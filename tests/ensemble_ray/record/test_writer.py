@@ -30,8 +30,8 @@ def test_everybody_who_asked_is_written_when_somebody_hurries() -> None:
     writer.ask(first)
     writer.ask(second)
     writer.hurry()
-    assert first.done.wait(10)
-    assert second.done.wait(10)
+    assert first.done.wait(60)
+    assert second.done.wait(60)
 
 
 def test_group_is_written_when_its_time_is_over() -> None:
@@ -39,7 +39,7 @@ def test_group_is_written_when_its_time_is_over() -> None:
     writer = GroupWriter(group_s=0.001)
     book = Book()
     writer.ask(book)
-    assert book.done.wait(10)
+    assert book.done.wait(60)
 
 
 def test_finish_waits_for_everything_that_was_asked() -> None:
