@@ -63,7 +63,7 @@ def prune(
 ) -> int:
     """Remove the records of old runs.
 
-    Of runs that completed, failed or were cancelled, unless --state says of which; never of running ones.
+    Of runs that completed, failed, spent their budget or were cancelled, unless --state says of which; never of running ones.
     ENSEMBLE_RAY_RETENTION=30d does the same at the end of each run.
     """
     from ensemble_ray.loop import run_blocking

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import RunName, own_store
-from ensemble_ray.cli.run import AsJson, Quiet, RuntimeName, TraceFile, show_run
+from ensemble_ray.cli.run import AsJson, MaxCost, MaxTokens, Quiet, RuntimeName, TraceFile, budget_options, show_run
 
 if TYPE_CHECKING:
     from ensemble_ray.ensemble import Ensemble
@@ -34,14 +34,16 @@ def resume(
     ] = False,
     allow_changes: AllowChanges = False,
     runtime: RuntimeAgain = None,
+    max_tokens: MaxTokens = None,
+    max_cost: MaxCost = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     quiet: Quiet = False,
 ) -> int:
-    """Go on with a run that was interrupted or cancelled, and print its output.
+    """Go on with a run that was interrupted or cancelled, or spent its budget, and print its output.
 
     What is recorded is used and not done again. The team is loaded from where the run began: a YAML file or
-    module:attribute. Of a completed run the recorded output is printed.
+    module:attribute. Of a completed run the recorded output is printed. A budget counts from the run's beginning.
 
     Exit codes: as run.
     """
@@ -49,6 +51,7 @@ def resume(
     from ensemble_ray.record.recovery import Recovered
     from ensemble_ray.resuming import begin_again
 
+    options = budget_options(max_tokens, max_cost)
     store = own_store()
     found = run_blocking(store.find(run))
     recovered = Recovered(run_blocking(store.facts(found.run_id)))
@@ -60,6 +63,7 @@ def resume(
                 found.run_id,
                 None if team is None else team.with_additional_listener(listener),
                 runtime=chosen,
+                options=options,
                 take_over=take_over,
                 allow_changes=allow_changes,
             )

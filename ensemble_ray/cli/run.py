@@ -18,6 +18,7 @@ from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, ow
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
+    from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.listeners import EnsembleListener
     from ensemble_ray.outputs import EnsembleOutput
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsJson",
+    "MaxCost",
+    "MaxTokens",
     "Quiet",
     "RunId",
     "RuntimeChoice",
@@ -33,6 +36,7 @@ __all__ = [
     "Target",
     "TraceFile",
     "WorkflowName",
+    "budget_options",
     "carry_out",
     "run",
     "show_run",
@@ -40,6 +44,8 @@ __all__ = [
 
 #: How long an interrupted run may take to let go, s.
 _RELEASE_S = 15.0
+#: Early ends that nobody asked for.
+_UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
 
 
 class RuntimeName(StrEnum):
@@ -78,6 +84,14 @@ RunId = Annotated[
     str | None,
     typer.Option("--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."),
 ]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", metavar="N", help="Tokens that the run may spend, input and output together."),
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", metavar="C", help="Money that the run may spend; the team says what tokens cost."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")]
 TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")]
@@ -92,6 +106,8 @@ def run(
     workflow: Workflow = None,
     llm: Llm = None,
     run_id: RunId = None,
+    max_tokens: MaxTokens = None,
+    max_cost: MaxCost = None,
     as_json: AsJson = False,
     trace: TraceFile = None,
     quiet: Quiet = False,
@@ -100,7 +116,7 @@ def run(
 
     Progress goes to standard error, the output to standard output.
 
-    Exit codes: 0 the run completed, 1 it failed, 2 the command or the team is wrong, 130 interrupted.
+    Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
     """
     from ensemble_ray.cli.inputs import check_inputs, read_inputs
     from ensemble_ray.loader import load_ensemble
@@ -115,8 +131,29 @@ def run(
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
     return carry_out(
-        ensemble, given, runtime=runtime, run_id=run_id, title=title, as_json=as_json, trace=trace, is_quiet=quiet
+        ensemble,
+        given,
+        runtime=runtime,
+        run_id=run_id,
+        options=budget_options(max_tokens, max_cost),
+        title=title,
+        as_json=as_json,
+        trace=trace,
+        is_quiet=quiet,
     )
+
+
+def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions | None:
+    """The options of a run with that budget; None where none was given.
+
+    Raises:
+        ValidationError: one is not above 0.
+    """
+    if max_tokens is None and max_cost is None:
+        return None
+    from ensemble_ray.definition.run_rules import RunOptions
+
+    return RunOptions(max_tokens=max_tokens, max_cost=max_cost)
 
 
 def carry_out(
@@ -125,6 +162,7 @@ def carry_out(
     *,
     runtime: RuntimeName | None,
     run_id: str | None = None,
+    options: RunOptions | None = None,
     title: str,
     as_json: bool = False,
     trace: Path | None = None,
@@ -144,6 +182,7 @@ def carry_out(
             inputs,
             runtime=None if runtime is None else runtime.value,
             run_id=run_id,
+            options=options,
             is_watched=False,
             origin=ensemble.source,
         ),
@@ -199,7 +238,7 @@ def show_run(
         say_where(str(output.run_id))
     if is_cancelled:
         return INTERRUPTED
-    return FAILED if output.exit_reason.value in {"error", "timeout"} else FINE
+    return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
 
 
 class _Watched:

@@ -25,7 +25,7 @@ States = Annotated[
     typer.Option(
         "--state",
         metavar="STATE",
-        help="Only runs in that state: running, completed, failed, cancelled, interrupted; repeatable.",
+        help="Only runs in that state: running, completed, failed, cancelled, budget_exhausted, interrupted; repeatable.",
     ),
 ]
 

@@ -236,6 +236,13 @@ TEAM: Mapping[str, Field] = {
     ),
     "parallel_error_strategy": Field(kind=choice([each.value for each in ParallelErrorStrategy], "strategy")),
     "max_parallel_tasks": Field(kind=WHOLE, doc="Tasks that may run at the same time; default: no cap."),
+    "max_tokens": Field(
+        kind=WHOLE,
+        doc="Tokens of input and output together that a run may spend; then it ends early, with what it has.",
+    ),
+    "max_cost": Field(
+        kind=NUMBER, doc="Money that a run may spend, in the currency of `cost_configuration`; default: no limit."
+    ),
     "listeners": Field(
         kind=list_of(reference("a listener", makes=True, accepts=_is_listener)),
         doc="Objects or classes with methods such as `on_task_start`, each as module:attribute.",
