@@ -6,7 +6,7 @@ made at construction; everything else is a run whose tasks are made while it goe
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sized
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping, Sized
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -27,7 +27,7 @@ from ensemble_ray.run_handle import Run
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import RunOptions
     from ensemble_ray.events import Event
-    from ensemble_ray.map_reduce_run import MapReduceRun
+    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.outputs import EnsembleOutput, ItemResult
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.run_handle import Resumption
@@ -146,7 +146,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         `Ensemble.stream`.
         """
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=self.is_planned)
-        news = begun.events() if isinstance(begun, Run) else begun.items()
+        news: AsyncIterable[Event | ItemResult] = begun.events() if isinstance(begun, Run) else begun.items()
         async with aclosing(streamed(begun, news)) as told:
             async for each in told:
                 yield each
@@ -163,7 +163,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
     ) -> Run | MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`."""
         if not self.is_planned:
-            from ensemble_ray.map_reduce_run import MapReduceRun  # only fed runs pay for it
+            from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
 
             return MapReduceRun(
                 self,
@@ -229,7 +229,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`."""
-        from ensemble_ray.map_reduce_run import MapReduceRun  # only fed runs pay for it
+        from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
 
         return MapReduceRun(
             self,

@@ -38,15 +38,21 @@ ItemPolicy: TypeAlias = Literal["fail", "skip", "collect"]
 if TYPE_CHECKING:
     #: a sequence, an iterable, an async iterable, a path, a dead-letter file, or an object with `iter_rows`
     Items: TypeAlias = Iterable[Any] | AsyncIterable[Any] | Path | DeadLetters | Any
-    TaskFactory: TypeAlias = Callable[..., Task | Awaitable[Task]]
-    AgentFactory: TypeAlias = Callable[..., Agent | Awaitable[Agent]]
+    _Task: TypeAlias = Task | Awaitable[Task]
+    _Agent: TypeAlias = Agent | Awaitable[Agent]
+    MapTask: TypeAlias = Callable[[Any], _Task] | Callable[[Any, Agent], _Task]
+    MapAgent: TypeAlias = Callable[[Any], _Agent]
+    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[Agent, list[Task]], _Task]
+    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[Agent, list[Any]], _Task]
+    GroupAgent: TypeAlias = Callable[[], _Agent]
     TokenEstimator: TypeAlias = Callable[[str], int | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]
     FilePath: TypeAlias = Accepts[Path | None, str | Path | None]
 else:
     # Checked by the definition itself, in their place among the other checks.
     Items = Annotated[Any, SkipValidation]
-    TaskFactory = AgentFactory = TokenEstimator = InputEstimator = Annotated[Any, SkipValidation]
+    MapTask = MapAgent = ReduceTask = DirectTask = GroupAgent = Annotated[Any, SkipValidation]
+    TokenEstimator = InputEstimator = Annotated[Any, SkipValidation]
     FilePath = Path | None
 
 
@@ -70,8 +76,8 @@ class MapDefinition(Watched):
     _source: ItemSource = PrivateAttr()
 
     items: Items = Field(repr=False)
-    map_task: TaskFactory
-    map_agent: AgentFactory | None = None
+    map_task: MapTask
+    map_agent: MapAgent | None = None
     on_item_error: ItemPolicy | None = None
     dead_letters: FilePath = initially(None)
     results: FilePath = initially(None)
@@ -158,10 +164,10 @@ class MapReduceDefinition(MapDefinition):
 
     _called: ClassVar[str] = "MapReduceEnsemble"
 
-    reduce_task: TaskFactory
-    reduce_agent: AgentFactory | None = None
-    direct_task: TaskFactory | None = None
-    direct_agent: AgentFactory | None = None
+    reduce_task: ReduceTask
+    reduce_agent: GroupAgent | None = None
+    direct_task: DirectTask | None = None
+    direct_agent: GroupAgent | None = None
     chunk_size: StrictInt | None = None
     target_token_budget: StrictInt | None = None
     context_window_size: StrictInt | None = None

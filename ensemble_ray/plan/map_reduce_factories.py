@@ -105,11 +105,11 @@ def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Ma
 
 
 def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making:
-    factory = cast("Callable[..., object]", definition.direct_task)
+    factory, given = cast("Callable[..., object]", definition.direct_task), list(items)
     if definition.direct_agent is None:
-        return _made(definition, None, lambda _: _Call("direct_task", factory, items))
+        return _made(definition, None, lambda _: _Call("direct_task", factory, given))
     asked = _Call("direct_agent", definition.direct_agent)
-    return _made(definition, asked, lambda agent: _Call("direct_task", factory, agent, items))
+    return _made(definition, asked, lambda agent: _Call("direct_task", factory, agent, given))
 
 
 def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call]) -> _Making:
