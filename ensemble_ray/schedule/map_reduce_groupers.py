@@ -12,7 +12,7 @@ output is left. Every output that is not lost gets into exactly one group.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.schedule.map_reduce_groups import Groups, code_of
@@ -112,12 +112,9 @@ class LevelGrouper(Grouper):
                     weights[number] = _KEPT
             self._groups.make_final([code_of(self._level, n) for n in left if weights[n] >= 0], total)
             return
-        for bin_ in (
-            first_fit_decreasing(array("q", (weights[n] for n in left)), self._capacity) if self._is_by_weight else ()
-        ):
-            self._make(weights, (left[place] for place in bin_))
-        for chunk in () if self._is_by_weight else chunks(len(left), self._capacity):
-            self._make(weights, left[chunk.start : chunk.stop])
+        for bin_ in self._bins(weights, left):
+            codes = [code_of(self._level, left[place]) for place in bin_]
+            self._groups.make(codes, sum(weights[left[place]] for place in bin_))
         self._level = above
 
     def _is_last(self, total: int, above: int) -> bool:
@@ -132,10 +129,11 @@ class LevelGrouper(Grouper):
         else:
             self._groups.lose(self._level, number)  # what is dropped with it is not there when its level ends
 
-    def _make(self, weights: array[int], numbers: Iterable[int]) -> None:
-        group = tuple(numbers)
-        codes = [code_of(self._level, number) for number in group]
-        self._groups.make(codes, sum(weights[number] for number in group))
+    def _bins(self, weights: array[int], left: array[int]) -> Iterable[Sequence[int]]:
+        """Groups of places in what is left."""
+        if self._is_by_weight:
+            return first_fit_decreasing(array("q", (weights[number] for number in left)), self._capacity)
+        return chunks(len(left), self._capacity)
 
 
 class PoolGrouper(Grouper):

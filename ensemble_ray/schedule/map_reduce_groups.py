@@ -233,44 +233,50 @@ class Groups:
 
 
 class _Queue:
-    """Groups first in, first out, in three flat arrays."""
+    """Groups first in, first out, in flat arrays. What was taken goes when it is more than what waits."""
 
     def __init__(self) -> None:
-        self._clear()
+        self._codes = array("q")
+        self._weights = array("q")
+        #: inputs of all groups, and how many each has
+        self._inputs = array("q")
+        self._counts = array("q")
+        self._taken_groups = 0
+        self._taken_inputs = 0
 
     def __len__(self) -> int:
-        return len(self._codes) - self._taken
+        return len(self._codes) - self._taken_groups
 
-    def put(self, code: int, inputs: Iterable[int], weight: int) -> None:
+    def put(self, code: int, inputs: Sequence[int], weight: int) -> None:
         self._codes.append(code)
         self._weights.append(weight)
         self._inputs.extend(inputs)
-        self._ends.append(len(self._inputs))
+        self._counts.append(len(inputs))
 
     def take(self) -> Group:
-        place = self._taken
-        start = self._ends[place - 1] if place else 0
+        place, start = self._taken_groups, self._taken_inputs
+        end = start + self._counts[place]
         level, number = work_of(self._codes[place])
         group = Group(
             level=level,
             number=number,
-            inputs=tuple(work_of(code) for code in self._inputs[start : self._ends[place]]),
+            inputs=tuple(work_of(code) for code in self._inputs[start:end]),
             weight=self._weights[place],
             is_final=False,
         )
-        self._taken += 1
-        if not len(self):
-            self._clear()
+        self._taken_groups, self._taken_inputs = place + 1, end
+        if self._taken_groups > len(self):
+            self._forget_taken()
         return group
 
-    def _clear(self) -> None:
-        self._codes = array("q")
-        self._weights = array("q")
-        self._inputs = array("q")
-        #: where the inputs of each group end
-        self._ends = array("q")
-        self._taken = 0
+    def _forget_taken(self) -> None:
+        for each in (self._codes, self._weights, self._counts):
+            del each[: self._taken_groups]
+        del self._inputs[: self._taken_inputs]
+        self._taken_groups = self._taken_inputs = 0
 
     def validate(self) -> None:
-        assert 0 <= self._taken <= len(self._codes) == len(self._weights) == len(self._ends), "queue"  # noqa: S101  invariants
-        assert not len(self._ends) or self._ends[-1] == len(self._inputs), "queue's inputs"  # noqa: S101
+        assert len(self._codes) == len(self._weights) == len(self._counts), "queue"  # noqa: S101  invariants
+        assert 0 <= self._taken_groups <= len(self._codes), "queue's start"  # noqa: S101
+        waiting = sum(self._counts[self._taken_groups :])
+        assert self._taken_inputs + waiting == len(self._inputs), "queue's inputs"  # noqa: S101

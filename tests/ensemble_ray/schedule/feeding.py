@@ -6,10 +6,12 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
     EndFed,
+    Failure,
     FedInstruction,
     FedStimulus,
     Grouping,
@@ -28,6 +30,10 @@ Work = tuple[int, int]
 #: What a reduce is made of, all the way down to the items: a number for a map, a tuple for a reduce.
 Tree = int | tuple["Tree", ...]
 Word = TypeVar("Word")
+
+COMPLETED = EndFed(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+CANCELLED = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+BEGUN = Begun(at=0.0)
 
 
 def by_budget(
@@ -68,6 +74,27 @@ def oldest(running: Sequence[Work]) -> int:
     """Which work ends next: the one that started first."""
     del running
     return 0
+
+
+def failed(failure: Failure) -> EndFed:
+    """How a run ends that failed."""
+    return EndFed(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure=failure)
+
+
+def final(level: int, *inputs: Work) -> StartReduce:
+    """The final reduce, where it is the only one on its level."""
+    return StartReduce(level=level, number=0, inputs=inputs, is_final=True)
+
+
+def weighing(*tokens: int, reduced: int = 1) -> Callable[[Work], int]:
+    """Maps weigh what is listed, reduces all the same."""
+    return lambda work: reduced if work[0] else tokens[work[1]]
+
+
+def one_token(work: Work) -> int:
+    """How much an output weighs."""
+    del work
+    return 1
 
 
 @dataclass(kw_only=True)
@@ -133,7 +160,7 @@ class Feed:
 
     def play(
         self,
-        tokens: Callable[[Work], int] = lambda work: 1,
+        tokens: Callable[[Work], int] = one_token,
         *,
         failing: Collection[Work] = (),
         choose: Callable[[Sequence[Work]], int] = oldest,
