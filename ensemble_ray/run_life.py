@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.delivery import Delivery, HasListeners, listeners_of
+from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, Event
@@ -26,9 +26,8 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import Runtime, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ensemble_ray.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
+    from ensemble_ray.definition.run_rules import Watched
+    from ensemble_ray.trace import CaptureMode
 
 __all__ = ["Interrupted", "RunLife"]
 
@@ -42,16 +41,6 @@ class Interrupted:
         self.stop = stop
 
 
-class _Declared(HasListeners, Protocol):
-    """A definition, as far as every kind of run needs it."""
-
-    @property
-    def durability(self) -> Durability: ...
-
-    @property
-    def trace_exporter(self) -> ExecutionTraceExporter | Callable[[ExecutionTrace], object] | None: ...
-
-
 class RunLife:
     """A run that was started. Results come with `result()` or `await aresult()`.
 
@@ -59,7 +48,7 @@ class RunLife:
         id: The run's id; also the name of its record.
     """
 
-    def __init__(self, definition: _Declared, *, run_id: str, runtime: Runtime | str | None, is_watched: bool) -> None:
+    def __init__(self, definition: Watched, *, run_id: str, runtime: Runtime | str | None, is_watched: bool) -> None:
         """Make one, ready to `_begin`; `is_watched` says whether `events()` will be asked."""
         self.id = run_id
         self._declared = definition

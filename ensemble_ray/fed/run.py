@@ -25,7 +25,9 @@ from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
 from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.item_log import ItemLog, ItemStream
+from ensemble_ray.fed.making import Envelope, OrderMaker
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.result import FedFrame, assemble_fed
 from ensemble_ray.fed.tasks import TaskMaker
@@ -55,7 +57,6 @@ from ensemble_ray.tools.tool import NoOpToolMetrics
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.fed.ports import FedEnded
-    from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import ChatModel, Journal
     from ensemble_ray.record.stores import OwnedRun
@@ -188,8 +189,9 @@ class MapReduceRun(RunLife):
             stack.push_async_callback(reader.close)
             watch = await self._watch()
             stack.push_async_callback(watch.close)
-            parts = self._parts(reader, watch, journal, is_direct=is_direct)
-            conductor = MapReduceConductor(parts, run_id=self.id, epoch=epoch, record=record, is_direct=is_direct)
+            envelope = Envelope(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
+            parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
+            conductor = MapReduceConductor(envelope, parts)
             watch.on_error = conductor.break_off
             houses = await self._runtime.feed(self._request(conductor, mode, journal))
             stack.push_async_callback(houses.close)
@@ -223,20 +225,29 @@ class MapReduceRun(RunLife):
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=self.id, is_resumed=is_resumed)
         return RunWatch(self._items, results=results, letters=letters)
 
-    def _parts(self, reader: ItemReader, watch: RunWatch, journal: Journal, *, is_direct: bool) -> FedParts:
+    def _parts(
+        self, envelope: Envelope, intake: Intake, watch: RunWatch, record: RecoveredRun | None, *, is_direct: bool
+    ) -> FedParts:
         definition = self._definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
-        return FedParts(
-            reader=reader,
+        orders = OrderMaker(
+            envelope,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(rules_for_tasks(definition), self._inputs, recorded=self._recorded),
             kinds=Kinds(),
+            intake=intake,
+            bodies=self._bodies,
+            record=record,
+            is_direct=is_direct,
+        )
+        return FedParts(
+            intake=intake,
+            orders=orders,
             bodies=self._bodies,
             watch=watch,
-            journal=journal,
-            clock=self._clock,
             capacity=0 if reduced is None else reduced.capacity,
             weigh=self._weighed if reduced is not None and reduced.is_adaptive else _nothing,
+            record=record,
         )
 
     def _request(self, conductor: MapReduceConductor, mode: CaptureMode, journal: Journal) -> FeedRequest:
