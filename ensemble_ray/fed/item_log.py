@@ -51,15 +51,14 @@ class ItemLog:
         self._tell()
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
-        """A map has failed for good."""
+        """A map has failed for good; gives it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
             index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
         )
         try:
             packed = pickle.dumps(failed, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the item's own methods do
-            failed = failed.replace(item=str(item))
-            packed = pickle.dumps(failed, protocol=5)
+            packed = pickle.dumps(failed.replace(item=str(item)), protocol=5)
         self._failures.put(packed)
         self._failed.append(index)
         self._came.append(-len(self._failed))

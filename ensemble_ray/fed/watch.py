@@ -7,6 +7,7 @@ by one task; a file that is slow holds the pull of further items back; one that 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -83,8 +84,9 @@ class RunWatch:
         """
         while self._writing is not None:
             await asyncio.wait([self._writing])
-        if self._results is not None:
-            await self._results.close()
-        if self._letters is not None:
-            await self._letters.close()
-        self._log.close()
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(self._log.close)
+            if self._letters is not None:
+                stack.push_async_callback(self._letters.close)
+            if self._results is not None:
+                stack.push_async_callback(self._results.close)
