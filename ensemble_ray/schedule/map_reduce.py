@@ -121,11 +121,11 @@ class MapReduceMachine:
             case Begun():
                 self._is_begun = True
             case ItemsPulled():
-                self._add_items(stimulus)
+                if not self._is_over:  # else nobody waits for them any more
+                    self._add_items(stimulus)
             case ItemRefused():
                 self._refuse(stimulus.number, done)
             case SourceFailed():
-                self._asked = 0
                 if not self._is_over:
                     self._fail("source", done)
             case WorkCompleted() | WorkFailed() | WorkCancelled() | WorkExited():
@@ -152,15 +152,15 @@ class MapReduceMachine:
         self._grouper.know_items(self._pulled, are_all=self._is_exhausted)
 
     def _refuse(self, number: int, done: list[FedInstruction]) -> None:
-        if not 0 <= number < self._pulled:
-            raise ValueError(f"item {number} is refused, {self._pulled} were pulled")
-        if number >= self._next_map and number not in self._refused:
-            self._refused.add(number)
-        elif (0, number) in self._running:
+        if (0, number) in self._running:
             del self._running[0, number]
-        else:
-            return
-        self._lose((0, number), done)
+            self._lose((0, number), done)
+        elif not self._is_over:
+            if not 0 <= number < self._pulled:
+                raise ValueError(f"item {number} is refused, {self._pulled} were pulled")
+            if number >= self._next_map and number not in self._refused:
+                self._refused.add(number)
+                self._lose((0, number), done)
 
     @property
     def _waiting(self) -> int:

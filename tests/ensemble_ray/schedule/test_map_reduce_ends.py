@@ -250,6 +250,17 @@ def test_what_runs_is_stopped_when_cancelled() -> None:
     assert run.ends == [CANCELLED]
 
 
+def test_items_come_too_late_when_the_run_is_ending() -> None:
+    """S-MR-123: a factory that raised, too, ends the run while a question for items is open."""
+    run = Feed(rules=by_chunk(2, window=2), items=9).begin()
+    run.complete((0, 0))
+    run.tell(SourceFailed(at=2.0))
+
+    assert run.tell(ItemsPulled(at=2.0, count=1, is_exhausted=False), ItemRefused(at=2.0, number=2)) == []
+
+    assert run.complete((0, 1)) == [failed("source")]
+
+
 def test_what_runs_is_stopped_when_the_source_raises() -> None:
     """S-MR-123: an exit that comes later does not hide it."""
     run = Feed(rules=by_chunk(2, window=2), items=9).begin()
