@@ -1,5 +1,6 @@
 """Runs as their owners leave them, for contract tests of stores: begun here, or by a program that dies."""
 
+import asyncio
 import json
 import os
 import socket
@@ -59,6 +60,14 @@ async def state_of(store: RunStore, run_id: str = RUN) -> RunState:
     found = await store.summary(run_id)
     assert found is not None
     return found.state
+
+
+async def until_left(store: RunStore, *run_ids: str) -> None:
+    """Return when these runs have no owner; that a process died, a database notices when it gets to it."""
+    async with asyncio.timeout(90):
+        for run_id in run_ids:
+            while (found := await store.summary(run_id)) is None or found.owner:  # noqa: ASYNC110  nothing tells of it
+                await asyncio.sleep(0.01)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
-from .owned_runs import ME, RUN, line_of, program_on, state_of
+from .owned_runs import ME, RUN, line_of, program_on, state_of, until_left
 from .record_stores import STORES, address_of
 
 
@@ -39,6 +39,7 @@ die()
     with program_on(address, rest) as process:
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
     assert len(await store.facts(RUN)) == 21
+    await until_left(store, RUN)
     assert await state_of(store) is RunState.INTERRUPTED
     taken = await store.take(RUN)
     assert (taken.epoch, len(taken.earlier)) == (OWNER_STEP, 21)
@@ -59,6 +60,7 @@ die()
 """
     with program_on(address, rest) as process:
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
+    await until_left(store, RUN, "run-a", "run-b", "run-c")
     assert {run.run_id: run.state for run in await store.runs()} == {
         "run-a": RunState.COMPLETED,
         "run-b": RunState.CANCELLED,
@@ -111,6 +113,7 @@ time.sleep(600)
         try:
             process.kill()
             assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
+            await until_left(store, RUN)
             assert await state_of(store) is RunState.INTERRUPTED
             await (await store.take(RUN)).close(RunState.COMPLETED)
         finally:
