@@ -121,13 +121,11 @@ class MapReduceMachine:
             case Begun():
                 self._is_begun = True
             case ItemsPulled():
-                if not self._is_over:  # else nobody waits for them any more
-                    self._add_items(stimulus)
+                self._add_items(stimulus)
             case ItemRefused():
                 self._refuse(stimulus.number, done)
             case SourceFailed():
-                if not self._is_over:
-                    self._fail("source", done)
+                self._fail("source", done)
             case WorkCompleted() | WorkFailed() | WorkCancelled() | WorkExited():
                 work = (stimulus.level, stimulus.number)
                 if isinstance(stimulus, WorkCompleted) and stimulus.weight_tokens < 0:
@@ -144,6 +142,8 @@ class MapReduceMachine:
     # Items.
 
     def _add_items(self, stimulus: ItemsPulled) -> None:
+        if self._is_over:
+            return  # nobody waits for them any more
         if not 0 <= stimulus.count <= self._asked:
             raise ValueError(f"{stimulus.count} items came, {self._asked} were asked for")
         self._asked = 0
@@ -213,8 +213,9 @@ class MapReduceMachine:
         return self._is_cancelled or self._exit is not None or self._failure != ""
 
     def _fail(self, failure: Failure, done: list[FedInstruction]) -> None:
-        self._failure = failure
-        self._stop(done)
+        if not self._is_over:
+            self._failure = failure
+            self._stop(done)
 
     def _stop(self, done: list[FedInstruction]) -> None:
         """Stop what runs, once."""
