@@ -145,7 +145,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.
         """
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=self.is_planned)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
         news: AsyncIterable[Event | ItemResult] = begun.events() if isinstance(begun, Run) else begun.items()
         async with aclosing(streamed(begun, news)) as told:
             async for each in told:
@@ -213,7 +213,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=False)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
         async with aclosing(streamed(begun, begun.items())) as told:
             async for each in told:
                 yield each

@@ -1,0 +1,86 @@
+"""What an editor and a type checker see of map-reduce: factories written as functions or lambdas, on either side."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import assert_type
+
+from ensemble_ray import (
+    Agent,
+    EnsembleOutput,
+    Event,
+    ItemResult,
+    MapEnsemble,
+    MapReduceEnsemble,
+    MapReduceLevelSummary,
+    Task,
+)
+from ensemble_ray.testing import ScriptedModel
+
+MODEL = ScriptedModel(otherwise="done")
+
+
+def agent_of(report: str) -> Agent:
+    """An agent factory of the map side."""
+    return Agent(role=f"Reader of {report}", goal="Read", llm=MODEL)
+
+
+def task_of(report: str, agent: Agent) -> Task:
+    """An agent-first factory."""
+    return Task(description=f"Read {report}", expected_output="Text", agent=agent)
+
+
+def joined(group: Sequence[Task]) -> Task:
+    """A task-first factory."""
+    return Task(description="Join", expected_output="Text", context=group)
+
+
+async def slowly(group: list[Task]) -> Task:
+    """An async factory."""
+    return joined(group)
+
+
+def test_factories_are_functions_or_lambdas() -> None:
+    """S-MR-2: both ways to call them, on each side."""
+    functions = MapReduceEnsemble(items=["a", "b"], map_agent=agent_of, map_task=task_of, reduce_task=joined)
+    lambdas = MapReduceEnsemble(
+        items=[1, 2],
+        map_task=lambda item: Task.of(f"Count {item}"),
+        reduce_agent=lambda: Agent(role="Reducer", goal="Reduce", llm=MODEL),
+        reduce_task=lambda agent, group: Task(description="Join", expected_output="e", agent=agent, context=group),
+        direct_task=lambda items: Task.of(f"All {len(items)}"),
+        target_token_budget=100,
+        token_estimator=len,
+        input_estimator=lambda item: f"{item}",
+        llm="openai:m",
+        mode="pipelined",
+        ordered=True,
+    )
+    later = MapReduceEnsemble(items=iter(["a"]), map_task=lambda item: Task.of(f"{item}"), reduce_task=slowly)
+    assert_type(functions.node_types, Mapping[Task, str])
+    assert_type(lambdas.budget, int | None)
+    assert [each.is_planned for each in (functions, lambdas, later)] == [True, False, False]
+
+
+def test_outputs_have_types() -> None:
+    """S-MR-93, S-MR-131: level summaries of a trace, and what a stream gives."""
+    made = MapReduceEnsemble(items=["a"], map_agent=agent_of, map_task=task_of, reduce_task=joined, llm=MODEL)
+    output = made.run(runtime="inline")
+    assert_type(output, EnsembleOutput)
+    assert output.trace is not None
+    assert_type(output.trace.map_reduce_levels, tuple[MapReduceLevelSummary, ...])
+    assert_type(made.stream(), AsyncIterator[Event | ItemResult | EnsembleOutput])
+    assert output.raw == "done"
+
+
+def test_map_takes_any_source() -> None:
+    """S-MR-120: iterables, and files as texts or paths; results and dead letters as either."""
+
+    def numbers() -> Iterator[int]:
+        yield 1
+
+    words = MapEnsemble(items=numbers(), map_task=lambda item: Task.of(f"{item}"), results="out.jsonl", llm=MODEL)
+    assert_type(words.results, Path | None)
+    assert_type(words.stream(), AsyncIterator[ItemResult | EnsembleOutput])
+    assert words.results == Path("out.jsonl")
