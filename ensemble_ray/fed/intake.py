@@ -77,7 +77,7 @@ class Intake:
         for number, entry in enumerate(pulled.items, start=first):
             item: object
             if isinstance(entry, RefusedItem):
-                index, item = entry.index, entry.text
+                index, item = entry.index, entry.item
                 taken.refused[number] = entry
             else:
                 index, item = entry

@@ -43,15 +43,25 @@ _CLOSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RefusedItem:
-    """A line of a file that is no item: a failed item without attempts (S-MR-125)."""
+    """A line of a file that is no item, or an item that nothing can be made of: a failed item without attempts.
+
+    (S-MR-125, S-MR-171.)
+    """
 
     index: int
-    #: the line as it stands in the file
+    #: the line as it stands in the file, or the item's text
     text: str
     error: ValidationError
+    #: what was read; None: a line that is no item
+    read: object = None
+
+    @property
+    def item(self) -> object:
+        """What stands for it among items."""
+        return self.text if self.read is None else self.read
 
 
-#: An item with its index, or a line that is none.
+#: An item with its index, or what is refused.
 Entry: TypeAlias = tuple[int, object] | RefusedItem
 #: What a synchronous source gives; it is closed where it is left before its end.
 Entries: TypeAlias = Generator[Entry, None, None]

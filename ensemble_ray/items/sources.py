@@ -79,6 +79,8 @@ def source_of(items: object) -> ItemSource:
     match items:
         case None:
             raise ValidationError(NO_ITEMS)
+        case ItemSource():
+            return items
         case DeadLetters():
             return _dead_letters(items)
         case str() | os.PathLike():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
 
-__all__ = ["definition_data", "model_data", "run_data"]
+__all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
 _TASK_FIELDS = itemgetter("handler", "output_type", "input_guardrails", "output_guardrails", "revision_feedback")
@@ -75,6 +75,19 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, obje
         "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
         "digest": digest_of({"plan": data, "definition": told}),
     }
+
+
+def task_data(task: Task) -> dict[str, object]:
+    """A task that no plan shows: its texts, its agent, and the rest of what decides what it does."""
+    data: dict[str, object] = {"description": task.description, "expected_output": task.expected_output}
+    agent = task.agent
+    if agent is not None:
+        shown = {"role": agent.role, "goal": agent.goal, "background": agent.background}
+        data["agent"] = {**{name: text for name, text in shown.items() if text}, **_agent(agent)}
+    else:
+        made_with = {"llm": task.llm and model_data(task.llm), "tools": _tools(task.tools)}
+        data.update({name: value for name, value in made_with.items() if value})
+    return {**data, **(_task(task) or {})}
 
 
 def _agent(agent: Agent) -> dict[str, object]:

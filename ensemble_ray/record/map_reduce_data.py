@@ -86,7 +86,7 @@ def fed_run_data(
     """
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
     told: dict[str, object] = {
-        name: identity_of(value)
+        name: _factory_data(value)
         for name in _CALLABLES
         if (value := getattr(definition, name, None)) is not None and value is not str
     }
@@ -103,6 +103,13 @@ def fed_run_data(
         "items": dict(items),
         "digest": digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": told}),
     }
+
+
+def _factory_data(factory: object) -> dict[str, object]:
+    """Which code a factory is; of one that is made of data, as those of team files are, also the data (S-MR-173)."""
+    declared = getattr(factory, "declared", None)
+    data: dict[str, object] = identity_of(factory)
+    return {**data, **cast("Mapping[str, object]", declared())} if callable(declared) else data
 
 
 def is_fed(header: Mapping[str, object]) -> bool:
