@@ -5,7 +5,7 @@ nothing runs and no items are left: then it makes the groups of the next level o
 output is left. Every output that is not lost gets into exactly one group.
 
 - `LevelGrouper`: a level is grouped when the one before has ended (S-MR-41 to S-MR-46, S-MR-114).
-- `PoolGrouper`: outputs are grouped as they come, whatever their level (S-MR-111, S-MR-112).
+- `PoolGrouper`: the outputs of each level are grouped as they come (S-MR-111, S-MR-112).
 - `OrderedGrouper`: the outputs of each level are grouped in their order, as far as they are there (S-MR-113).
 """
 
@@ -137,61 +137,94 @@ class LevelGrouper(Grouper):
 
 
 class PoolGrouper(Grouper):
-    """Pipelined: one pool for all levels.
+    """Pipelined: a pool for each level, so that an output is reduced no more often than level by level (S-MR-111).
 
-    "The oldest output and every later one that still fits" (S-MR-111) is always the whole pool without the newest one:
-    before that came, the pool weighed no more than the capacity. One that is too heavy alone is next. So an output
-    is looked at once, however many wait.
+    One pool for all levels would mix what was reduced ten times with what never was, and be ten levels high as soon as
+    maps take ten times as long as reduces.
     """
 
     def __init__(self, rules: MapReduceRules, groups: Groups) -> None:
         super().__init__(rules, groups)
-        self._pool = _Arrivals()
+        self._pools: list[_Arrivals] = [_Arrivals()]
         #: outputs of the highest level, which wait for the final reduce
         self._resting = _Arrivals()
         self._arrived = 0
+        #: by level: how much ended, with an output or without
+        self._ended: dict[int, int] = {}
+        #: levels whose pools went up; pools below are empty
+        self._closed = 0
+        self._items = 0
+        self._are_all = False
 
     def know_items(self, count: int, *, are_all: bool) -> None:
-        """Give up items of the record that the source no longer has."""
-        if are_all:
+        """Give up items of the record that the source no longer has; perhaps the level of the items is complete."""
+        self._items = count
+        if are_all and not self._are_all:
+            self._are_all = True
             for number in self._groups.recorded_items_from(count):
                 self._leave_out(0, number)
+            self._close_levels()
 
     def completed(self, level: int, number: int, weight: int) -> None:
-        """Put an output into the pool, and what was there before into a group if it no longer fits."""
-        if self._groups.keep(level, number, weight):
-            return
-        self._arrived += 1
-        if self._is_capped(level):
-            self._resting.add(code_of(level, number), weight, self._arrived)
-            return
-        if self._pool.weight + weight > self._capacity:
-            self._empty_pool()
-        self._pool.add(code_of(level, number), weight, self._arrived)
-        if weight > self._capacity:
-            self._empty_pool()
+        """Put an output into the pool of its level, and what was there before into a group if it does not fit."""
+        self._ended[level] = self._ended.get(level, 0) + 1
+        if not self._groups.keep(level, number, weight):
+            self._arrived += 1
+            code = code_of(level, number)
+            if self._is_capped(level):
+                self._resting.add(code, weight, self._arrived)
+            else:
+                self._put(max(level, self._closed), code, weight, self._arrived)
+        self._close_levels()
 
     def lost(self, level: int, number: int) -> None:
         """Leave it out of its recorded group."""
+        self._ended[level] = self._ended.get(level, 0) + 1
         self._leave_out(level, number)
+        self._close_levels()
 
     def settle(self) -> None:
         """Make the final group in the order of arrival."""
-        pool, resting = self._pool, self._resting
-        order = [*zip(pool.order, pool.codes, strict=True), *zip(resting.order, resting.codes, strict=True)]
-        order.sort()
-        weight = pool.weight + resting.weight
-        self._pool, self._resting = _Arrivals(), _Arrivals()
+        everything = [*self._pools, self._resting]
+        order = sorted(entry for each in everything for entry in zip(each.order, each.codes, strict=True))
+        weight = sum(each.weight for each in everything)
+        self._pools, self._resting = [_Arrivals()], _Arrivals()
         self._groups.make_final([code for _, code in order], weight)
 
-    def _empty_pool(self) -> None:
-        if self._pool.codes:
-            pool, self._pool = self._pool, _Arrivals()
+    def _put(self, place: int, code: int, weight: int, order: int) -> None:
+        while place >= len(self._pools):
+            self._pools.append(_Arrivals())
+        if weight > self._capacity:
+            self._groups.make([code], weight)
+            return
+        if self._pools[place].weight + weight > self._capacity:
+            pool, self._pools[place] = self._pools[place], _Arrivals()
             self._groups.make(pool.codes, pool.weight)
+        self._pools[place].add(code, weight, order)
+
+    def _close_levels(self) -> None:
+        """Let what is in the pools of complete levels go up, as long as there is something above to go to."""
+        while self._has_above(self._closed) and self._is_complete(self._closed):
+            place = self._closed
+            self._closed += 1
+            if place < len(self._pools):
+                pool, self._pools[place] = self._pools[place], _Arrivals()
+                for code, weight, order in zip(pool.codes, pool.weights, pool.order, strict=True):
+                    self._put(self._closed, code, weight, order)
+
+    def _has_above(self, place: int) -> bool:
+        return self._groups.made(place + 1) > 0 or any(pool.codes for pool in self._pools[place + 1 :])
+
+    def _is_complete(self, place: int) -> bool:
+        """Whether nothing comes any more that would go into that pool or one below."""
+        if not self._are_all or self._ended.get(0, 0) < self._items:
+            return False
+        return all(self._ended.get(level, 0) >= self._groups.made(level) for level in range(1, place + 1))
 
     def validate(self) -> None:
-        """Check the pool."""
-        assert self._pool.weight <= self._capacity, "the pool fits"  # noqa: S101  invariants
+        """Check the pools."""
+        assert all(pool.weight <= self._capacity for pool in self._pools), "the pools fit"  # noqa: S101  invariants
+        assert not any(pool.codes for pool in self._pools[: self._closed]), "closed pools are empty"  # noqa: S101
 
 
 class OrderedGrouper(Grouper):
@@ -301,11 +334,13 @@ class _Arrivals:
 
     codes: array[int] = field(default_factory=lambda: array("q"))
     order: array[int] = field(default_factory=lambda: array("q"))
+    weights: array[int] = field(default_factory=lambda: array("q"))
     weight: int = 0
 
     def add(self, code: int, weight: int, order: int) -> None:
         self.codes.append(code)
         self.order.append(order)
+        self.weights.append(weight)
         self.weight += weight
 
 

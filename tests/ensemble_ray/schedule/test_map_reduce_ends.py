@@ -154,10 +154,9 @@ def test_level_ends_the_run_when_none_of_its_reduces_is_left(order: dict[str, bo
 def test_pool_ends_the_run_when_nothing_is_left_in_it() -> None:
     """S-MR-104: pipelined, outputs of any level are enough to go on with."""
     rules = by_budget(3, is_pipelined=True)
-    tokens = weighing(1, 1, 1, 9)
 
-    assert Feed(rules=rules, items=4).play(tokens, failing={(1, 0), (1, 1)}).ends == [failed("level")]
-    assert Feed(rules=rules, items=4).play(tokens, failing={(1, 0)}).tree == ((3,),)
+    assert Feed(rules=rules, items=2).play(weighing(9, 9), failing={(1, 0), (1, 1)}).ends == [failed("level")]
+    assert Feed(rules=rules, items=4).play(weighing(1, 1, 1, 9), failing={(1, 0)}).tree == (0, 1, 2)
 
 
 def test_reduce_failure_stops_the_run_when_reduces_must_not_fail() -> None:

@@ -160,25 +160,44 @@ def test_tree_is_the_same_when_others_end_first(world: World, chance: int, windo
 @SEEDED
 @given(world=worlds(), chance=st.integers(0, 99))
 def test_groups_equal_the_definition_when_pipelined(world: World, chance: int) -> None:
-    """S-MR-111, S-MR-112, word by word: the oldest output and every later one that still fits."""
+    """S-MR-111, S-MR-112, word by word: a pool for each level, which goes up when its level is complete."""
     world = replace(world, rules=replace(world.rules, is_pipelined=True, is_ordered=False))
     run = world.play(chance)
 
-    pool: list[Work] = []
-    groups: list[tuple[Work, ...]] = []
-    cap, capacity = world.rules.max_levels, world.rules.capacity
-    for arrived in run.ended[:-1]:
-        pool.append(arrived)
-        while sum(world.weight(each) for each in pool if each[0] != cap) > capacity:
-            oldest, *later = (each for each in pool if each[0] != cap)
-            taken = [oldest]
-            for each in later:
-                if sum(map(world.weight, [*taken, each])) <= capacity:
-                    taken.append(each)
-            groups.append(tuple(taken))
-            pool = [each for each in pool if each not in taken]
+    assert [each.inputs for each in run.reduces] == pooled(world, run.ended[:-1])
 
-    assert [each.inputs for each in run.reduces] == [*groups, tuple(pool)]
+
+def pooled(world: World, ended: Sequence[Work]) -> list[tuple[Work, ...]]:
+    """The groups of works that ended in that order."""
+    cap, capacity, height = world.rules.max_levels, world.rules.capacity, 40
+    pools: list[list[Work]] = [[] for _ in range(height)]
+    groups: list[tuple[Work, ...]] = []
+    made, done, closed = [world.items] + [0] * height, [0] * height, 0
+
+    def make(inputs: Sequence[Work]) -> None:
+        groups.append(tuple(inputs))
+        made[max(inputs)[0] + 1] += 1
+
+    def put(place: int, work: Work) -> None:
+        if world.weight(work) > capacity:
+            make([work])
+            return
+        if sum(map(world.weight, [*pools[place], work])) > capacity:
+            make(pools[place])
+            pools[place] = []
+        pools[place].append(work)
+
+    for work in ended:
+        done[work[0]] += 1
+        if work[0] != cap:
+            put(max(work[0], closed), work)
+        while (made[closed + 1] or any(pools[closed + 1 :])) and done[: closed + 1] == made[: closed + 1]:
+            closed += 1
+            moved, pools[closed - 1] = pools[closed - 1], []
+            for each in moved:
+                put(closed, each)
+    grouped = {each for group in groups for each in group}
+    return [*groups, tuple(work for work in ended if work not in grouped)]
 
 
 @SEEDED
