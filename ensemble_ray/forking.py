@@ -29,8 +29,9 @@ from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.resuming import begin_again, recorded_definition
+from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
@@ -39,6 +40,8 @@ from ensemble_ray.threads import threads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ensemble_ray.fed.run import MapReduceRun
+    from ensemble_ray.loader import Runnable
     from ensemble_ray.messages import ChatMessage, ToolSpec
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
@@ -50,7 +53,7 @@ _NAMED = 20
 def fork(
     run_id: str,
     from_task: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
@@ -83,7 +86,7 @@ def fork(
 async def afork(
     run_id: str,
     from_task: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
@@ -118,13 +121,13 @@ class ForkOffer:
 async def begin_fork(
     run_id: str,
     from_task: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
     is_watched: bool = False,
-) -> Run:
+) -> Run | MapReduceRun:
     """Begin a fork and give its handle; see `fork`. On the library's loop."""
     offer = await offer_fork(run_id, from_task, ensemble, runtime=runtime)
     return await accept_fork(
@@ -133,16 +136,23 @@ async def begin_fork(
 
 
 async def offer_fork(
-    run_id: str, from_task: str, ensemble: Ensemble | None = None, *, runtime: Runtime | str | None = None
+    run_id: str, from_task: str, ensemble: Runnable | None = None, *, runtime: Runtime | str | None = None
 ) -> ForkOffer:
     """What a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop."""
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
+    if (await read_head(store, found.run_id)).is_fed:
+        raise ValidationError(
+            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: it has no plan to fork from. "
+            "Where it failed, resume it, which tries again what failed; items that were left out are mapped again by a "
+            "run over DeadLetters(path) of its dead letters"
+        )
     facts = await store.facts(found.run_id)
     recovered = Recovered(facts)
     _check(found, recovered)
     call = f"fork('{found.run_id}', TASK, ensemble)"
-    definition = await threads.run(recorded_definition, found, recovered, call) if ensemble is None else ensemble
+    loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble
+    definition = planned_form(loaded)
     planned = await _planned(_as_run(definition, recovered), recovered, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
     plan = plan_fork(planned.plan, recorded, from_task)
@@ -173,7 +183,7 @@ async def accept_fork(
     allow_changes: bool = False,
     listeners: Sequence[object] = (),
     is_watched: bool = False,
-) -> Run:
+) -> Run | MapReduceRun:
     """Begin the run that was offered and give its handle; `listeners` hear of it too. On the library's loop.
 
     Raises:

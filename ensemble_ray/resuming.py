@@ -8,29 +8,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.ensemble import RunOptions
+from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.map_reduce_fold import refusal_of
+from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.run_handle import Resumption, Run
+from ensemble_ray.run_handle import Resumption
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.fed.run import MapReduceRun
+    from ensemble_ray.loader import Runnable
     from ensemble_ray.messages import Fact
+    from ensemble_ray.run_handle import Run
 
-__all__ = ["aresume", "begin_again", "recorded_definition", "resume"]
+__all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 
 _log = logging.getLogger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
@@ -39,7 +47,7 @@ _ENDING_S = 15.0
 
 def resume(
     run_id: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     options: RunOptions | None = None,
@@ -73,7 +81,7 @@ def resume(
 
 async def aresume(
     run_id: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     options: RunOptions | None = None,
@@ -89,67 +97,88 @@ async def aresume(
 
 async def begin_again(
     run_id: str,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     runtime: Runtime | str | None = None,
     options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
     is_watched: bool = False,
-) -> Run:
+) -> Run | MapReduceRun:
     """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
     store = store_at(connect(runtime or "inline").store_address)
     found = await _settled(store, await store.find(run_id), take_over=take_over)
-    facts = await store.facts(found.run_id)
-    recovered = Recovered(facts)
-    _check(found, recovered, take_over=take_over)
+    told = await head_facts(store, found.run_id)
+    head = RunHead(told)
+    _check(found, head, take_over=take_over)
     # Loading runs user code, which may take its time.
     call = f"resume('{found.run_id}', ensemble)"
-    definition = await threads.run(recorded_definition, found, recovered, call) if ensemble is None else ensemble
-    header, is_completed = recovered.header, recovered.state is RunState.COMPLETED
-    options = options_again(facts, options)
+    definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
+    _check_kind(found.run_id, definition, head)
+    header, is_completed = head.header, head.state is RunState.COMPLETED
+    options = options_again(told, options)
     again = definition.with_options(options)
-    spent = _spent(found.run_id, again, facts, is_exhausted=recovered.state is RunState.BUDGET_EXHAUSTED)
+    past = await _past(store, found.run_id, again, is_fed=head.is_fed)
+    if head.state is RunState.BUDGET_EXHAUSTED:
+        check_larger(found.run_id, recorded_budget(told), _budget(again), past.spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
-    return Run(
-        definition,
+    return definition.begin(
         cast("Mapping[str, object]", header.get("inputs") or {}),
         runtime=runtime or cast("str", header.get("runtime") or None),
         run_id=found.run_id,
         options=options,
         is_watched=is_watched,
-        origin=definition.source,
         resumption=Resumption(
             header=header,
-            answers=answers_before(facts),
-            recorded_tasks=sum(task.output is not None for task in recovered.tasks.values()),
+            answers=past.answers,
+            recorded_tasks=past.tasks,
             is_completed=is_completed,
             takes_over=take_over,
             allows_changes=allow_changes,
-            spent=spent,
+            spent=past.spent,
         ),
     )
 
 
-def _spent(run_id: str, definition: Ensemble, facts: Sequence[Fact], *, is_exhausted: bool) -> Amount:
-    """What the run spent, where it has a budget now; one that spent its budget needs a larger one."""
-    budget = RunBudget.of(definition.max_tokens, definition.max_cost)
-    if budget is None:
-        return NOTHING
-    spent = spent_of(facts, definition.cost_configuration)
-    if is_exhausted:
-        check_larger(run_id, recorded_budget(facts), budget, spent)
-    return spent
+@dataclass(frozen=True, slots=True)
+class _Past:
+    """What a run did until now, as far as it matters before it goes on."""
+
+    answers: Mapping[str, Sequence[Fact]]
+    #: tasks with recorded outputs
+    tasks: int
+    #: where it has a budget now
+    spent: Amount
+
+
+async def _past(store: RunStore, run_id: str, definition: Runnable, *, is_fed: bool) -> _Past:
+    """What is recorded of a run; of a fed one, whose own reader takes the rest, not more than is counted here."""
+    has_budget, costs = _budget(definition) is not None, definition.cost_configuration
+    done, _ = await tasks_done(store, run_id)
+    calls = store.read(run_id, kinds=("model",))
+    if not is_fed:
+        facts = [fact async for page in calls for fact in page]
+        return _Past(answers_before(facts), done, spent_of(facts, costs) if has_budget else NOTHING)
+    spent = NOTHING
+    if has_budget:
+        async for page in calls:
+            spent += spent_of(page, costs)
+    return _Past({}, done, spent)
+
+
+def _budget(definition: Runnable) -> RunBudget | None:
+    return RunBudget.of(definition.max_tokens, definition.max_cost)
 
 
 async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
     """The run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
-    recorded = await store.facts(found.run_id) if found.state.is_going_on and not take_over else []
-    if not any(fact.kind == "plan" and fact.data.get("runtime") == "ray" for fact in recorded):
+    if not found.state.is_going_on or take_over:
+        return found
+    if (await read_head(store, found.run_id)).header.get("runtime") != "ray":
         return found
     _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
     for _ in range(int(_ENDING_S)):
@@ -160,10 +189,12 @@ async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> Ru
     return found
 
 
-def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
+def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
     """Refuse what cannot go on, and say what can be done instead."""
     run_id = found.run_id
-    if recovered.state is RunState.FAILED:
+    if head.is_fed and (refusal := refusal_of(head)):
+        raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")
+    if head.state is RunState.FAILED and not head.is_fed:
         raise ValidationError(
             f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
             f"failed: ensemble-ray fork {run_id} --from TASK"
@@ -174,19 +205,51 @@ def _check(found: RunSummary, recovered: Recovered, *, take_over: bool) -> None:
             f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
             "with take_over=True (--take-over)"
         )
-    if not recovered.header:
+    if not head.header:
         raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
 
 
-def recorded_definition(found: RunSummary, recovered: Recovered, call: str) -> Ensemble:
+def _check_kind(run_id: str, definition: Runnable, head: RunHead) -> None:
+    """Refuse a definition of another kind than the run's."""
+    has_plan = _has_plan(definition)
+    if has_plan is not head.is_fed:
+        return
+    told = ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
+    raise ValidationError(
+        f"Run '{run_id}' {told[0]}, and the tasks of this {type(definition).__name__} {told[1]}: "
+        "resume it with the definition that it was begun with"
+    )
+
+
+def _has_plan(definition: Runnable) -> bool:
+    return isinstance(definition, Ensemble) or (isinstance(definition, MapReduceEnsemble) and definition.is_planned)
+
+
+def planned_form(definition: Runnable) -> Ensemble:
+    """The definition as one with a plan.
+
+    Raises:
+        ValidationError: its tasks are made while it runs.
+    """
+    if isinstance(definition, Ensemble):
+        return definition
+    if isinstance(definition, MapReduceEnsemble) and definition.is_planned:
+        return definition.to_ensemble().with_origin(definition.source.place, definition.source.overrides)
+    raise ValidationError(
+        f"The tasks of this {type(definition).__name__} are made while it runs, so it has no plan. Give the definition "
+        "that the run was begun with"
+    )
+
+
+def recorded_definition(found: RunSummary, source: Origin, call: str) -> Runnable:
     """The definition that the run was recorded with, as it stands today.
 
     Raises:
         ValidationError: only the program that began the run has it; the message names the call to make there.
     """
-    if not recovered.source.place:
+    if not source.place:
         raise ValidationError(
             f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "
             f"call ensemble_ray.{call} in that program"
         )
-    return load_source(recovered.source)
+    return load_source(source)

@@ -40,6 +40,9 @@ __all__ = ["Display", "Watcher"]
 _SHOWN_TASKS = 8
 #: Starts of tasks get lines of their own up to this many tasks.
 _SHOWN_STARTS = 50
+#: Ends of tasks get lines of their own up to this many; after that one gets a line every so often, s.
+_SHOWN_ENDS = 1000
+_EVERY_S = 2.0
 _LABEL, _ROLE, _TEXT = 32, 24, 200
 #: What is asked of an agent, and what it gave.
 _BRIEF = 80
@@ -125,6 +128,7 @@ class Display:
         self._clock = clock
         self._began = clock()
         self._note = ""
+        self._told_at = 0.0
         self._lock = threading.Lock()
         self._live: Any = None
         self._log = _Warnings(self.note_line)
@@ -184,7 +188,8 @@ class Display:
         """The counts at the end, in one line."""
         tally, at = self.tally, self.elapsed_s
         failed = f", {tally.failed} failed" if tally.failed else ""
-        return f"{tally.done} of {tally.total_tasks} tasks{failed} in {at:.1f} s: {tally.summary(at)}"
+        total = f" of {tally.total_tasks}" if tally.total_tasks else ""
+        return f"{tally.done}{total} tasks{failed} in {at:.1f} s: {tally.summary(at)}"
 
     def _take(self, event: Event) -> None:
         at = self.elapsed_s
@@ -197,7 +202,7 @@ class Display:
     def _line(self, event: Event, at: float) -> str | None:
         """What a log shows of an event; a terminal shows failures only, the rest is in the block."""
         tally = self.tally
-        done = f"{tally.done + tally.failed}/{tally.total_tasks}"
+        done = f"{tally.done + tally.failed}" + (f"/{tally.total_tasks}" if tally.total_tasks else "")
         if isinstance(event, TaskFailedEvent):
             why = one_line(message_of(event.cause), _TEXT)
             return f"{at:7.1f} s  failed   {done}  {_who(event)}: {why}"
@@ -207,15 +212,22 @@ class Display:
             return None
         match event:
             case EnsembleStartedEvent():
-                return f"{at:7.1f} s  {self._title}: {counted(event.total_tasks, 'task')}, {event.workflow}"
-            case TaskStartEvent() if tally.total_tasks <= _SHOWN_STARTS:
+                return f"{at:7.1f} s  {self._title}: {_total(event)}{event.workflow}"
+            case TaskStartEvent() if max(tally.total_tasks, tally.done) <= _SHOWN_STARTS:
                 return f"{at:7.1f} s  started  {_who(event)}"
             case DelegationStartedEvent() | DelegationCompletedEvent():
                 return f"{at:7.1f} s  {_handed(event)}"
-            case TaskCompleteEvent():
+            case TaskCompleteEvent() if self._is_due(at):
                 return f"{at:7.1f} s  done     {done}  {_who(event)} in {_seconds(event.duration)}; {tally.summary(at)}"
             case _:
                 return None
+
+    def _is_due(self, at: float) -> bool:
+        """Whether a completed task gets a line: the first ones do, of a hundred thousand one every few seconds."""
+        if self.tally.done > _SHOWN_ENDS and at - self._told_at < _EVERY_S:
+            return False
+        self._told_at = at
+        return True
 
     def _block(self) -> RenderableType:
         """The block that a terminal shows."""
@@ -228,8 +240,9 @@ class Display:
         with self._lock:
             tally = self.tally
             ended, total, running = tally.done + tally.failed, tally.total_tasks, tally.running
-            counts = f"{ended}/{total} tasks, {len(running)} running" if total else "starting"
-            lines = f"{tally.agents} agents, {tally.summary(at)}" if total else ""
+            counted_ends = f"{ended}/{total}" if total else f"{ended}"
+            counts = f"{counted_ends} tasks, {len(running)} running" if total or running or ended else "starting"
+            lines = f"{tally.agents} agents, {tally.summary(at)}" if total or running or ended else ""
             tasks = [line for task in running[:_SHOWN_TASKS] for line in _task_lines(tally, task, at)]
         head = Table.grid(padding=(0, 1))
         head.add_row(
@@ -246,6 +259,11 @@ class Display:
         if self._note and not (running or ended):
             rows.append(Text(f"  {self._note}", style="dim"))
         return Group(*rows)
+
+
+def _total(event: EnsembleStartedEvent) -> str:
+    """How many tasks there are, where that is known before they are made."""
+    return f"{counted(event.total_tasks, 'task')}, " if event.total_tasks else ""
 
 
 def _who(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:

@@ -50,13 +50,13 @@ def fork(
     from ensemble_ray.forking import accept_fork, offer_fork
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.loop import run_blocking
-    from ensemble_ray.record.recovery import Recovered
+    from ensemble_ray.record.run_head import read_head
 
     store = own_store()
     found = run_blocking(store.find(run))
-    recovered = Recovered(run_blocking(store.facts(found.run_id)))
-    team = recorded_team(recovered) if target is None else load_ensemble(target)
-    chosen = runtime_of(runtime, recovered)
+    head = run_blocking(read_head(store, found.run_id))
+    team = recorded_team(head) if target is None else load_ensemble(target)
+    chosen = runtime_of(runtime, head)
     offer = run_blocking(offer_fork(found.run_id, from_task, team, runtime=chosen))
     told = "\n".join(_told(offer))
     if dry_run:

@@ -80,6 +80,19 @@ _NEXT: Mapping[str, str] = {
     "failed": "Use what it did: {command} fork {run} --from TASK",
 }
 
+#: The same of a failed map-reduce whose tasks were made while it ran (S-MR-163).
+_AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
+
+
+async def _next_of(run: RunSummary) -> str | None:
+    """What can be done with a run; None: nothing."""
+    from ensemble_ray.record.map_reduce_fold import refusal_of
+    from ensemble_ray.record.run_head import read_head
+
+    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_fed:
+        return None if refusal_of(head) else _AGAIN
+    return _NEXT.get(run.state.value)
+
 
 def say_where(run_id: str) -> None:
     """Where a run's record lies, which command shows it, and how it goes on if it did not complete."""
@@ -88,6 +101,7 @@ def say_where(run_id: str) -> None:
 
     try:
         found = run_blocking(own_store().summary(run_id))
+        told = None if found is None else run_blocking(_next_of(found))
     except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
@@ -96,6 +110,6 @@ def say_where(run_id: str) -> None:
         return
     command = own_command()
     lines = [f"Record: {found.place}", f"Show it: {command} trace {run_id}"]
-    if found.state.value in _NEXT:
-        lines.append(_NEXT[found.state.value].format(command=command, run=run_id))
+    if told is not None:
+        lines.append(told.format(command=command, run=run_id))
     say("\n".join(lines))

@@ -11,8 +11,8 @@ from ensemble_ray.cli.records import RunName, own_store
 from ensemble_ray.cli.run import AsJson, MaxCost, MaxTokens, Quiet, RuntimeName, TraceFile, budget_options, show_run
 
 if TYPE_CHECKING:
-    from ensemble_ray.ensemble import Ensemble
-    from ensemble_ray.record.recovery import Recovered
+    from ensemble_ray.loader import Runnable
+    from ensemble_ray.record.run_head import RunHead
 
 __all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
@@ -48,15 +48,15 @@ def resume(
     Exit codes: as run.
     """
     from ensemble_ray.loop import run_blocking
-    from ensemble_ray.record.recovery import Recovered
+    from ensemble_ray.record.run_head import read_head
     from ensemble_ray.resuming import begin_again
 
     options = budget_options(max_tokens, max_cost)
     store = own_store()
     found = run_blocking(store.find(run))
-    recovered = Recovered(run_blocking(store.facts(found.run_id)))
-    team = recorded_team(recovered)
-    chosen = runtime_of(runtime, recovered)
+    head = run_blocking(read_head(store, found.run_id))
+    team = recorded_team(head)
+    chosen = runtime_of(runtime, head)
     return show_run(
         lambda listener: run_blocking(
             begin_again(
@@ -77,7 +77,7 @@ def resume(
     )
 
 
-def recorded_team(recovered: Recovered) -> Ensemble | None:
+def recorded_team(head: RunHead) -> Runnable | None:
     """The team as it stands today where the run began; None where only a program has it.
 
     Raises:
@@ -85,12 +85,12 @@ def recorded_team(recovered: Recovered) -> Ensemble | None:
     """
     from ensemble_ray.loader import load_source
 
-    return load_source(recovered.source) if recovered.source.place else None
+    return load_source(head.source) if head.source.place else None
 
 
-def runtime_of(choice: RuntimeName | None, recovered: Recovered) -> str:
+def runtime_of(choice: RuntimeName | None, head: RunHead) -> str:
     """Where the run goes on: as chosen, else where it ran, else as the environment says."""
     from ensemble_ray.config import Settings
 
-    recorded = recovered.header.get("runtime")
+    recorded = head.header.get("runtime")
     return choice.value if choice else str(recorded or Settings.from_environment().runtime)

@@ -19,8 +19,9 @@ from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, ow
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
     from ensemble_ray.definition.run_rules import RunOptions
-    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.listeners import EnsembleListener
+    from ensemble_ray.loader import Runnable
     from ensemble_ray.outputs import EnsembleOutput
     from ensemble_ray.run_handle import Run
     from ensemble_ray.trace import ExecutionTrace
@@ -119,14 +120,19 @@ def run(
     Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
     """
     from ensemble_ray.cli.inputs import check_inputs, read_inputs
-    from ensemble_ray.loader import load_ensemble
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.loader import load_runnable
 
     given = read_inputs(inputs or (), inputs_file)
-    ensemble = load_ensemble(target, llm=llm)
+    ensemble = load_runnable(target, llm=llm)
     if workflow is not None:
+        if not isinstance(ensemble, Ensemble):
+            raise ValidationError(f"--workflow: '{target}' is a {type(ensemble).__name__}, which has no other workflow")
         chosen = {**ensemble.source.overrides, "workflow": workflow.value}
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
-    check_inputs(ensemble, given)
+    if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
+        check_inputs(ensemble, given)
     from ensemble_ray.config import Settings
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
@@ -157,7 +163,7 @@ def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions
 
 
 def carry_out(
-    ensemble: Ensemble,
+    ensemble: Runnable,
     inputs: Mapping[str, object],
     *,
     runtime: RuntimeName | None,
@@ -174,17 +180,18 @@ def carry_out(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
-    from ensemble_ray.run_handle import Run  # the help does not need it
-
+    source = ensemble.source
     return show_run(
-        lambda listener: Run(
-            ensemble.with_additional_listener(listener),
-            inputs,
-            runtime=None if runtime is None else runtime.value,
-            run_id=run_id,
-            options=options,
-            is_watched=False,
-            origin=ensemble.source,
+        lambda listener: (
+            ensemble.with_additional_listener(listener)
+            .with_origin(source.place, source.overrides)
+            .begin(
+                inputs,
+                runtime=None if runtime is None else runtime.value,
+                run_id=run_id,
+                options=options,
+                is_watched=False,
+            )
         ),
         title=title,
         as_json=as_json,
@@ -195,7 +202,7 @@ def carry_out(
 
 
 def show_run(
-    begin: Callable[[EnsembleListener], Run],
+    begin: Callable[[EnsembleListener], Run | MapReduceRun],
     *,
     title: str,
     as_json: bool = False,
@@ -248,7 +255,9 @@ class _Watched:
         #: None until it has begun
         self.run_id: str | None = None
 
-    def result(self, begin: Callable[[EnsembleListener], Run], display: Display) -> tuple[EnsembleOutput, bool]:
+    def result(
+        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
+    ) -> tuple[EnsembleOutput, bool]:
         """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
         with display, _terminable():
             display.note("starting the runtime")

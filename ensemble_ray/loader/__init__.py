@@ -4,6 +4,6 @@ What is wrong with a file is told with file, line and column, everything at once
 is constructed from the text but plain data; user code runs only where the file names it as `module:attribute`.
 """
 
-from ensemble_ray.loader.targets import load_ensemble, load_source
+from ensemble_ray.loader.targets import Runnable, load_ensemble, load_runnable, load_source
 
-__all__ = ["load_ensemble", "load_source"]
+__all__ = ["Runnable", "load_ensemble", "load_runnable", "load_source"]

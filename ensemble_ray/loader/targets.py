@@ -1,4 +1,4 @@
-"""What a target names: a YAML file, or `module:attribute`. Room: loader. Out: an `Ensemble` that knows its origin."""
+"""What a target names: a YAML file, or `module:attribute`. Room: loader. Out: an ensemble that knows its origin."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.task import Task
-from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.ensemble import Ensemble, Startable
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.problems import known_names, suggestion
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
@@ -19,9 +19,13 @@ from ensemble_ray.loader.team import load_team_file
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 
 if TYPE_CHECKING:
+    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["load_ensemble", "load_source"]
+__all__ = ["Runnable", "load_ensemble", "load_runnable", "load_source"]
+
+#: Everything that can be run.
+Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
 
 _YAML = {".yaml", ".yml"}
 #: Overrides that mean something here; all others are arguments of the callable that made the team.
@@ -35,10 +39,40 @@ def load_ensemble(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
-    """The team that a target names.
+    """The team that a target names; the tree of a map-reduce that is made at construction is one.
 
     Args:
-        target: The path of a YAML file, or `module:attribute`: an `Ensemble`, or a callable without arguments that
+        target: As for `load_runnable`.
+        llm: As for `load_runnable`.
+        needs_keys: As for `load_runnable`.
+        arguments: As for `load_runnable`.
+
+    Raises:
+        ValidationError: as `load_runnable`, and for a map-reduce whose tasks are made while it runs.
+    """
+    found = load_runnable(target, llm=llm, needs_keys=needs_keys, arguments=arguments)
+    if isinstance(found, Ensemble):
+        return found
+    from ensemble_ray.map_reduce import MapReduceEnsemble  # most teams do not need it
+
+    if isinstance(found, MapReduceEnsemble) and found.is_planned:
+        return found.to_ensemble().with_origin(target, found.source.overrides)
+    raise ValidationError(
+        f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to show or to serve"
+    )
+
+
+def load_runnable(
+    target: str,
+    *,
+    llm: str | ChatModel | None = None,
+    needs_keys: bool = True,
+    arguments: Mapping[str, str] | None = None,
+) -> Runnable:
+    """What can be run that a target names.
+
+    Args:
+        target: The path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that
             makes one. Modules of the current directory are found.
         llm: A model in place of every model that the team names.
         needs_keys: False: the team will only be looked at, so keys that a YAML file asks for may be missing.
@@ -60,18 +94,18 @@ def load_ensemble(
     raise ValidationError(_unclear(target))
 
 
-def load_source(source: Origin, *, needs_keys: bool = True) -> Ensemble:
-    """The team that a run was recorded with, with what was chosen then in place of what stands there.
+def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
+    """What a run was recorded with, with what was chosen then in place of what stands there.
 
     Raises:
-        ValidationError: as `load_ensemble`.
+        ValidationError: as `load_runnable`.
     """
     chosen = source.overrides
     if directory := chosen.get("directory"):
         make_importable(Path(directory))
     arguments = {name: value for name, value in chosen.items() if name not in _OF_THE_LOADER}
-    loaded = load_ensemble(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
-    if workflow := chosen.get("workflow"):
+    loaded = load_runnable(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
+    if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
         loaded = loaded.replace(workflow=workflow)
     return loaded.with_origin(source.place, chosen)
 
@@ -95,12 +129,12 @@ def _unclear(target: str) -> str:
     return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
 
 
-def _from_module(target: str, arguments: Mapping[str, str]) -> Ensemble:
+def _from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
     found = find_attribute(target)
-    if not isinstance(found, Ensemble) and callable(found):
+    if not isinstance(found, Startable) and callable(found):
         found = _made(found, target, arguments)
-    if isinstance(found, Ensemble):
-        return found
+    if isinstance(found, Startable):
+        return cast("Runnable", found)
     raise ValidationError(
         f"'{target}' is a {type(found).__name__}, and neither an Ensemble nor a function that makes one."
         f"{_teams_of(target)}"
@@ -132,14 +166,23 @@ def _made(factory: Callable[..., object], target: str, arguments: Mapping[str, s
 def _teams_of(target: str) -> str:
     """Names of the teams in the module, for whoever named something else in it."""
     module_name, _, attribute = target.partition(":")
-    teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Ensemble)]
+    teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
     return f"{suggestion(attribute, teams)} {known_names(teams)}" if teams else ""
 
 
-def _with_model(ensemble: Ensemble, model: ChatModel | None) -> Ensemble:
-    """The team with that model in place of every other; tasks and agents stay the same ones."""
+def _with_model(ensemble: Runnable, model: ChatModel | None) -> Runnable:
+    """The team with that model in place of every other; tasks and agents stay the same ones.
+
+    Raises:
+        ValidationError: its factories choose the models.
+    """
     if model is None:
         return ensemble
+    if not isinstance(ensemble, Ensemble):
+        raise ValidationError(
+            f"No other model can be chosen for a {type(ensemble).__name__}, since its factories make the agents: "
+            "let them use its llm"
+        )
     agents: dict[str, Agent] = {}
 
     def agent_with_model(agent: Agent) -> Agent:

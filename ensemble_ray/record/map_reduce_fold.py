@@ -13,7 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.exits import recorded_reason
-from ensemble_ray.ids import instance_of
+from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["FED_KINDS", "FedRecovered", "Keep", "Outcome", "read_fed"]
+__all__ = ["FED_KINDS", "FedRecovered", "Keep", "Outcome", "fails_on_item", "read_fed", "refusal_of"]
 
 #: Kinds of facts that the fold looks at.
 FED_KINDS = (*HEAD_KINDS, "items", "group", "model", "output", "task_failed", "task_exited")
 #: Takes the key of some work and the data of what it gave, or of how it failed.
 Keep = Callable[[str, Mapping[str, object]], None]
+
+#: End of the names of model calls that made the agent of some work.
+_MAKING = "synthesis"
 
 
 class Outcome(IntEnum):
@@ -54,6 +57,7 @@ class FedRecovered:
         input_tokens: Of all its recorded model calls, as far as the provider counted them.
         output_tokens: The same of the answers.
         uncounted_calls: Model calls of which the provider did not count something.
+        answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
     def __init__(self, keep: Keep | None = None, keep_failure: Keep | None = None) -> None:
@@ -68,6 +72,7 @@ class FedRecovered:
         self.items = RecordedItems()
         self.groups = RecordedGroups(self.items)
         self.exits: dict[str, ExitReason] = {}
+        self.answers: dict[str, list[Fact]] = {}
         self.input_tokens = self.output_tokens = self.uncounted_calls = 0
         self._keep = keep
         self._keep_failure = keep_failure
@@ -87,6 +92,8 @@ class FedRecovered:
             match fact.kind:
                 case "model":
                     self._count(fact.data)
+                    if fact.name.endswith(f"/{_MAKING}"):
+                        self.answers.setdefault(fact.name, []).append(fact)
                 case "output" | "task_failed" | "task_exited":
                     self._take_end(fact)
                 case "items":
@@ -101,23 +108,6 @@ class FedRecovered:
                     self.head.take(fact)
 
     # What is known.
-
-    @property
-    def fails_on_item(self) -> bool:
-        """Whether the first failed map ends the run (S-MR-150)."""
-        rules = as_mapping(self.head.header.get("plan"))
-        chosen = rules.get("on_item_error")
-        return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
-
-    @property
-    def refusal(self) -> str:
-        """Why it cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
-        if self.head.state is not RunState.FAILED or self.fails_on_item or self.head.end.get("failure") != "all_maps":
-            return ""
-        return (
-            "failed: all its maps did, and their failures were to be left out. Begin a new run; "
-            "where it wrote dead letters, a run over DeadLetters(path) maps the failed items again"
-        )
 
     def outcome(self, key: str) -> Outcome:
         """What is recorded of some work; nothing of what a run that goes on tries again."""
@@ -149,7 +139,7 @@ class FedRecovered:
             return
         for level, codes in self._levels.items():
             # What was left out stays left out: others went on without it, and the reduces above were grouped so.
-            is_to_blame = self.fails_on_item or (
+            is_to_blame = fails_on_item(self.head.header) or (
                 level > 0 and not self._named.get(FINAL) and not codes.count(Outcome.COMPLETED)
             )
             for number in list(codes.places(Outcome.FAILED)) if is_to_blame else ():
@@ -167,6 +157,7 @@ class FedRecovered:
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name or not occurrence.isdecimal():
             return
+        self.answers.pop(effect_name(fact.name, 0, _MAKING), None)
         number, counted = int(occurrence), self._occurrences.get(key, 0)
         if number < counted:
             return
@@ -196,6 +187,23 @@ class FedRecovered:
         self.input_tokens += max(given, 0)
         self.output_tokens += max(answered, 0)
         self.uncounted_calls += given < 0 or answered < 0
+
+
+def fails_on_item(header: Mapping[str, object]) -> bool:
+    """Whether the first failed map ends the run, by the data of its first fact (S-MR-150)."""
+    rules = as_mapping(header.get("plan"))
+    chosen = rules.get("on_item_error")
+    return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
+
+
+def refusal_of(head: RunHead) -> str:
+    """Why a fed run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
+    if head.state is not RunState.FAILED or fails_on_item(head.header) or head.end.get("failure") != "all_maps":
+        return ""
+    return (
+        "all its maps failed, and their failures were to be left out. Begin a new run; "
+        "where it wrote dead letters, a run over DeadLetters(path) maps the failed items again"
+    )
 
 
 async def read_fed(

@@ -15,9 +15,10 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.map_reduce_data import is_fed
 from ensemble_ray.record.task_fold import as_mapping
 
-__all__ = ["check_same", "recorded_output", "what_differs"]
+__all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
 
 #: Differences that a message names.
 _NAMED = 20
@@ -47,19 +48,50 @@ def recorded_output(
         ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
         RecordError: its record is damaged.
     """
+    fold = RunFold(facts)
+    if not is_answered(run_id, state, recorded_state=fold.state, recorded=fold.header, header=header):
+        return None
+    return fold.output(output_types or {}, object_ids or {})
+
+
+def is_answered(
+    run_id: str,
+    state: RunState,
+    *,
+    recorded_state: RunState,
+    recorded: Mapping[str, object],
+    header: Mapping[str, object] | None,
+) -> bool:
+    """Whether a run of that id is over, so that its record gives its output; False: it recorded nothing and begins.
+
+    Args:
+        run_id: The id asked for.
+        state: How the store says that the run stands.
+        recorded_state: How its facts say that it stands.
+        recorded: Data of its first fact; empty when it recorded nothing.
+        header: Data of the first fact that this run would record; None: that has been compared.
+
+    Raises:
+        RunExistsError: a run of that id is running.
+        ValidationError: it cannot be answered from the record: interrupted, cancelled, failed, or another definition.
+    """
     if state.is_going_on:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
         raise RunExistsError(msg)
-    fold = RunFold(facts)
-    if not fold.header:
-        return None  # it never began
-    if fold.state is not RunState.INTERRUPTED:
-        state = fold.state  # the facts are the truth: the process may have died between the end and the writing of it
-    if fold.state is RunState.COMPLETED:
+    if not recorded:
+        return False  # it never began
+    if recorded_state is not RunState.INTERRUPTED:
+        state = recorded_state  # the facts are the truth: its process may have died before it wrote the state
+    if recorded_state is RunState.COMPLETED:
         if header is not None:
-            check_same(run_id, fold.header, header, doing="run")
-        return fold.output(output_types or {}, object_ids or {})
-    if state is RunState.FAILED:
+            check_same(run_id, recorded, header, doing="run")
+        return True
+    if state is RunState.FAILED and is_fed(recorded):
+        msg = (
+            f"Run '{run_id}' has failed and is not begun again under its id: choose another run_id, or resume it, which "
+            f"tries again what failed (resume('{run_id}', ensemble), ensemble-ray resume {run_id})"
+        )
+    elif state is RunState.FAILED:
         msg = (
             f"Run '{run_id}' has failed and is not run again under its id: choose another run_id, or begin a new run "
             f"with what it did: ensemble-ray fork {run_id} --from TASK"

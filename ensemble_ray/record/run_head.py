@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["HEAD_KINDS", "RunHead", "origin_in", "read_head"]
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = ("plan", "resume", "end")
@@ -90,8 +90,13 @@ async def read_head(store: RunStore, run_id: str) -> RunHead:
     Raises:
         RecordError: the record is damaged, or of a newer format.
     """
-    head = RunHead()
-    async for page in store.read(run_id, kinds=HEAD_KINDS):
-        for fact in page:
-            head.take(fact)
-    return head
+    return RunHead(await head_facts(store, run_id))
+
+
+async def head_facts(store: RunStore, run_id: str) -> list[Fact]:
+    """The facts that the head of a run is made of.
+
+    Raises:
+        RecordError: the record is damaged, or of a newer format.
+    """
+    return [fact async for page in store.read(run_id, kinds=HEAD_KINDS) for fact in page]

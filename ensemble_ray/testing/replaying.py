@@ -31,8 +31,10 @@ from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
+from ensemble_ray.resuming import planned_form
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.testing.replay_ports import (
@@ -51,6 +53,7 @@ from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
+    from ensemble_ray.loader import Runnable
     from ensemble_ray.messages import ChatMessage, Fact
     from ensemble_ray.plan.plan import Node
 
@@ -82,7 +85,7 @@ class Replay:
 
 def replay(
     run: str | Run | EnsembleOutput,
-    ensemble: Ensemble | None = None,
+    ensemble: Runnable | None = None,
     *,
     home: Path | None = None,
     store: str | None = None,
@@ -108,16 +111,22 @@ def replay(
     return run_blocking(_replay(run_id, ensemble, StoreAddress.of(home, store)))
 
 
-async def _replay(name: str, ensemble: Ensemble | None, address: StoreAddress) -> Replay:
+async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -> Replay:
     store = store_at(address)
     found = await store.find(name)
+    if (await read_head(store, found.run_id)).is_fed:
+        raise ValidationError(
+            f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: there is no plan to replay. A resume "
+            "with today's definition says whether it differs"
+        )
     facts = await store.facts(found.run_id)
     recovered = Recovered(facts)
     if not recovered.header:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
         )
-    definition = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    loaded = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
+    definition = planned_form(loaded)
     options = RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {}))
     planned = await _planned(definition.with_options(options), recovered, facts)
     changed = _plan_difference(recovered, planned)
@@ -128,7 +137,7 @@ async def _replay(name: str, ensemble: Ensemble | None, address: StoreAddress) -
     return Replay(run_id=found.run_id, difference=difference, tasks=repetition.tasks, effects=repetition.journal.used)
 
 
-def _definition(found: RunSummary, recovered: Recovered) -> Ensemble:
+def _definition(found: RunSummary, recovered: Recovered) -> Runnable:
     if not recovered.source.place:
         raise ValidationError(
             f"Run '{found.run_id}' was begun by a program, so its definition is not known here: "

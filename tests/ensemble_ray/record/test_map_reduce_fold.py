@@ -10,7 +10,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
-from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
+from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome, fails_on_item, refusal_of
 from ensemble_ray.schedule.map_reduce_words import StartReduce
 
 from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, pulled, resumed
@@ -76,7 +76,7 @@ def test_interrupted_run_does_not_try_failed_maps_again() -> None:
 def test_failed_run_tries_again_what_it_failed_for() -> None:
     """S-MR-163: as another execution of the same task; what is done stays done."""
     found = fold(begun(), pulled(3), done("map-0#0"), failed("map-1#0"), failed("map-2#0"), ended(106, "failed"))
-    assert (found.refusal, found.outcome("map-1"), found.head.state) == ("", Outcome.FAILED, RunState.FAILED)
+    assert (refusal_of(found.head), found.outcome("map-1"), found.head.state) == ("", Outcome.FAILED, RunState.FAILED)
     found.go_on()
     assert [found.outcome(f"map-{n}") for n in range(3)] == [Outcome.COMPLETED, Outcome.UNKNOWN, Outcome.UNKNOWN]
     assert [found.instance(f"map-{n}") for n in range(3)] == ["map-0#0", "map-1#1", "map-2#1"]
@@ -113,7 +113,7 @@ def test_restart_of_a_scheduler_forgives_nothing() -> None:
 )
 def test_what_becomes_of_failed_items_is_as_recorded(rules: dict[str, object], *, is_fail: bool) -> None:
     """S-MR-150: where nothing is said, as the error strategy says."""
-    assert fold(fact("plan", "run", 100.0, plan=rules, items={})).fails_on_item is is_fail
+    assert fails_on_item(fold(fact("plan", "run", 100.0, plan=rules, items={})).head.header) is is_fail
 
 
 def test_left_out_maps_stay_left_out_when_a_reduce_failed_the_run() -> None:
@@ -123,7 +123,7 @@ def test_left_out_maps_stay_left_out_when_a_reduce_failed_the_run() -> None:
         group("reduce-1-0", 1, 0, "map-1"), failed("reduce-1-0#0"), group("reduce-1-1", 1, 1, "map-2"),
         done("reduce-1-1#0"), group(FINAL, 2, 0, "reduce-1-1"), failed("final-reduce#0"), ended(106, "failed"),
     )  # fmt: skip
-    assert found.refusal == ""
+    assert refusal_of(found.head) == ""
     found.go_on()
     assert [found.outcome(key).name for key in ("map-0", "reduce-1-0", FINAL)] == ["FAILED", "FAILED", "UNKNOWN"]
     assert found.instance(FINAL) == "final-reduce#1"
@@ -139,9 +139,9 @@ def test_whole_level_that_failed_is_tried_again() -> None:
 def test_run_all_of_whose_maps_failed_is_refused() -> None:
     """S-MR-163, S-MR-102: they were left out as was asked for; the text says what can be done."""
     end = fact("end", "run", 106.0, state="failed", failure="all_maps")
-    assert "DeadLetters" in fold(begun("collect"), pulled(1), failed("map-0#0"), end).refusal
-    assert fold(begun("fail"), pulled(1), failed("map-0#0"), end).refusal == ""
-    assert fold(begun("collect"), pulled(1), failed("map-0#0")).refusal == ""
+    assert "DeadLetters" in refusal_of(fold(begun("collect"), pulled(1), failed("map-0#0"), end).head)
+    assert refusal_of(fold(begun("fail"), pulled(1), failed("map-0#0"), end).head) == ""
+    assert refusal_of(fold(begun("collect"), pulled(1), failed("map-0#0")).head) == ""
 
 
 def test_early_end_is_known_with_its_reason() -> None:
@@ -161,6 +161,15 @@ def test_recorded_calls_count_as_spent() -> None:
     found = fold(begun(), pulled(2), model("map-0#0", 0, 103), model(handed, 0, 104), done(handed), unknown)
     assert (found.input_tokens, found.output_tokens, found.uncounted_calls) == (207, 40, 1)
     assert found.count(Outcome.COMPLETED) == 0
+
+
+def test_answers_that_made_agents_are_kept_until_their_work_ended() -> None:
+    """S-SET-46, S-MR-161: whoever goes on with the work does not ask again; there may be a hundred thousand."""
+    made = [fact("model", f"map-{n}#0/0/synthesis", 102.0, text=f"agent {n}") for n in range(3)]
+    found = fold(begun("skip"), pulled(3), *made, done("map-0#0"), failed("map-1#0"))
+    assert {name: [each.data["text"] for each in facts] for name, facts in found.answers.items()} == {
+        "map-2#0/0/synthesis": ["agent 2"]
+    }
 
 
 # Items.
