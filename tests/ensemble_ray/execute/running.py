@@ -10,6 +10,7 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.unknown import UnknownEffect
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.messages import Effect, Fact, ToolCall
@@ -88,6 +89,7 @@ class Bench:
             callables=LocalCallables(self.tasks, policies),
             services=Services(limiter=process_limiter(), cpu=PoolHere(), driver=driver),
             tool_metrics=NoOpToolMetrics(),
+            spending=spending_here(frame.budget, frame.cost),
             ask_unknown=ask_unknown,
         )
         self.runner = TaskRunner(frame, ports, self.agents)

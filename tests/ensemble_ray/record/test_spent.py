@@ -1,0 +1,96 @@
+"""What a record tells of a run's budget: what is spent, what was allowed, with what it goes on."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from ensemble_ray.definition.run_rules import RunOptions
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.limits.budget import Amount, RunBudget
+from ensemble_ray.messages import Fact
+from ensemble_ray.metrics import CostConfiguration
+from ensemble_ray.record.run_budget import budget_data, check_larger, options_again, recorded_budget
+from ensemble_ray.record.spent import spent_of, with_account
+from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
+
+READ = node("read", "Read Ray")
+
+
+def answer(name: str, at: float, tokens: tuple[int, int], **more: object) -> Fact:
+    """A recorded answer."""
+    return fact("model", name, at, text="y" * 40, input_tokens=tokens[0], output_tokens=tokens[1], **more)
+
+
+def test_recorded_answers_are_what_was_spent() -> None:
+    """S-BUD-6, S-BUD-7: those of every task, of handed on work and of a synthesizer; nothing else."""
+    facts = [
+        *begun(READ),
+        answer("read#0/0/synthesis", 1, (1, 2)),
+        answer("read#0/0/model", 2, (10, 20)),
+        answer("read#0/0/call-0/delegate#0/0/model", 3, (100, 200)),
+        *completed("read", output("Read Ray", "x"), 105),
+    ]
+    assert spent_of(facts, None) == Amount(333)
+
+
+def test_money_is_counted_as_the_costs_say() -> None:
+    """S-BUD-10."""
+    costs = CostConfiguration(input_token_rate=Decimal("0.1"), output_token_rate=Decimal("0.2"))
+    assert spent_of([answer("a#0/0/model", 1, (10, 20))], costs) == Amount(30, 5 * 10**8)
+
+
+def test_answer_without_counts_is_what_was_estimated() -> None:
+    """S-BUD-2: as the budget estimated it then; where there was none, as its text is long."""
+    assert spent_of([answer("a#0/0/model", 1, (-1, -1), estimated_tokens=[7, 5])], None) == Amount(12)
+    assert spent_of([answer("a#0/0/model", 1, (9, -1), estimated_tokens=[9, 5])], None) == Amount(14)
+    assert spent_of([answer("a#0/0/model", 1, (-1, -1))], None) == Amount(10)
+
+
+def test_answers_of_another_run_are_not_counted() -> None:
+    """S-BUD-9: a fork has a budget of its own."""
+    assert spent_of([answer("a#0/0/model", 1, (9, 9), is_copied=True)], None) == Amount(0)
+
+
+def test_call_that_is_noted_twice_is_counted_once() -> None:
+    """S-BUD-9: who goes on notes again what was asked before the run began; several calls of one name are several."""
+    facts = [answer("a#0/0/synthesis", at, (1, 1)) for at in (1, 2, 1)]
+    assert spent_of(facts, None) == Amount(4)
+
+
+def test_owner_of_a_run_opens_an_account_of_its_own() -> None:
+    """S-BUD-6, S-BUD-8: with what is spent; a run without a budget has none."""
+    frame = RunFrame(run_id="r", workflow="sequential", total_tasks=1, budget=RunBudget(max_tokens=100))
+    one, two = (with_account(frame, [answer("a#0/0/model", 1, (9, 9))]).budget for _ in range(2))
+    assert one is not None
+    assert two is not None
+    assert (one.max_tokens, one.spent) == (100, Amount(18))
+    assert one.account != two.account
+    plain = RunFrame(run_id="r", workflow="sequential", total_tasks=1)
+    assert with_account(plain, []) is plain
+
+
+def test_last_budget_and_last_options_hold_when_a_run_goes_on_again() -> None:
+    """S-BUD-6: a restart of a scheduler changes neither; what is chosen now wins."""
+    facts = begun(READ, options={"max_tokens": 5, "max_parallel_tasks": 2}, **budget_data(RunBudget(max_tokens=5)))
+    again = {"options": {"max_tokens": 9}, **budget_data(RunBudget(max_tokens=9))}
+    facts += [fact("resume", "run", 200, is_restart=False, **again), fact("resume", "run", 201, is_restart=True)]
+    assert recorded_budget(facts) == RunBudget(max_tokens=9)
+    assert options_again(facts, None) == RunOptions(max_tokens=9)
+    assert options_again(facts, RunOptions(max_tokens=20, durability="run")).max_tokens == 20
+    assert recorded_budget(begun(READ)) is None
+
+
+def test_run_that_spent_its_budget_needs_a_larger_one() -> None:
+    """S-BUD-6: which also covers what was spent."""
+    before, spent = RunBudget(max_tokens=100), Amount(90)
+    for now in (None, RunBudget(max_tokens=200), RunBudget(max_cost=1)):
+        check_larger("r", before, now, spent)
+    told = r"Run 'r' spent its budget \(max_tokens 100\): 90 tokens are spent\. Go on with a larger one"
+    for now in (before, RunBudget(max_tokens=50)):
+        with pytest.raises(ValidationError, match=told):
+            check_larger("r", before, now, spent)
+    with pytest.raises(ValidationError, match="102 tokens are spent"):
+        check_larger("r", before, RunBudget(max_tokens=101), Amount(102))
