@@ -62,8 +62,8 @@ def cluster_there(*, has_two_nodes: bool = False) -> Generator[Cluster, None, No
         environment = environment_in(directory)
         if has_two_nodes:
             command.append("--two-nodes")
-            # A node that is gone is noticed after seconds instead of a minute.
-            for name, value in (("initial_delay", 0), ("period", 500), ("timeout", 500)):
+            # A node that is gone is noticed after seconds instead of a minute; one that is there may be slow to answer.
+            for name, value in (("initial_delay", 0), ("period", 500), ("timeout", 10_000)):
                 environment[f"RAY_health_check_{name}_ms"] = str(value)
             environment["RAY_health_check_failure_threshold"] = "3"
         with program(command, log=directory / "log", env=environment, cwd=ROOT) as running:
