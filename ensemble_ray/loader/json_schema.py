@@ -14,11 +14,13 @@ from pydantic_core import PydanticUndefined
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
+from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.loader.hierarchy import CONSTRAINT
 from ensemble_ray.loader.kinds import Field
+from ensemble_ray.loader.map_reduce import ITEM_TASK, MAP_REDUCE
 from ensemble_ray.loader.models import MODEL_FIELDS
 from ensemble_ray.loader.tables import AGENT, COST, LIMIT, RETRY, TASK, TEAM
 from ensemble_ray.loader.tools import tool_schema
@@ -38,6 +40,10 @@ def team_schema() -> dict[str, JsonValue]:
     properties = {
         "agents": _members("agent", "Agents by name."),
         "tasks": _members("task", "What to do, in order; tasks by name."),
+        "map_reduce": {
+            "allOf": [{"$ref": "#/definitions/map_reduce"}],
+            "description": "In place of tasks: a task for each of many items, and how their outputs are brought together.",
+        },
         **properties,
     }
     # As in Python: without a value, the workflow is found from the tasks' context.
@@ -49,12 +55,14 @@ def team_schema() -> dict[str, JsonValue]:
         "description": "A team of agents and its tasks; run it with `ensemble-ray run FILE`.",
         **team,
         "properties": properties,
-        "required": ["tasks"],
+        "oneOf": [{"required": ["tasks"]}, {"required": ["map_reduce"]}],
         "definitions": {
             "agent": _object(AGENT, Agent),
             "listed_agent": _listed(_object(AGENT, Agent), name_is_required=True),
             "task": _object(TASK, Task),
             "listed_task": _listed(_object(TASK, Task), name_is_required=False),
+            "map_reduce": _object(MAP_REDUCE, MapReduceDefinition),
+            "item_task": _object(ITEM_TASK, Task),
             "tool": dict(tool_schema()),
             "model": _object(MODEL_FIELDS, None),
             "rate_limit": _object(LIMIT, RateLimit),

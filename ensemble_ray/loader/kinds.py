@@ -20,6 +20,7 @@ from ensemble_ray.loader.references import find_attribute, is_reference
 from ensemble_ray.messages import JsonValue
 
 if TYPE_CHECKING:
+    from ensemble_ray.items.sources import ItemSource
     from ensemble_ray.ports import ChatModel
 
 __all__ = [
@@ -63,7 +64,15 @@ def given(value: object) -> TypeGuard[object]:
 class Reading:
     """One reading of one file: what readers need to know, and where they put what is wrong."""
 
-    def __init__(self, problems: Problems, directory: Path, *, llm: ChatModel | None, needs_keys: bool) -> None:
+    def __init__(
+        self,
+        problems: Problems,
+        directory: Path,
+        *,
+        llm: ChatModel | None,
+        needs_keys: bool,
+        items: ItemSource | None = None,
+    ) -> None:
         self.problems = problems
         #: of the file; paths in it are relative to it
         self.directory = directory
@@ -71,6 +80,8 @@ class Reading:
         self.llm = llm
         #: False: the team will only be looked at, so keys may be missing
         self.needs_keys = needs_keys
+        #: takes the place of the items that the file names
+        self.items = items
 
     def refuse(self, node: Located, where: str, text: str) -> object:
         """Note a problem; gives `BAD`."""

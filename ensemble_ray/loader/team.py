@@ -1,4 +1,4 @@
-"""A team file becomes an `Ensemble`. Room: loader.
+"""A team file becomes an ensemble. Room: loader.
 
 Order: the text becomes a tree, every value is read, names are looked up, objects are made. Each step notes all that is
 wrong with the file before the next one is refused.
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
@@ -25,22 +25,28 @@ from ensemble_ray.loader.tables import AGENT, TASK, TEAM, Named
 from ensemble_ray.values import Value
 
 if TYPE_CHECKING:
+    from ensemble_ray.items.sources import ItemSource
+    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
     from ensemble_ray.ports import ChatModel
 
 __all__ = ["load_team_file"]
 
 V = TypeVar("V", bound=Value)
 _SECTIONS = ("agents", "tasks")
+_MAP_REDUCE = "map_reduce"
 _NAME = {"name": Field(kind=TEXT)}
 
 
-def load_team_file(target: str, *, llm: ChatModel | None = None, needs_keys: bool = True) -> Ensemble:
+def load_team_file(
+    target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
+) -> Ensemble | MapReduceEnsemble | MapEnsemble:
     """The team of a YAML file.
 
     Args:
         target: Its path.
         llm: Takes the place of every model that the file names.
         needs_keys: False: the team will only be looked at, so keys of models and tools may be missing.
+        items: Takes the place of the items of a map-reduce.
 
     Raises:
         ValidationError: there is no such file, or something in it is wrong; everything is named with its place.
@@ -52,7 +58,7 @@ def load_team_file(target: str, *, llm: ChatModel | None = None, needs_keys: boo
     problems = Problems(target)
     root = read_document(text, problems)
     problems.check()
-    reading = Reading(problems, directory, llm=llm, needs_keys=needs_keys)
+    reading = Reading(problems, directory, llm=llm, needs_keys=needs_keys, items=items)
     ensemble = _Team(reading).ensemble(cast("Located", root))
     problems.check()
     if ensemble is None:
@@ -103,19 +109,21 @@ class _Team:
         self._reading = reading
         self._problems = reading.problems
 
-    def ensemble(self, root: Located) -> Ensemble | None:
+    def ensemble(self, root: Located) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
         """The team; None when something was noted."""
         if not isinstance(root, Entries):
             self._reading.refuse(root, "", f"a team file is a mapping with keys of [{', '.join((*_SECTIONS, *TEAM))}]")
             return None
+        if (section := root.entries.get(_MAP_REDUCE)) is not None:
+            return self._map_reduce(root, section)
         sections = {name: Field(kind=TEXT) for name in _SECTIONS}
         own = Entries(spot=root.spot, entries={k: entry for k, entry in root.entries.items() if k not in sections})
-        known = {**sections, **TEAM}
+        known = {**sections, _MAP_REDUCE: Field(kind=TEXT), **TEAM}
         values = read_fields(self._reading, own, known, "", what="a team")
         agents = list(self._section(root, "agents", AGENT))
         tasks = list(self._section(root, "tasks", TASK))
         if "tasks" not in root.entries:
-            self._problems.add(root.spot, "", "a team needs the key 'tasks'")
+            self._problems.add(root.spot, "", "a team needs the key 'tasks', or 'map_reduce'")
         team_llm = self._reading.llm or (values or {}).get("llm")
         self._look_up(agents, tasks, has_llm="llm" in root.entries or team_llm is not None)
         if values is None or self._problems:
@@ -130,6 +138,72 @@ class _Team:
             return None
         whole = _Declared(name=None, node=root, spot=root.spot, where="")
         return self._made(Ensemble, whole, {**values, "tasks": made_tasks, "agents": made_agents or None})
+
+    def _map_reduce(self, root: Entries, entry: Entry) -> MapReduceEnsemble | MapEnsemble | None:
+        """The map-reduce; None when something was noted."""
+        from ensemble_ray.loader.map_reduce import MAP_REDUCE, MAP_TEAM, SIDES, Side  # most teams do not need them
+
+        if (tasks := root.entries.get("tasks")) is not None:
+            text = "a file with 'map_reduce' has no tasks beside it: its tasks are made of its items"
+            self._problems.add(tasks.spot, "tasks", text)
+        apart = {"agents": Field(kind=TEXT), "tasks": Field(kind=TEXT), _MAP_REDUCE: Field(kind=TEXT)}
+        own = Entries(spot=root.spot, entries={name: each for name, each in root.entries.items() if name not in apart})
+        rules = read_fields(self._reading, own, {**apart, **MAP_TEAM}, "", what="a team with a map-reduce")
+        agents = list(self._section(root, "agents", AGENT))
+        values = read_fields(self._reading, entry.value, MAP_REDUCE, _MAP_REDUCE, what="the map-reduce")
+        team_llm = self._reading.llm or (rules or {}).get("llm")
+        sides = {name: side for name in SIDES if isinstance(side := (values or {}).get(name), Side)}
+        declared = [
+            _Declared(name=None, node=side.node, spot=side.node.spot, where=side.where, values=side.values)
+            for side in sides.values()
+        ]
+        self._look_up(agents, declared, has_llm="llm" in root.entries or team_llm is not None)
+        if rules is None or values is None or self._problems:
+            return None
+        made_agents = [self._made(Agent, each, self._agent_values(each, team_llm)) for each in agents]
+        made = self._tasks(declared, dict(zip((each.name for each in agents), made_agents, strict=True)))
+        if self._problems:
+            return None
+        rules = {**rules, "llm": team_llm}
+        fields = {name: value for name, value in values.items() if name not in SIDES}
+        whole = _Declared(name=None, node=cast("Entries", entry.value), spot=entry.spot, where=_MAP_REDUCE)
+        return self._brought_together(whole, root, {**rules, **fields}, dict(zip(sides, made, strict=True)))
+
+    def _brought_together(
+        self, section: _Declared, root: Entries, values: dict[str, object], tasks: Mapping[str, Task]
+    ) -> MapReduceEnsemble | MapEnsemble | None:
+        from ensemble_ray.items.screening import screened
+        from ensemble_ray.items.sources import ItemSource
+        from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
+        from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
+
+        inputs = frozenset(cast("Mapping[str, object]", values.get("inputs", {})))
+        prompt = ItemPrompt(tasks["map"], inputs)
+        source = values.get("items", self._reading.items)
+        if not isinstance(source, ItemSource):
+            self._problems.add(section.spot, section.where, "the map-reduce needs the key 'items'")
+            return None
+        factories: dict[str, object] = {"items": screened(source, problem=prompt.problem), "map_task": prompt}
+        if "reduce" in tasks:
+            factories["reduce_task"] = GroupPrompt(tasks["reduce"], inputs)
+        if "direct" in tasks:
+            factories["direct_task"] = AllItemsPrompt(tasks["direct"], inputs)
+        kind = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
+        if kind is MapEnsemble:
+            known = {info.alias or name for name, info in kind.model_fields.items()}
+            text = "it is of use only with the section 'reduce', which says how outputs are brought together"
+            for name in {*values, *tasks} - known - {"map"}:
+                self._problems.add(section.node.entries[name].spot, f"{section.where}.{name}", text)
+        if self._problems:
+            return None
+        try:
+            return kind(**cast("dict[str, Any]", {**values, **factories}))
+        except ValidationError as error:
+            spot, where = _place_of(str(error), section)
+            if where == section.where:
+                spot, where = _place_of(str(error), _Declared(name=None, node=root, spot=spot, where=""))
+            self._problems.add(spot, where or section.where, str(error))
+            return None
 
     # Reading a section.
 
