@@ -131,7 +131,8 @@ class FedRun:
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._houses.end_stuck, tuple(instances))
 
     async def close(self, *, keep: bool) -> None:
-        """Let all processes go."""
+        """Let all processes go; who waits for results is told that there are none."""
+        self._news.set()
         await self._houses.close(keep=keep)
 
     async def deserted(self) -> None:

@@ -1,0 +1,132 @@
+"""A driver of fed runs for tests: it makes orders, and keeps each result, once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from actors import spawn
+from actors.remote_houses import RemoteHouses
+from actors.runtime import RayRuntime
+from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
+from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.ids import instance_of, new_object_id
+from ensemble_ray.ports import EventSink
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.testing import RecordingSink
+from ensemble_ray.tools.tool import NoOpToolMetrics
+from tests.scenarios.teams import PATIENCE_S, Marks
+
+
+class Placed:
+    """A model that tells which process and which object answers."""
+
+    async def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        return ChatResponse(text=f"{os.getpid()}/{id(self)}")
+
+
+class Waiting:
+    """A model that tells its process, and answers when all is over."""
+
+    def __init__(self, marks: Marks) -> None:
+        self._marks = marks
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: object = ()) -> ChatResponse:
+        self._marks.add(os.getpid())
+        await asyncio.to_thread(self._marks.wait, "over")
+        return ChatResponse(text="done")
+
+
+class Driver:
+    """The caller of a fed run."""
+
+    def __init__(
+        self,
+        runtime: RayRuntime,
+        *,
+        run_id: str = "",
+        store: StoreAddress | None = None,
+        events: EventSink | None = None,
+        interest: frozenset[str] = frozenset(),
+    ) -> None:
+        self.run_id = run_id or f"fed-{new_object_id()[:8]}"
+        self.results: dict[str, TaskResult] = {}
+        self.kinds = Kinds()
+        self._runtime = runtime
+        self._changed = asyncio.Event()
+        frame = RunFrame(
+            run_id=self.run_id,
+            workflow="map",
+            total_tasks=0,
+            interest=interest,
+            durability="off" if store is None else "effects",
+        )
+        self.request = FeedRequest(
+            run_id=self.run_id,
+            frame=frame,
+            events=events or RecordingSink(()),
+            tool_metrics=NoOpToolMetrics(),
+            on_unknown=OnUnknown.TELL_MODEL,
+            journal=MemoryJournal(self.run_id),
+            store=store,
+            deliver=self._deliver,
+        )
+
+    async def __aenter__(self) -> Self:
+        self.houses: RemoteHouses = await self._runtime.feed(self.request)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        await self.houses.close()
+
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        for result in results:
+            assert result.key not in self.results, "delivered twice"
+            self.results[result.key] = result
+        self._changed.set()
+
+    def order(self, key: str, by: Agent | None = None, **fields: Any) -> TaskOrder:
+        """An order of a task that is named by its key."""
+        task = Task(description=f"do {key}", expected_output="a text", agent=by, **fields)
+        return TaskOrder(
+            run_id=self.run_id,
+            key=key,
+            instance=instance_of(key),
+            epoch=0,
+            index=1,
+            task=task,
+            agent_key=None if by is None else self.kinds.kind_of(by),
+            agent_role="(deterministic)" if by is None else by.role,
+            agent=by,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+        )
+
+    async def until(self, count: int) -> list[TaskResult]:
+        """All results, as soon as there are so many."""
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.results) < count:
+                self._changed.clear()
+                await self._changed.wait()
+        return list(self.results.values())
+
+    def texts(self) -> dict[str, str]:
+        """What each task gave; a task that gave nothing fails the test."""
+        found: dict[str, str] = {}
+        for key, result in self.results.items():
+            assert result.output is not None, result.error
+            found[key] = result.output.raw
+        return found
+
+
+async def in_scheduler(look: Any) -> Any:
+    """What a function finds in the scheduler's process."""
+    return await spawn.scheduler().__ray_call__.remote(look)

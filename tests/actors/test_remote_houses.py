@@ -1,0 +1,435 @@
+"""RemoteHouses on a real cluster: every order has its result, once, whatever dies; kinds of agents share processes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from actors import connection, remote_houses, spawn
+from actors.remote_houses import RemoteHouses
+from actors.runtime import RayRuntime
+from ensemble_ray import (
+    AgentExecutionError,
+    EnsembleError,
+    GuardrailResult,
+    RunState,
+    TaskCompleteEvent,
+    ValidationError,
+    tool,
+)
+from ensemble_ray.epochs import REDISPATCH_STEP
+from ensemble_ray.errors import RunExistsError
+from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.ids import instance_of
+from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.testing import RecordingSink
+from tests.actors.feeding import Driver, Placed, Waiting, in_scheduler
+from tests.scenarios.teams import Marks, agent, until
+
+
+@pytest.fixture
+def runtime(ray_runtime: RayRuntime) -> RayRuntime:
+    """The shared one; its processes stay warm from test to test."""
+    return ray_runtime
+
+
+async def at_work(marks: Marks, count: int) -> list[int]:
+    """The processes of so many calls."""
+    lines = await asyncio.to_thread(until, lambda: marks.lines if len(marks.lines) >= count else [], "the calls")
+    return [int(line) for line in lines]
+
+
+async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: RayRuntime) -> None:
+    """S-MR-142, S-MR-141: agents that differ by data share two processes, and one model in each; each keeps its data."""
+    model = Placed()
+    async with Driver(runtime) as driver:
+        assert driver.houses.most_processes == 2
+        for start in range(0, 2000, 500):
+            driver.houses.start(
+                [driver.order(f"map-{n}", agent(model, f"Worker {n}", replicas=2)) for n in range(start, start + 500)]
+            )
+        results = await driver.until(2000)
+    assert {result.status for result in results} == {"completed"}
+    assert {(key, result.instance) for key, result in driver.results.items()} == {
+        (f"map-{n}", instance_of(f"map-{n}")) for n in range(2000)
+    }
+    for key, result in driver.results.items():
+        assert result.output is not None
+        assert result.output.agent_role == f"Worker {key.removeprefix('map-')}"
+        assert result.output.task_description == f"do {key}"
+    places = {text.partition("/")[0] for text in driver.texts().values()}
+    assert (len(places), len(set(driver.texts().values()))) == (2, 2)
+    held = await in_scheduler(lambda self: (self._feeds.running, len(self._feeds._runs)))
+    assert held == ((), 0)
+
+
+async def test_agents_that_say_nothing_get_more_processes_when_many_tasks_are_in_flight(runtime: RayRuntime) -> None:
+    """S-MR-141: one process up to 64 tasks, then as many as the cluster has CPUs; who says one has one."""
+    model = Placed()
+    async with Driver(runtime) as driver:
+        driver.houses.start([driver.order(f"few-{n}", agent(model)) for n in range(64)])
+        await driver.until(64)
+        assert len(set(driver.texts().values())) == 1
+        driver.houses.start([driver.order(f"many-{n}", agent(model)) for n in range(80)])
+        driver.houses.start([driver.order(f"one-{n}", agent(model, replicas=1)) for n in range(80)])
+        await driver.until(224)
+    texts = driver.texts()
+    assert len({text for key, text in texts.items() if key.startswith("many")}) == 2
+    assert len({text for key, text in texts.items() if key.startswith("one")}) == 1
+
+
+async def test_tasks_of_a_dead_process_go_on_in_another(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-MR-164, S-DUR-31: under a higher epoch, told once; those of the other process are not disturbed."""
+    marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
+    driver = Driver(runtime, store=address)
+    owned = await store_at(address).begin(driver.run_id)
+    async with driver:
+        worker = agent(Waiting(marks), replicas=2)
+        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(20)])
+        victim = (await at_work(marks, 20))[0]
+        count = len([line for line in marks.lines if line == str(victim)])
+        os.kill(victim, signal.SIGKILL)
+        await at_work(marks, 20 + count)
+        marks.add("over")
+        await driver.until(20)
+    await owned.close(RunState.COMPLETED)
+    assert set(driver.texts().values()) == {"done"}
+    assert sorted(result.epoch for result in driver.results.values()) == [0] * (20 - count) + [REDISPATCH_STEP] * count
+
+
+async def test_tasks_fail_with_their_process_when_nothing_is_recorded(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-DUR-31, S-PAR-34: none begins anew what it may have done; the run goes on, and the next task in a new process."""
+    marks = Marks(tmp_path / "marks")
+    async with Driver(runtime) as driver:
+        worker = agent(Waiting(marks), replicas=1)
+        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(6)])
+        os.kill((await at_work(marks, 6))[0], signal.SIGKILL)
+        for result in await driver.until(6):
+            assert result.status == "failed"
+            assert type(result.error) is AgentExecutionError
+            assert "its process died" in str(result.error)
+        marks.add("over")
+        driver.houses.start([driver.order("after", worker)])
+        await driver.until(7)
+    assert driver.results["after"].status == "completed"
+
+
+async def test_what_is_in_flight_is_sent_again_when_the_scheduler_died(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-MR-164, S-DUR-16: with durability off too; what was done before is not done again, what comes after is done."""
+    marks = Marks(tmp_path / "marks")
+    async with Driver(runtime) as driver:
+        driver.houses.start([driver.order("before", agent(Placed()))])
+        await driver.until(1)
+        driver.houses.start([driver.order(f"map-{n}", agent(Waiting(marks), f"W{n}")) for n in range(12)])
+        await at_work(marks, 12)
+        os.kill(await in_scheduler(lambda _: os.getpid()), signal.SIGKILL)
+        driver.houses.start([driver.order("meanwhile", agent(Placed()))])
+        await at_work(marks, 24)
+        marks.add("over")
+        await driver.until(14)
+        driver.houses.start([driver.order("after", agent(Placed()))])
+        await driver.until(15)
+        assert not driver.houses.failed.done()
+    assert {driver.results[f"map-{n}"].epoch for n in range(12)} == {3 * REDISPATCH_STEP}
+    assert len(driver.texts()) == 15
+
+
+async def test_stopped_tasks_are_delivered_as_cancelled(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-MR-150: at work, on their way, or not sent at all; others are not disturbed."""
+    marks = Marks(tmp_path / "marks")
+    async with Driver(runtime) as driver:
+        worker = agent(Waiting(marks), replicas=1)
+        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(4)])
+        await at_work(marks, 4)
+        driver.houses.stop([instance_of("map-1")])
+        await driver.until(1)
+        driver.houses.start([driver.order("sent", worker)])
+        await asyncio.sleep(0)  # its message is made in the next turn of the loop
+        driver.houses.start([driver.order("queued", worker)])
+        driver.houses.stop([instance_of("sent"), instance_of("queued"), instance_of("map-1"), "nobody"])
+        await driver.until(3)
+        marks.add("over")
+        await driver.until(6)
+    assert {key for key, result in driver.results.items() if result.status == "cancelled"} == {
+        "map-1",
+        "sent",
+        "queued",
+    }
+
+
+def own_tool(number: int) -> object:
+    """A tool that is an object of its own."""
+
+    @tool
+    def tell() -> str:
+        """Tell a number."""
+        return str(number)
+
+    return tell
+
+
+async def test_agents_with_tools_of_their_own_work_by_the_hundred(runtime: RayRuntime) -> None:
+    """S-MR-142: in a few processes, which keep 64 of their kinds at most; one that was let go of works again."""
+    model = Placed()
+    workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(200)]
+    async with Driver(runtime) as driver:
+        for turn in range(2):
+            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(200)])
+            await driver.until(200 * (turn + 1))
+        kept = await in_scheduler(kinds_kept)
+        sizes = await asyncio.gather(*(handle.__ray_call__.remote(kinds_hosted) for handle in await processes_of()))
+    assert len(driver.texts()) == 400
+    assert kept == 64
+    assert 1 <= len([size for size in sizes if size]) <= 4
+    assert max(sizes) <= 64
+
+
+def kinds_kept(scheduler: Any) -> int:
+    """How many kinds the scheduler keeps of its one fed run."""
+    (run,) = scheduler._feeds._runs.values()
+    return len(run._kinds)
+
+
+def kinds_hosted(house: Any) -> int:
+    """How many kinds a process keeps."""
+    return sum((len(run.kinds) for run in house._host._runs.values()), 0)
+
+
+async def processes_of() -> list[Any]:
+    """Handles of all agent processes of the scheduler."""
+    found: list[Any] = await in_scheduler(lambda self: [process.handle for process in self._pool._living])
+    return found
+
+
+async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> None:
+    """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
+
+    def forget(scheduler: Any) -> None:
+        (run,) = scheduler._feeds._runs.values()
+        run._kinds._things.clear()
+        run._kinds._idle.clear()
+
+    def forget_hosted(house: Any) -> None:
+        for run in house._host._runs.values():
+            run.kinds._things.clear()
+            run.kinds._idle.clear()
+
+    worker = agent(Placed(), replicas=1)
+    async with Driver(runtime) as driver:
+        for turn in range(2):
+            driver.houses.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
+            await driver.until(6 * (turn + 1))
+            if not turn:
+                await in_scheduler(forget)
+        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+        driver.houses.start([driver.order("one", worker)])
+        await driver.until(13)
+        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+        driver.houses.start([driver.order(f"more-{n}", worker) for n in range(6)])
+        await driver.until(19)
+    assert len(driver.texts()) == 19
+
+
+class Counting:
+    """A handler and guardrail that counts its calls."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._lock = None
+
+    def __call__(self, given: object) -> object:
+        del given
+        self.count += 1
+        return f"{os.getpid()}/{self.count}"
+
+
+class Limiting:
+    """A guardrail that lets two answers pass."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, given: object) -> GuardrailResult:
+        del given
+        self.count += 1
+        return GuardrailResult.success() if self.count <= 2 else GuardrailResult.failure("that is enough")
+
+
+async def test_callables_that_tasks_share_are_one_copy(runtime: RayRuntime) -> None:
+    """S-SET-31, S-MR-142: in the one process of the run's callables; the caller's own copy is untouched."""
+    handler, guardrail = Counting(), Limiting()
+    async with Driver(runtime) as driver:
+        driver.houses.start([driver.order("plain", agent(Placed()))])
+        driver.houses.start([driver.order(f"map-{n}", handler=handler) for n in range(8)])
+        await driver.until(9)
+        driver.houses.start(
+            [driver.order(f"guarded-{n}", agent(Placed()), output_guardrails=[guardrail]) for n in range(3)]
+        )
+        await driver.until(12)
+        held = await in_scheduler(lambda self: len(next(iter(self._feeds._runs.values()))._callables._tasks))
+    assert held == 0
+    texts = [result.output.raw for key, result in driver.results.items() if key.startswith("map") and result.output]
+    assert sorted(int(text.partition("/")[2]) for text in texts) == list(range(1, 9))
+    assert len({text.partition("/")[0] for text in texts}) == 1
+    assert (handler.count, guardrail.count) == (0, 0)
+    guarded = [driver.results[f"guarded-{n}"] for n in range(3)]
+    assert sorted(result.status for result in guarded) == ["completed", "completed", "failed"]
+    assert "that is enough" in str(next(result.error for result in guarded if result.error))
+
+
+async def test_callables_are_hosted_again_when_their_process_died(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-DUR-31, S-SET-31: a handler that was at work goes on in the next one; later tasks find theirs there."""
+    marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
+
+    def hold(given: object) -> str:
+        del given
+        marks.add(os.getpid())
+        marks.wait("over")
+        return "held"
+
+    driver = Driver(runtime, store=address)
+    owned = await store_at(address).begin(driver.run_id)
+    async with driver:
+        driver.houses.start([driver.order("first", handler=hold, effect="none")])
+        os.kill((await at_work(marks, 1))[0], signal.SIGKILL)
+        await at_work(marks, 2)
+        marks.add("over")
+        driver.houses.start([driver.order("second", handler=hold, effect="none")])
+        await driver.until(2)
+    await owned.close(RunState.COMPLETED)
+    assert set(driver.texts().values()) == {"held"}
+
+
+class Locked(Placed):
+    """A model that cannot travel."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("make", "culprit"),
+    [
+        (lambda driver: driver.order("bad", agent(Locked())), "Agent 'Writer' -> llm -> lock"),
+        (lambda driver: driver.order("bad", handler=closing(threading.Lock())), "Task 'bad' -> handler -> closure"),
+    ],
+    ids=["agent", "handler"],
+)
+async def test_task_is_delivered_as_failed_when_something_of_it_cannot_travel(
+    runtime: RayRuntime, make: Callable[[Driver], TaskOrder], culprit: str
+) -> None:
+    """S-MR-106, S-SET-38, S-CONV-34: the path to it; whoever starts it is not disturbed, and nothing of it is kept."""
+    async with Driver(runtime) as driver:
+        driver.houses.start([make(driver), driver.order("good", agent(Placed()))])
+        await driver.until(2)
+    error = driver.results["bad"].error
+    assert type(error) is ValidationError
+    assert culprit in str(error)
+    assert driver.results["good"].status == "completed"
+
+
+def closing(value: object) -> Callable[[object], str]:
+    """A handler that carries that."""
+    return lambda _: str(value)
+
+
+async def test_events_of_what_was_delivered_are_handed_on_before_close_returns(runtime: RayRuntime) -> None:
+    """S-MR-95, S-PAR-42: all of them, also while the run goes on."""
+    sink = RecordingSink()
+    async with Driver(runtime, events=sink, interest=frozenset({TaskCompleteEvent.method})) as driver:
+        driver.houses.start([driver.order(f"map-{n}", agent(Placed())) for n in range(40)])
+        await driver.until(40)
+    assert sorted(event.instance for event in sink.of(TaskCompleteEvent)) == sorted(
+        instance_of(f"map-{n}") for n in range(40)
+    )
+
+
+async def test_first_driver_stops_when_another_takes_its_run_over(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-DUR-17, S-SET-39: a recorded run; one of that id that is not recorded is refused, since nobody knows whose it is."""
+    address = StoreAddress(home=str(tmp_path))
+    owned = await store_at(address).begin("taken")
+    async with Driver(runtime, run_id="taken", store=address) as first:
+        with pytest.raises(RunExistsError, match="Run 'taken' is running"):
+            async with Driver(RayRuntime(), run_id="taken"):
+                pass
+        async with Driver(runtime, run_id="taken", store=address) as second:
+            second.houses.start([second.order("map-0", agent(Placed()))])
+            await second.until(1)
+            with pytest.raises(EnsembleError, match="Run taken was taken over"):
+                await first.houses.failed
+            assert "taken" in await spawn.scheduler().states.remote()
+        assert second.results["map-0"].status == "completed"
+    await owned.close(RunState.COMPLETED)
+
+
+class Gone:
+    """A scheduler whose calls fail at once, as they do when its host refuses connections."""
+
+    def __getattr__(self, name: str) -> Gone:
+        return self
+
+    async def remote(self, *_: object, **__: object) -> None:
+        """Call it."""
+        raise ActorUnavailableError("out of reach", None)
+
+
+async def test_houses_fail_when_the_cluster_is_gone(
+    runtime: RayRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-DUR-34, S-CONV-32: within seconds, with what to do; nothing is delivered any more, and closing returns."""
+
+    async def answers() -> bool:
+        return False
+
+    driver = Driver(runtime)
+    async with driver:
+        monkeypatch.setattr(connection, "_answers", answers)
+        monkeypatch.setattr(remote_houses, "_PAUSES_S", (0.0,))
+        lost = RemoteHouses(driver.request, Gone(), is_attended=False, keeps_warm=False, most_processes=1)
+        lost._collecting = asyncio.ensure_future(lost._collect())
+        with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume"):
+            await lost.failed
+        lost.start([driver.order("late", agent(Placed()))])
+        await lost.close()
+        monkeypatch.undo()
+    assert driver.results == {}
+    assert [each.message for each in caplog.records if "scheduler's process died" in each.message] != []
+
+
+class New:
+    """A scheduler that was started anew, again and again, and takes what it is given."""
+
+    def __getattr__(self, name: str) -> New:
+        return self
+
+    async def remote(self, *_: object, **__: object) -> None:
+        """Call it."""
+
+
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "off"])
+async def test_run_ends_when_schedulers_die_with_the_same_tasks(runtime: RayRuntime, *, is_recorded: bool) -> None:
+    """S-MR-164, S-DUR-16: their epochs have room for no more; where nothing is recorded, nothing is held to that."""
+    driver = Driver(runtime, store=StoreAddress(home="/nowhere") if is_recorded else None)
+    houses = RemoteHouses(driver.request, New(), is_attended=False, keeps_warm=False, most_processes=1)
+    houses._is_open = True
+    houses.start([driver.order("map-0", agent(Placed()))])
+    epochs: list[int] = []
+    for _ in range(2):
+        await asyncio.sleep(0)  # what was started is sent
+        await houses._go_on()
+        epochs += [packed.fed.order.epoch for packed in houses._in_flight.values()]
+    assert epochs == [3 * REDISPATCH_STEP, 6 * REDISPATCH_STEP]
+    if is_recorded:
+        with pytest.raises(EnsembleError, match=f"resume {driver.run_id}"):
+            await houses._go_on()
+    else:
+        await houses._go_on()
+    await houses.close()
