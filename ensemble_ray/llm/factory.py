@@ -5,6 +5,9 @@ Nothing is started or reached here: a model object is made, its endpoint is met 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from weakref import WeakValueDictionary
+
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
 
@@ -32,14 +35,36 @@ def resolve_llm(value: object) -> ChatModel:
         )
     prefix, colon, rest = value.strip().partition(":")
     if prefix == "openai" and rest.strip():
-        from ensemble_ray.llm.openai import OpenAIChatModel
-
-        return OpenAIChatModel(rest.strip())
-    if prefix == "local" and bool(colon) == bool(rest.strip()):
-        from ensemble_ray.llm.local import LocalChatModel
-
-        return LocalChatModel(path=rest.strip() or None)
+        return _same(f"openai:{rest.strip()}", _openai)
+    if prefix == "local" and not colon:
+        return _same("local", _local)
+    if prefix == "local" and rest.strip():
+        return _local(value.strip())  # a path means what it means where the process stands now
     raise ValidationError(f"Unknown llm '{value}'. Known: {_known()}")
+
+
+#: Models that were made from a string and are in use. They cannot be changed, so one does for all who name it, with
+#: one client, and agents that name it are told apart by their texts alone (S-MR-142).
+_named: WeakValueDictionary[str, ChatModel] = WeakValueDictionary()
+
+
+def _same(name: str, make: Callable[[str], ChatModel]) -> ChatModel:
+    model = _named.get(name)
+    if model is None:
+        model = _named[name] = make(name)
+    return model
+
+
+def _openai(name: str) -> ChatModel:
+    from ensemble_ray.llm.openai import OpenAIChatModel
+
+    return OpenAIChatModel(name.partition(":")[2])
+
+
+def _local(name: str) -> ChatModel:
+    from ensemble_ray.llm.local import LocalChatModel
+
+    return LocalChatModel(path=name.partition(":")[2].strip() or None)
 
 
 def _known() -> str:

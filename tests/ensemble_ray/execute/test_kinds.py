@@ -1,0 +1,125 @@
+"""Kinds of agents: what makes two agents one kind, what travels instead, and what is kept of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ensemble_ray import Agent, RateLimit, tool
+from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, Shelf, overlaid, overlay_of
+from ensemble_ray.testing import ScriptedModel
+
+MODEL = ScriptedModel()
+
+
+def worker(**fields: Any) -> Agent:
+    """An agent."""
+    return Agent(**{"role": "Writer", "goal": "write", "llm": MODEL, **fields})
+
+
+@tool
+def look() -> str:
+    """Look."""
+    return ""
+
+
+def test_agents_that_differ_by_data_are_one_kind() -> None:
+    """S-MR-142: an agent is its kind's template and what differs; tools and model are the template's own objects."""
+    kinds = Kinds()
+    template = worker(tools=[look])
+    changes: dict[str, Any] = {
+        "role": "Reader",
+        "goal": "read",
+        "background": "long",
+        "stream": True,
+        "verbose": True,
+        "max_iterations": 3,
+        "response_format": "short",
+        "allow_delegation": True,
+    }
+    assert set(changes) == set(OVERLAY_FIELDS)
+    other = worker(tools=[look], **changes)
+    kind = kinds.kind_of(template)
+    assert kinds.kind_of(other) == kind
+    assert kinds.template(kind) is template
+    assert kinds.overlay(other, kind) == changes
+    assert kinds.overlay(template, kind) == {}
+    assert kinds.overlay(worker(tools=[look], role="Reader"), kind) == {"role": "Reader"}
+    made = overlaid(template, overlay_of(other, template))
+    assert {name: getattr(made, name) for name in Agent.model_fields} == {
+        name: getattr(other, name) for name in Agent.model_fields
+    }
+    assert made.llm is MODEL
+    assert made.tools[0] is template.tools[0]
+
+
+class Special(Agent):
+    """An agent of the user's own class."""
+
+    extra: Any = None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (worker(), worker(llm=ScriptedModel())),
+        (worker(), worker(tools=[look])),
+        (worker(), worker(isolation="process")),
+        (worker(), worker(replicas=2)),
+        (worker(), worker(replicas=1)),
+        (worker(), worker(max_concurrency=2)),
+        (worker(), worker(rate_limit=RateLimit.per_second(1))),
+        (worker(), Special(role="Writer", goal="write", llm=MODEL)),
+        (worker(), worker().rewritten(replicas=1)),
+        (
+            Special(role="Writer", goal="write", llm=MODEL, extra=[1]),
+            Special(role="Writer", goal="write", llm=MODEL, extra=[1]),
+        ),
+    ],
+)
+def test_agents_that_differ_by_an_object_or_a_limit_are_two_kinds(one: Agent, other: Agent) -> None:
+    """S-MR-142, S-MR-141: who says nothing of replicas is another than who asks for one."""
+    kinds = Kinds()
+    assert kinds.kind_of(one) != kinds.kind_of(other)
+    assert kinds.kind_of(one) == kinds.kind_of(one.rewritten(role="Other"))
+
+
+@pytest.mark.parametrize("name", ["openai:small", "local"])
+def test_agents_whose_models_have_one_name_are_one_kind(name: str) -> None:
+    """S-MR-142, S-CONV-19: one model object for all of them."""
+    kinds = Kinds()
+    one, other = worker(llm=name), worker(llm=name)
+    assert one.llm is other.llm
+    assert kinds.kind_of(one) == kinds.kind_of(other)
+    assert kinds.kind_of(one) != kinds.kind_of(worker(llm="openai:large"))
+
+
+def test_kinds_do_not_pile_up_when_each_agent_is_one() -> None:
+    """S-MR-142: those used last are known; one that was forgotten has another name, also where its objects are the same."""
+    kinds = Kinds(most=2)
+    agents = [worker(llm=ScriptedModel()) for _ in range(3)]
+    first, second = kinds.kind_of(agents[0]), kinds.kind_of(agents[1])
+    assert kinds.kind_of(agents[0]) == first
+    third = kinds.kind_of(agents[2])
+    assert (kinds.kind_of(agents[0]), kinds.kind_of(agents[2])) == (first, third)
+    with pytest.raises(KeyError):
+        kinds.template(second)
+    assert kinds.kind_of(agents[1]) not in {first, second, third}
+
+
+def test_shelf_keeps_what_is_in_use_and_what_was_used_last() -> None:
+    """S-MR-142: what is put stays until it is trimmed; dropping is told, once."""
+    dropped: list[tuple[str, int]] = []
+    shelf: Shelf[int] = Shelf(most=1, on_drop=lambda name, thing: dropped.append((name, thing)))
+    for number, name in enumerate("abc"):
+        shelf.put(name, number)
+    shelf.put("a", 7)
+    assert (shelf.use("a"), shelf.use("a"), shelf.use("x"), shelf.get("a"), len(shelf)) == (0, 0, None, 0, 3)
+    shelf.trim()
+    assert dropped == [("b", 1)]
+    shelf.done("a")
+    assert dropped == [("b", 1)]
+    shelf.done("a")
+    assert dropped == [("b", 1), ("c", 2)]
+    assert ("a" in shelf, "c" in shelf) == (True, False)
