@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 from urllib.request import urlopen
 
 from benchmarks.children import Child, clean_environment, started
@@ -56,6 +57,8 @@ class Measured:
     values: list[float] = field(default_factory=list[float])
     #: processor time of the variant's whole tree per round, s; the server's is not in it
     cpu_s: list[float] = field(default_factory=list[float])
+    #: per round: what nothing can be faster than, by the server's delays: the longest, or all of them over the slots, s
+    bound_s: list[float] = field(default_factory=list[float])
     #: requests of all rounds, the first one, which is not measured, included
     requests: int = 0
     #: memory only: peak RSS of the tree, bytes, and its processes then
@@ -124,18 +127,22 @@ def _in_turn(place: _Place, rounds: Mapping[str, _DoRound], conditions: Conditio
 
 def _counted(place: _Place, do_round: _DoRound, result: Measured, *, total: Measured) -> None:
     scenario = place.scenario
-    before = _requests(place.url)
+    before = _stats(place.url)
     do_round(result)
-    made = _requests(place.url) - before
+    after = _stats(place.url)
+    made = after["requests"] - before["requests"]
     needed = scenario.requests_of(result.variant)
     if made != needed:
         raise WrongCountError(f"{scenario.name}: {result.variant} made {made} requests in a round, needed are {needed}")
     total.requests += made
+    if slots := scenario.extra.get("slots"):
+        work_s = (after["delays_ms"] - before["delays_ms"]) / 1e3
+        result.bound_s.append(max(after["longest_delay_ms"] / 1e3, work_s / slots))
 
 
-def _requests(url: str) -> int:
+def _stats(url: str) -> Mapping[str, int]:
     with urlopen(f"{url}/stats", timeout=30) as answer:  # noqa: S310  our own server on loopback
-        return int(json.load(answer)["requests"])
+        return cast("Mapping[str, int]", json.load(answer))
 
 
 # ---- one process for all rounds

@@ -112,6 +112,9 @@ def lines_of(rows: Sequence[Row], results: Sequence[Measured]) -> list[Line]:
             references = {
                 text: median(found.values) * scale for name, text in row.references if (found := of(name)) is not None
             }
+            bounds = [bound for each in (floor, of(row.inline), of(row.ray)) if each for bound in each.bound_s]
+            if any(bounds):
+                references["nothing can be faster than"] = min(bounds) * scale
             lines.append(
                 Line(
                     scenario=row.scenario,

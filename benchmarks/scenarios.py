@@ -112,6 +112,25 @@ _JOBS = {"floor": "floor", "inline": "team", "ray": "team", "inline-recorded": "
 _ON_RAY = frozenset({"ray", "ray-recorded"})
 _RECORDED = frozenset({"inline-recorded", "ray-recorded"})
 
+_MAPPING = {"floor": "floor", "inline": "team", "ray": "team", "ray-2": "team_two"}
+_MAPPING_RECORDED = _MAPPING | {"inline-recorded": "team", "ray-2-recorded": "team_two"}
+
+
+def _mapping(name: str, *, size: int, slots: int, latency_ms: int, is_recorded: bool = False) -> Scenario:
+    """A map over items, in one process, in one agent process on Ray, and in two."""
+    variants = _MAPPING_RECORDED if is_recorded else _MAPPING
+    return Scenario(
+        name=name,
+        measure="warm",
+        variants={variant: f"mapping:{made}" for variant, made in variants.items()},
+        on_ray=frozenset({"ray", "ray-2", "ray-2-recorded"}),
+        recorded=_RECORDED | {"ray-2-recorded"},
+        size=size,
+        latency_ms=latency_ms,
+        extra={"slots": slots},
+    )
+
+
 SCENARIOS = (
     Scenario(
         name="fan-out-200ms",
@@ -132,6 +151,29 @@ SCENARIOS = (
         recorded=_RECORDED,
         size=1000,
         requests_more=1,
+        extra={"slots": 200},
+    ),
+    _mapping("map-1k-200", size=1_000, slots=200, latency_ms=200),
+    _mapping("map-1k-1000", size=1_000, slots=1_000, latency_ms=200),
+    _mapping("map-10k-200", size=10_000, slots=200, latency_ms=200),
+    _mapping("map-10k-1000", size=10_000, slots=1_000, latency_ms=200),
+    _mapping("map-10k-0ms", size=10_000, slots=200, latency_ms=0, is_recorded=True),
+    Scenario(
+        name="stragglers",
+        measure="warm",
+        variants={
+            "floor": "stragglers:floor",
+            "levels": "stragglers:levels",
+            "pipelined": "stragglers:pipelined",
+            "levels-ray": "stragglers:levels",
+            "pipelined-ray": "stragglers:pipelined",
+        },
+        on_ray=frozenset({"levels-ray", "pipelined-ray"}),
+        size=1_000,
+        # By tens: 100, 10 and 1.
+        requests_more=111,
+        latency_ms=100,
+        server=("--latency-spread", "1"),
         extra={"slots": 200},
     ),
     Scenario(
@@ -214,6 +256,9 @@ SCENARIOS = (
     Scenario(name="import", measure="reported", variants={"inline": "import_time.py"}, requests_each=0),
 )
 
+#: Replicas are told of under the table.
+_TWO = (("ray-2", "with two agent processes on Ray"),)
+
 ROWS = (
     Row(
         scenario="fan-out-200ms",
@@ -228,6 +273,30 @@ ROWS = (
         unit="s",
         target_inline=_ratio(0.35),
         target_ray=_ratio(0.25),
+    ),
+    *(
+        Row(scenario=name, title=f"map {items} items at {latency} ms, {slots} slots", unit="s", references=_TWO)
+        for name, items, latency, slots in (
+            ("map-1k-200", "1,000", 200, "200"),
+            ("map-1k-1000", "1,000", 200, "1,000"),
+            ("map-10k-200", "10,000", 200, "200"),
+            ("map-10k-1000", "10,000", 200, "1,000"),
+            ("map-10k-0ms", "10,000", 0, "200"),
+        )
+    ),
+    Row(
+        scenario="stragglers",
+        title="map-reduce of 1,000, lognormal latency (median 100 ms, sigma 1), 200 slots: level by level",
+        unit="s",
+        inline="levels",
+        ray="levels-ray",
+    ),
+    Row(
+        scenario="stragglers",
+        title="the same pipelined",
+        unit="s",
+        inline="pipelined",
+        ray="pipelined-ray",
     ),
     Row(
         scenario="chain",
@@ -307,6 +376,22 @@ def _on_both(scenario: str, title: str, unit: Literal["s", "ms"], allowed: Targe
 OVERHEADS = (
     *_on_both("fan-out-200ms", "fan-out 1,000 at 200 ms", "s", _ratio(1.25)),
     *_on_both("fan-out-0ms", "fan-out 1,000 at 0 ms", "s", _ratio(1.25)),
+    Overhead(
+        scenario="map-10k-0ms",
+        title="map 10,000 items at 0 ms",
+        unit="s",
+        off="inline",
+        recorded="inline-recorded",
+        allowed=_ratio(1.25),
+    ),
+    Overhead(
+        scenario="map-10k-0ms",
+        title="map 10,000 items at 0 ms, two agent processes",
+        unit="s",
+        off="ray-2",
+        recorded="ray-2-recorded",
+        allowed=_ratio(1.25),
+    ),
     *_on_both("chain", "chain of 50 at 0 ms, per task", "ms", _A_STEP),
     *_on_both("manager", "manager, 10 delegations, per model call", "ms", _A_STEP),
     *_on_both("tool-loop", "20 tool calls that only read, per model call", "ms", _A_STEP),

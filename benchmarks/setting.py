@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-    from ensemble_ray import Ensemble
+    from ensemble_ray import Ensemble, MapEnsemble, MapReduceEnsemble
 
 __all__ = ["MODEL", "SYSTEM", "Round", "Setting", "bare_rounds", "team_rounds"]
 
@@ -60,7 +60,7 @@ def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]
 
 
 @contextmanager
-def team_rounds(setting: Setting, make: Callable[[], Ensemble]) -> Generator[Round]:
+def team_rounds(setting: Setting, make: Callable[[], Ensemble | MapEnsemble | MapReduceEnsemble]) -> Generator[Round]:
     """Rounds of a team on a runtime that stays warm; declaring the team is part of the round."""
     from ensemble_ray import InlineRuntime, RayRuntime, RunOptions
 

@@ -38,6 +38,16 @@ def text_of(answer: tuple[int, Any]) -> object:
     return answer[1]["choices"][0]["message"]["content"]
 
 
+def stats_of(url: str) -> dict[str, int]:
+    """What a server in its own process counts."""
+    place = urlsplit(url)
+    connection = HTTPConnection(place.netloc, timeout=90)
+    connection.request("GET", f"{place.path}/stats")
+    found: dict[str, int] = json.loads(connection.getresponse().read())
+    connection.close()
+    return found
+
+
 def test_answers_come_in_order_when_scripted() -> None:
     """S-CONV-22: the double speaks the protocol that the adapter speaks."""
     with ModelServer(["one", ToolCall("c", "t", "{}")]) as server:
@@ -172,14 +182,34 @@ def test_it_serves_from_its_own_process_when_started_as_one() -> None:
         url = process.stdout.readline().strip()
         assert text_of(ask(url)) == "hi"
         assert text_of(ask(url)) == "hi"
-        place = urlsplit(url)
-        connection = HTTPConnection(place.netloc, timeout=90)
-        connection.request("GET", f"{place.path}/stats")
-        stats = json.loads(connection.getresponse().read())
-        assert stats == {"requests": 2, "served": 2, "repeated": 1, "abandoned": 0, "max_in_flight": 1}
-        connection.close()
+        stats = stats_of(url)
+        counts = {"requests": 2, "served": 2, "repeated": 1, "abandoned": 0, "max_in_flight": 1}
+        assert stats == {**counts, "delays_ms": 2, "longest_delay_ms": 1}
         process.stdin.close()
         assert process.wait(timeout=90) == 0
+
+
+def test_delays_follow_from_the_question_when_they_are_spread() -> None:
+    """For benchmarks: lognormal, and the same for the same question, so that all who are compared wait alike."""
+    command = [sys.executable, "-m", "ensemble_ray.testing.model_server", "--text", "hi", "--until-stdin-closes"]
+    with subprocess.Popen(  # noqa: S603  our own interpreter
+        [*command, "--latency-ms", "4", "--latency-spread", "1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        url = process.stdout.readline().strip()
+        delays = []
+        for question in ("one", "two", "one"):
+            before = stats_of(url)["delays_ms"]
+            assert text_of(ask(url, {**HELLO, "messages": [{"role": "user", "content": question}]})) == "hi"
+            delays.append(stats_of(url)["delays_ms"] - before)
+        process.stdin.close()
+        assert process.wait(timeout=90) == 0
+    assert abs(delays[0] - delays[2]) <= 1  # told in whole ms
+    assert abs(delays[0] - delays[1]) > 1
 
 
 def test_requests_are_told_apart_by_their_key_when_they_carry_one() -> None:

@@ -154,6 +154,6 @@ def test_errors_carry_typed_fields() -> None:
     with pytest.raises(EnsembleError) as caught:
         Ensemble(tasks=[TYPED, refused]).run(runtime=InlineRuntime())
     assert isinstance(caught.value, TaskExecutionError)
-    assert_type(caught.value.completed_task_outputs, tuple[TaskOutput, ...])
+    assert_type(caught.value.completed_task_outputs, Sequence[TaskOutput])
     assert_type(caught.value.trace, ExecutionTrace | None)
     assert [output.raw for output in caught.value.completed_task_outputs] == ["Say"]

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import math
 import sys
 import threading
 from collections.abc import Sequence
+from hashlib import sha256
+from statistics import NormalDist
 
+from ensemble_ray.testing.model_server.script import Reply, ServedRequest
 from ensemble_ray.testing.model_server.server import ModelServer, Script, tool_loop
 
 __all__ = ["main"]
@@ -19,6 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m ensemble_ray.testing.model_server", description=main.__doc__)
     parser.add_argument("--port", type=int, default=0, help="0 finds a free port")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="delay of every answer")
+    parser.add_argument(
+        "--latency-spread",
+        type=float,
+        default=0.0,
+        metavar="SIGMA",
+        help="lognormal delays around that median; which one a request gets follows from its content (needs --text)",
+    )
     parser.add_argument("--text", default=None, help="answer every request with this text; default: echo")
     parser.add_argument("--tool-turns", type=int, default=0, help="ask for the first tool this often, then answer")
     parser.add_argument("--tool-arguments", default="{}", help="JSON arguments of those tool calls")
@@ -28,6 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     script: Script | None = chosen.text
     if chosen.tool_turns:
         script = tool_loop(chosen.tool_turns, arguments=chosen.tool_arguments, text=chosen.text or "done")
+    if chosen.latency_spread:
+        if not chosen.text or chosen.tool_turns:
+            parser.error("--latency-spread needs --text, and no --tool-turns")
+        script = _straggling(chosen.text, median_s=chosen.latency_ms / 1000, sigma=chosen.latency_spread)
+        chosen.latency_ms = 0.0
     server = ModelServer(
         script, latency_s=chosen.latency_ms / 1000, keep_requests=chosen.keep_requests, port=chosen.port
     )
@@ -39,6 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(server.serve(ready))
+
+
+def _straggling(text: str, *, median_s: float, sigma: float) -> Script:
+    """Answer with a delay that is drawn by the last message, so that the same question always takes the same time."""
+    normal = NormalDist()
+
+    def answer(request: ServedRequest) -> Reply:
+        drawn = int(sha256(request.text.encode()).hexdigest()[:13], 16)
+        return Reply(text=text, latency_s=median_s * math.exp(sigma * normal.inv_cdf((drawn + 0.5) / 16**13)))
+
+    return answer
 
 
 def _stop_at_end_of_input(server: ModelServer) -> None:

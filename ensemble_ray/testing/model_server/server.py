@@ -109,6 +109,8 @@ class ModelServer:
         self._served = 0
         self._refused_formats = 0
         self._arrived = 0
+        #: delays of all answers together, and the longest of them, s
+        self._delays_s = self._longest_s = 0.0
         #: requests in order of arrival
         self.requests: list[ServedRequest] = []
         #: how often each body came, by its digest
@@ -243,6 +245,8 @@ class ModelServer:
             self._changed.notify_all()
         answer = self._refusal(request) or self._scripted(request)
         latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
+        self._delays_s += latency_s
+        self._longest_s = max(self._longest_s, latency_s)
         if latency_s > 0:
             asyncio.get_running_loop().call_later(latency_s, self._release, exchange, request, answer)
         else:
@@ -347,6 +351,8 @@ class ModelServer:
             "repeated": self.repeated,
             "abandoned": self.abandoned,
             "max_in_flight": self.max_in_flight,
+            "delays_ms": round(self._delays_s * 1e3),
+            "longest_delay_ms": round(self._longest_s * 1e3),
         }
 
 

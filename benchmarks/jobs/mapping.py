@@ -1,0 +1,69 @@
+"""One call for each of many items, which come one by one, with a cap on how many run at once. Nothing is reduced."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
+
+from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from ensemble_ray import Agent, MapEnsemble, Task
+
+__all__ = ["floor", "team", "team_of", "team_two"]
+
+
+def floor(setting: Setting) -> AbstractContextManager[Round]:
+    """A semaphore and a gather."""
+
+    async def job(client: AsyncOpenAI) -> None:
+        slots = asyncio.Semaphore(setting.extra["slots"])
+
+        async def one(number: int) -> str:
+            async with slots:
+                answer = await client.chat.completions.create(
+                    model=MODEL,
+                    messages=[
+                        {"role": "system", "content": SYSTEM},
+                        {"role": "user", "content": f"Summarise part {number} in one sentence."},
+                    ],
+                )
+                return answer.choices[0].message.content or ""
+
+        await asyncio.gather(*(one(number) for number in range(setting.size)))
+
+    return bare_rounds(setting, job)
+
+
+def team(setting: Setting) -> AbstractContextManager[Round]:
+    """A reader for every item."""
+    return team_rounds(setting, lambda: team_of(setting))
+
+
+def team_two(setting: Setting) -> AbstractContextManager[Round]:
+    """The same in two processes."""
+    return team_rounds(setting, lambda: team_of(setting, replicas=2))
+
+
+def team_of(setting: Setting, *, replicas: int | None = None) -> MapEnsemble:
+    """The map, declared anew; each item has an agent of its own."""
+    from ensemble_ray import Agent, MapEnsemble, OpenAIChatModel, Task
+
+    model = OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark")
+
+    def reader(number: int) -> Agent:
+        return Agent(role="Reader", goal=f"Read part {number}", llm=model)
+
+    def part(number: int, agent: Agent) -> Task:
+        return Task(description=f"Summarise part {number}", expected_output="One sentence", agent=agent)
+
+    return MapEnsemble(
+        items=range(setting.size),
+        map_agent=reader,
+        map_task=part,
+        max_parallel_tasks=setting.extra["slots"],
+        replicas=replicas or 1,
+    )

@@ -1,0 +1,70 @@
+"""Map and reduce where some calls take many times as long as others: level by level, and pipelined."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal
+
+from benchmarks.setting import MODEL, SYSTEM, Round, Setting, bare_rounds, team_rounds
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from ensemble_ray import MapReduceEnsemble
+
+__all__ = ["GROUP", "floor", "levels", "pipelined"]
+
+#: Outputs that come together.
+GROUP = 10
+
+
+def floor(setting: Setting) -> AbstractContextManager[Round]:
+    """Level by level with a semaphore and gathers, as one writes it by hand."""
+
+    async def job(client: AsyncOpenAI) -> None:
+        slots = asyncio.Semaphore(setting.extra["slots"])
+
+        async def one(text: str) -> str:
+            async with slots:
+                answer = await client.chat.completions.create(
+                    model=MODEL, messages=[{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+                )
+                return answer.choices[0].message.content or ""
+
+        level = [f"Summarise part {number} in one sentence." for number in range(setting.size)]
+        answers = await asyncio.gather(*map(one, level))
+        number = 0
+        while len(answers) > 1:
+            number += 1
+            groups = [answers[first : first + GROUP] for first in range(0, len(answers), GROUP)]
+            texts = ["\n\n".join(group) for group in groups]
+            answers = await asyncio.gather(
+                *(one(f"Join group {place} of level {number}.\n\n{text}") for place, text in enumerate(texts))
+            )
+
+    return bare_rounds(setting, job)
+
+
+def levels(setting: Setting) -> AbstractContextManager[Round]:
+    """A level begins when the one before has ended."""
+    return team_rounds(setting, lambda: _team(setting, "levels"))
+
+
+def pipelined(setting: Setting) -> AbstractContextManager[Round]:
+    """A reduce begins as soon as there is enough for it."""
+    return team_rounds(setting, lambda: _team(setting, "pipelined"))
+
+
+def _team(setting: Setting, mode: Literal["levels", "pipelined"]) -> MapReduceEnsemble:
+    from ensemble_ray import MapReduceEnsemble, OpenAIChatModel, Task
+
+    return MapReduceEnsemble(
+        items=iter(range(setting.size)),
+        map_task=lambda number: Task(description=f"Summarise part {number}", expected_output="One sentence"),
+        reduce_task=lambda group: Task(description="Join these", expected_output="One text", context=group),
+        llm=OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark"),
+        chunk_size=GROUP,
+        mode=mode,
+        max_parallel_tasks=setting.extra["slots"],
+    )
