@@ -66,5 +66,6 @@ def test_the_demo_is_made_again_from_what_its_run_recorded(tmp_path: Path, monke
     made = demo_team([Path("a.md")], chunks=2, llm="openai:m", threads=1).team.ensemble
     monkeypatch.chdir("/")
     again = load_source(made.source)
+    assert isinstance(again, Ensemble)
     assert data_of(again) == data_of(made)
     assert again.source == made.source

@@ -139,6 +139,22 @@ def test_lines_are_written_when_nobody_watches_on_a_terminal(capsys: pytest.Capt
     assert display.summary() == "1 of 3 tasks, 1 failed in 3.5 s: 0 model calls, 0 + 0 tokens, 0 tokens/s"
 
 
+def test_lines_are_few_when_tasks_are_many(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-MR-161: of a run over many items; how many there are need not be known."""
+    clock = Seconds()
+    with Display("many", clock=clock, is_live=False) as display:
+        display.listener.on_ensemble_started("r", "map", 0)
+        for number in range(1100):
+            display.listener.on_task_complete(_completed(f"map-{number}"))
+        clock.now += 5
+        display.listener.on_task_complete(_completed("map-1100"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("many: map")
+    assert len(lines) == 1002
+    assert "done     1101  map-1100" in lines[-1]
+    assert display.summary().startswith("1101 tasks in 5.0 s")
+
+
 def test_nothing_is_written_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     """But counts are kept."""
     with Display("t", is_quiet=True) as display:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray import Ensemble
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader import load_ensemble, load_source
+from ensemble_ray.loader import load_ensemble, load_runnable, load_source
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.testing import ScriptedModel
 
 MODULE = """
-from ensemble_ray import Agent, Ensemble, Task
+from ensemble_ray import Agent, Ensemble, MapEnsemble, MapReduceEnsemble, Task
 
 agent = Agent(role="A", goal="g", llm="local")
 first = Task(name="first", description="d", expected_output="e", agent=agent)
@@ -23,6 +24,15 @@ number = 5
 
 def make_team():
     return team
+
+def _map(item):
+    return Task.of(f"map {item}")
+
+def _reduce(group):
+    return Task(description="d", expected_output="e", context=group)
+
+planned = MapReduceEnsemble(items=["a", "b"], map_task=_map, reduce_task=_reduce, llm="local")
+fed = MapEnsemble(items=["a", "b"], map_task=_map, llm="local")
 
 def make_managed():
     return team.replace(workflow="hierarchical", manager_llm="local")
@@ -66,6 +76,7 @@ def test_a_recorded_team_is_made_again_with_the_arguments_it_was_made_with(modul
     """S-DUR-35: what a callable was called with is recorded beside where it stands."""
     source = Origin(place=f"{module}:made_of", overrides={"words": "x y", "workflow": "sequential"})
     team = load_source(source)
+    assert isinstance(team, Ensemble)
     assert [task.description for task in team.tasks] == ["x", "y"]
     assert team.source == source
     with pytest.raises(ValidationError, match=r"made_of' needs arguments: \[words\]"):
@@ -77,7 +88,10 @@ def test_a_recorded_team_is_made_again_with_the_arguments_it_was_made_with(modul
     [
         ("teams_of_tset:team", "There is no module 'teams_of_tset'. Did you mean 'teams_of_test'?"),
         ("teams_of_test:taem", "Module 'teams_of_test' has no attribute 'taem'. Did you mean 'team'?"),
-        ("teams_of_test:number", "is a int, and neither an Ensemble nor a function that makes one. Known: [team]"),
+        (
+            "teams_of_test:number",
+            "is a int, and neither an Ensemble nor a function that makes one. Known: [team, planned, fed]",
+        ),
         ("teams_of_test:make_nothing", "is a NoneType, and neither an Ensemble"),
         ("teams_of_test:with_arguments", "needs arguments: [size]"),
         ("teams_of_test:later", "is async"),
@@ -132,3 +146,17 @@ def test_manager_has_the_given_model_when_it_had_one_of_its_own(module: str) -> 
 def test_references_are_told_from_other_texts(text: str, expected: bool) -> None:  # noqa: FBT001  the expectation
     """What counts as `module:attribute`."""
     assert is_reference(text) is expected
+
+
+def test_every_kind_of_ensemble_is_found_where_it_will_be_run(module: str) -> None:
+    """S-MR-161, S-MR-165: what a run was recorded with is loaded again; who needs a plan gets the one that there is."""
+    kinds = [type(load_runnable(f"{module}:{name}")).__name__ for name in ("team", "planned", "fed")]
+    assert kinds == ["Ensemble", "MapReduceEnsemble", "MapEnsemble"]
+    again = load_source(load_runnable(f"{module}:fed").source)
+    assert (type(again).__name__, again.origin) == ("MapEnsemble", f"{module}:fed")
+    tree = load_ensemble(f"{module}:planned")
+    assert (len(tree.tasks), tree.origin) == (3, f"{module}:planned")
+    with pytest.raises(ValidationError, match="is a MapEnsemble whose tasks are made while it runs"):
+        load_ensemble(f"{module}:fed")
+    with pytest.raises(ValidationError, match="No other model can be chosen for a MapEnsemble"):
+        load_runnable(f"{module}:fed", llm=ScriptedModel())

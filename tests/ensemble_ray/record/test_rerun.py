@@ -4,7 +4,7 @@ import pytest
 
 from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.rerun import check_same, recorded_output, what_differs
+from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 
@@ -70,6 +70,16 @@ def test_fork_is_named_when_the_run_has_failed() -> None:
     facts = [*begun(READ), *failed("read", 105), ended(106, "failed", "error")]
     with pytest.raises(ValidationError, match=r"Run 'run-1' has failed .*ensemble-ray fork run-1 --from TASK"):
         recorded_output(RUN, RunState.FAILED, facts, HEADER)
+
+
+def test_resume_is_named_when_a_fed_run_has_failed() -> None:
+    """S-MR-163, S-SET-39: it tries again what failed; a finished one is answered by its record."""
+    recorded = {"items": {}, "plan": {"workflow": "map"}}
+    with pytest.raises(ValidationError, match=f"'{RUN}' has failed.*resume it, which tries again what failed"):
+        is_answered(RUN, RunState.FAILED, recorded_state=RunState.FAILED, recorded=recorded, header=recorded)
+    done = RunState.COMPLETED
+    assert is_answered(RUN, done, recorded_state=done, recorded=recorded, header=recorded)
+    assert not is_answered(RUN, RunState.INTERRUPTED, recorded_state=RunState.INTERRUPTED, recorded={}, header=recorded)
 
 
 def test_facts_decide_when_the_process_died_before_it_wrote_the_state() -> None:
