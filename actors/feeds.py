@@ -72,7 +72,8 @@ class Feeds:
             > 1,
         )
         self._runs[package.run_id] = run
-        self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
+        watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
+        watch.add_done_callback(lambda _: self._watches.pop(run.session, None))
         if hub is not None and not package.is_again:
             try:
                 await hub.begin.remote(package.run_id)
@@ -129,7 +130,7 @@ class Feeds:
     async def _end(self, run: FedRun, *, keep: bool) -> None:
         if self._runs.get(run.run_id) is run:
             del self._runs[run.run_id]
-        watch = self._watches.pop(run.session, None)
+        watch = self._watches.get(run.session)
         if watch is not None and watch is not asyncio.current_task():
             watch.cancel()
         try:

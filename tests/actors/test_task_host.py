@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from actors.task_host import TaskHost
-from actors.wire import WireOrder, WireReport, pack_order, unpack_report
+from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
 from ensemble_ray import Agent, ChatResponse, Task
 from ensemble_ray.context import Services
 from ensemble_ray.execute.callables import LocalCallables
@@ -19,7 +20,9 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from tests.actors.feeding import Placed
 
+PLACED = Placed()
 ORDER = TaskOrder(
     run_id="run",
     key="a#0/0/call-0/delegate",
@@ -161,3 +164,30 @@ async def test_task_that_cannot_be_loaded_is_a_failed_report(bench: Bench) -> No
     report = await bench.host.perform("run", replace(wire(), task=b"no pickle"))
     assert (report.status, report.error_type) == ("failed", "ValidationError")
     assert "cannot be loaded in a worker process" in report.message
+
+
+async def test_agent_that_comes_with_its_task_is_its_kinds_template_and_what_differs(bench: Bench) -> None:
+    """S-MR-142: one model object for all of a kind; a task of a kind that was not sent is not begun, and says so."""
+    bench.model.may.set()
+    template = pickle.dumps(Agent(role="Digger", goal="dig", llm=PLACED))
+    order = replace(wire(), depth=0, agent_key="kind.1", overlay=pickle.dumps({"role": "Miner"}))
+    unknown = await bench.host.perform("run", order)
+    assert (unknown.status, unknown.epoch) == (UNKNOWN_KIND, 0)
+    bench.host.accept("run", [order])
+    told = await bench.host.perform("run", order, {"kind.1": template})
+    first = unpack_report(told, order.instance).output
+    assert first is not None
+    other = replace(order, instance="b#0", key="b", overlay=pickle.dumps({}))
+    second = unpack_report(await bench.host.perform("run", other), other.instance).output
+    assert second is not None
+    assert first.raw == second.raw
+    assert [report.status for report in bench.courier.reports] == [UNKNOWN_KIND]
+    assert bench.host._runs["run"].kind_of == {}
+
+
+async def test_task_whose_agent_cannot_be_loaded_is_a_failed_report(bench: Bench) -> None:
+    """S-CONV-34, S-MR-106: the same each time, so nobody sends it again for ever."""
+    order = replace(wire(), agent_key="kind.1", overlay=pickle.dumps({}))
+    for _ in range(2):
+        report = await bench.host.perform("run", order, {"kind.1": b"no pickle"})
+        assert (report.status, report.error_type) == ("failed", "ValidationError")
