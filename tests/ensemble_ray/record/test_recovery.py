@@ -95,6 +95,49 @@ def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:
     assert Recovered(between, is_resumed=False).stimuli == told
 
 
+SPENT = [
+    fact("task_exited", "edit#0", 106, reason="budget_exhausted"),
+    fact("stimulus", "edit#0", 106, type="TaskExited", at=106.0, key="edit", reason="budget_exhausted"),
+]
+
+
+def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
+    """S-BUD-6: what needed more is done after all; what was done stays done."""
+    facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
+    recovered = Recovered([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
+    assert recovered.stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+    assert resumed_inline(recovered).reports.keys() == {"read"}
+
+
+def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
+    """S-BUD-4: nobody asked for the run to go on; and one of before a resumption was made up for then."""
+    facts = [*begun(READ, EDIT), *SPENT]
+    recovered = Recovered(facts, is_resumed=False)
+    assert recovered.stimuli[1:] == ((TaskExited(at=106.0, key="edit", reason=ExitReason.BUDGET_EXHAUSTED),),)
+    assert resumed_inline(recovered).reports["edit"].exit_reason is ExitReason.BUDGET_EXHAUSTED
+    resumed = [*facts, ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
+    assert Recovered(resumed, is_resumed=False).stimuli == ((RunStarted(at=100.0),),)
+    assert not resumed_inline(Recovered(resumed, is_resumed=False)).reports
+
+
+def test_early_end_of_an_earlier_record_has_its_reason() -> None:
+    """S-DUR-30: they only said whether the time was up."""
+    told = fact("stimulus", "edit#0", 106, type="TaskExited", at=106.0, key="edit", is_timeout=True)
+    assert Recovered([*begun(READ, EDIT), told]).stimuli[1] == (
+        TaskExited(at=106.0, key="edit", reason=ExitReason.TIMEOUT),
+    )
+    left = fact("task_exited", "edit#0", 106, is_timeout=False)
+    report = resumed_inline(Recovered([*begun(READ, EDIT), left])).reports["edit"]
+    assert report.exit_reason is ExitReason.USER_EXIT_EARLY
+
+
+def test_output_of_a_run_that_spent_its_budget_is_what_it_has() -> None:
+    """S-BUD-11, S-BUD-4."""
+    facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
+    given = fold_output([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
+    assert (given.raw, given.exit_reason, given.is_complete) == ("x", ExitReason.BUDGET_EXHAUSTED, False)
+
+
 def test_outputs_are_objects_when_their_types_are_given() -> None:
     """S-DUR-30: whether or not the machine was told of them."""
     told = completed("read", output("Read Ray", "x", parsed=Report("Ray"), kind=Report), 105)

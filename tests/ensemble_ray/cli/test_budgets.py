@@ -1,0 +1,65 @@
+"""Budgets on the command line and in team files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.loader import load_ensemble
+from tests.ensemble_ray.cli.conftest import Call
+
+TEAM = """
+from ensemble_ray import Agent, CostConfiguration, Ensemble, Task
+from ensemble_ray.messages import ChatResponse, TokenUsage
+from ensemble_ray.testing import ScriptedModel
+
+model = ScriptedModel(otherwise=lambda asked: ChatResponse(text=f"text {asked.number}", usage=TokenUsage(50, 50)))
+writer = Agent(role="Writer", goal="Write", llm=model)
+tasks = [Task(name=f"t{n}", description=f"Write {n}", expected_output="Prose", agent=writer) for n in range(4)]
+team = Ensemble(tasks=tasks)
+paid = team.replace(cost_configuration=CostConfiguration(input_token_rate=0.01, output_token_rate=0.01))
+"""
+
+FILE = """
+max_tokens: 5000
+max_cost: 2
+agents: { writer: { role: Writer, goal: Write, llm: local } }
+tasks: { one: { description: Write, expected_output: Prose, agent: writer } }
+"""
+
+
+@pytest.fixture
+def dear(folder: Path) -> str:
+    """The module of a team whose every answer has a hundred tokens."""
+    (folder / "dear_of_test.py").write_text(TEAM, encoding="utf-8")
+    return "dear_of_test"
+
+
+def test_run_that_spent_its_budget_says_how_to_go_on(call: Call, dear: str) -> None:
+    """S-BUD-4, S-BUD-6, S-BUD-11: exit code 1, what it gave is printed, and `runs` and `resume` know it."""
+    called = call("run", f"{dear}:team", "--run-id", "spent", "--max-tokens", "420")
+    assert (called.code, called.printed) == (1, "text 2\n")
+    assert "The run ended early: budget_exhausted" in called.said
+    assert called.said.splitlines()[-1].endswith("resume spent --max-tokens N, or --max-cost C")
+    listed = call("runs", "--state", "budget_exhausted").printed.split()
+    assert (listed[0], listed[1], listed[4]) == ("spent", "budget_exhausted", "3/4")
+    again = call("resume", "spent")
+    assert (again.code, "spent its budget (max_tokens 420): 300 tokens are spent" in again.said) == (2, True)
+    further = call("resume", "spent", "--max-tokens", "5000", "--quiet")
+    assert (further.code, further.printed) == (0, "text 3\n")
+
+
+def test_money_is_limited_where_the_team_says_what_tokens_cost(call: Call, dear: str) -> None:
+    """S-BUD-1, S-BUD-10."""
+    refused = call("run", f"{dear}:team", "--max-cost", "5")
+    assert (refused.code, "max_cost needs cost_configuration" in refused.said) == (2, True)
+    assert call("run", f"{dear}:paid", "--max-cost", "100", "--quiet").code == 0
+    assert call("run", f"{dear}:paid", "--max-cost", "0").code == 2
+
+
+def test_team_files_have_budgets(folder: Path) -> None:
+    """S-BUD-1: `max_tokens` and `max_cost`, whole or not."""
+    (folder / "team.yaml").write_text(FILE, encoding="utf-8")
+    made = load_ensemble("team.yaml")
+    assert (made.max_tokens, made.max_cost) == (5000, 2.0)
