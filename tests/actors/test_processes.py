@@ -115,3 +115,16 @@ async def test_death_is_not_told_when_the_pool_ended_it(ray_cluster: str) -> Non
     pool.end(process)
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*pool._watches)
+
+
+async def test_process_that_is_spread_is_not_one_that_was_placed_where_there_was_room(ray_cluster: str) -> None:
+    """S-MR-141, S-SET-42: replicas of a run on several nodes take only those that were begun for that."""
+    pool = ProcessPool()
+    plain, spread = pool.take(), pool.take(is_spread=True)
+    assert await pid_of(plain) != await pid_of(spread)
+    for process in (plain, spread):
+        pool.give_back(process, keep=True)
+    assert pool.take(is_spread=True) is spread
+    assert pool.take() is plain
+    pool.end(plain)
+    pool.end(spread)
