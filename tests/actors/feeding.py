@@ -21,7 +21,7 @@ from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.tool import NoOpToolMetrics
-from tests.scenarios.teams import PATIENCE_S, Marks
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 
 class Placed:
@@ -130,3 +130,9 @@ class Driver:
 async def in_scheduler(look: Any) -> Any:
     """What a function finds in the scheduler's process."""
     return await spawn.scheduler().__ray_call__.remote(look)
+
+
+async def at_work(marks: Marks, count: int) -> list[int]:
+    """The processes of so many calls."""
+    lines = await asyncio.to_thread(until, lambda: marks.lines if len(marks.lines) >= count else [], "the calls")
+    return [int(line) for line in lines]

@@ -8,7 +8,6 @@ import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -19,11 +18,9 @@ from actors.runtime import RayRuntime
 from ensemble_ray import (
     AgentExecutionError,
     EnsembleError,
-    GuardrailResult,
     RunState,
     TaskCompleteEvent,
     ValidationError,
-    tool,
 )
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import RunExistsError
@@ -31,20 +28,14 @@ from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.ids import instance_of
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.testing import RecordingSink
-from tests.actors.feeding import Driver, Placed, Waiting, in_scheduler
-from tests.scenarios.teams import Marks, agent, until
+from tests.actors.feeding import Driver, Placed, Waiting, at_work, in_scheduler
+from tests.scenarios.teams import Marks, agent
 
 
 @pytest.fixture
 def runtime(ray_runtime: RayRuntime) -> RayRuntime:
     """The shared one; its processes stay warm from test to test."""
     return ray_runtime
-
-
-async def at_work(marks: Marks, count: int) -> list[int]:
-    """The processes of so many calls."""
-    lines = await asyncio.to_thread(until, lambda: marks.lines if len(marks.lines) >= count else [], "the calls")
-    return [int(line) for line in lines]
 
 
 async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: RayRuntime) -> None:
@@ -163,149 +154,6 @@ async def test_stopped_tasks_are_delivered_as_cancelled(runtime: RayRuntime, tmp
         "sent",
         "queued",
     }
-
-
-def own_tool(number: int) -> object:
-    """A tool that is an object of its own."""
-
-    @tool
-    def tell() -> str:
-        """Tell a number."""
-        return str(number)
-
-    return tell
-
-
-async def test_agents_with_tools_of_their_own_work_by_the_hundred(runtime: RayRuntime) -> None:
-    """S-MR-142: in a few processes, which keep 64 of their kinds at most; one that was let go of works again."""
-    model = Placed()
-    workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(200)]
-    async with Driver(runtime) as driver:
-        for turn in range(2):
-            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(200)])
-            await driver.until(200 * (turn + 1))
-        kept = await in_scheduler(kinds_kept)
-        sizes = await asyncio.gather(*(handle.__ray_call__.remote(kinds_hosted) for handle in await processes_of()))
-    assert len(driver.texts()) == 400
-    assert kept == 64
-    assert 1 <= len([size for size in sizes if size]) <= 4
-    assert max(sizes) <= 64
-
-
-def kinds_kept(scheduler: Any) -> int:
-    """How many kinds the scheduler keeps of its one fed run."""
-    (run,) = scheduler._feeds._runs.values()
-    return len(run._kinds)
-
-
-def kinds_hosted(house: Any) -> int:
-    """How many kinds a process keeps."""
-    return sum((len(run.kinds) for run in house._host._runs.values()), 0)
-
-
-async def processes_of() -> list[Any]:
-    """Handles of all agent processes of the scheduler."""
-    found: list[Any] = await in_scheduler(lambda self: [process.handle for process in self._pool._living])
-    return found
-
-
-async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> None:
-    """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
-
-    def forget(scheduler: Any) -> None:
-        (run,) = scheduler._feeds._runs.values()
-        run._kinds._things.clear()
-        run._kinds._idle.clear()
-
-    def forget_hosted(house: Any) -> None:
-        for run in house._host._runs.values():
-            run.kinds._things.clear()
-            run.kinds._idle.clear()
-
-    worker = agent(Placed(), replicas=1)
-    async with Driver(runtime) as driver:
-        for turn in range(2):
-            driver.houses.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
-            await driver.until(6 * (turn + 1))
-            if not turn:
-                await in_scheduler(forget)
-        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
-        driver.houses.start([driver.order("one", worker)])
-        await driver.until(13)
-        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
-        driver.houses.start([driver.order(f"more-{n}", worker) for n in range(6)])
-        await driver.until(19)
-    assert len(driver.texts()) == 19
-
-
-class Counting:
-    """A handler and guardrail that counts its calls."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._lock = None
-
-    def __call__(self, given: object) -> object:
-        del given
-        self.count += 1
-        return f"{os.getpid()}/{self.count}"
-
-
-class Limiting:
-    """A guardrail that lets two answers pass."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, given: object) -> GuardrailResult:
-        del given
-        self.count += 1
-        return GuardrailResult.success() if self.count <= 2 else GuardrailResult.failure("that is enough")
-
-
-async def test_callables_that_tasks_share_are_one_copy(runtime: RayRuntime) -> None:
-    """S-SET-31, S-MR-142: in the one process of the run's callables; the caller's own copy is untouched."""
-    handler, guardrail = Counting(), Limiting()
-    async with Driver(runtime) as driver:
-        driver.houses.start([driver.order("plain", agent(Placed()))])
-        driver.houses.start([driver.order(f"map-{n}", handler=handler) for n in range(8)])
-        await driver.until(9)
-        driver.houses.start(
-            [driver.order(f"guarded-{n}", agent(Placed()), output_guardrails=[guardrail]) for n in range(3)]
-        )
-        await driver.until(12)
-        held = await in_scheduler(lambda self: len(next(iter(self._feeds._runs.values()))._callables._tasks))
-    assert held == 0
-    texts = [result.output.raw for key, result in driver.results.items() if key.startswith("map") and result.output]
-    assert sorted(int(text.partition("/")[2]) for text in texts) == list(range(1, 9))
-    assert len({text.partition("/")[0] for text in texts}) == 1
-    assert (handler.count, guardrail.count) == (0, 0)
-    guarded = [driver.results[f"guarded-{n}"] for n in range(3)]
-    assert sorted(result.status for result in guarded) == ["completed", "completed", "failed"]
-    assert "that is enough" in str(next(result.error for result in guarded if result.error))
-
-
-async def test_callables_are_hosted_again_when_their_process_died(runtime: RayRuntime, tmp_path: Path) -> None:
-    """S-DUR-31, S-SET-31: a handler that was at work goes on in the next one; later tasks find theirs there."""
-    marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
-
-    def hold(given: object) -> str:
-        del given
-        marks.add(os.getpid())
-        marks.wait("over")
-        return "held"
-
-    driver = Driver(runtime, store=address)
-    owned = await store_at(address).begin(driver.run_id)
-    async with driver:
-        driver.houses.start([driver.order("first", handler=hold, effect="none")])
-        os.kill((await at_work(marks, 1))[0], signal.SIGKILL)
-        await at_work(marks, 2)
-        marks.add("over")
-        driver.houses.start([driver.order("second", handler=hold, effect="none")])
-        await driver.until(2)
-    await owned.close(RunState.COMPLETED)
-    assert set(driver.texts().values()) == {"held"}
 
 
 class Locked(Placed):

@@ -1,0 +1,92 @@
+"""Kinds of agents on a real cluster: sent once, kept while they are needed, sent again where somebody lacks them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from actors.runtime import RayRuntime
+from ensemble_ray import tool
+from tests.actors.feeding import Driver, Placed, in_scheduler
+from tests.scenarios.teams import agent
+
+
+@pytest.fixture
+def runtime(ray_runtime: RayRuntime) -> RayRuntime:
+    """The shared one; its processes stay warm from test to test."""
+    return ray_runtime
+
+
+def own_tool(number: int) -> object:
+    """A tool that is an object of its own."""
+
+    @tool
+    def tell() -> str:
+        """Tell a number."""
+        return str(number)
+
+    return tell
+
+
+async def test_agents_with_tools_of_their_own_work_by_the_hundred(runtime: RayRuntime) -> None:
+    """S-MR-142: in a few processes, which keep 64 of their kinds at most; one that was let go of works again."""
+    model = Placed()
+    workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(200)]
+    async with Driver(runtime) as driver:
+        for turn in range(2):
+            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(200)])
+            await driver.until(200 * (turn + 1))
+        kept = await in_scheduler(kinds_kept)
+        sizes = await asyncio.gather(*(handle.__ray_call__.remote(kinds_hosted) for handle in await processes_of()))
+    assert len(driver.texts()) == 400
+    assert kept == 64
+    assert 1 <= len([size for size in sizes if size]) <= 4
+    assert max(sizes) <= 64
+
+
+def kinds_kept(scheduler: Any) -> int:
+    """How many kinds the scheduler keeps of its one fed run."""
+    (run,) = scheduler._feeds._runs.values()
+    return len(run._kinds)
+
+
+def kinds_hosted(house: Any) -> int:
+    """How many kinds a process keeps."""
+    return sum((len(run.kinds) for run in house._host._runs.values()), 0)
+
+
+async def processes_of() -> list[Any]:
+    """Handles of all agent processes of the scheduler."""
+    found: list[Any] = await in_scheduler(lambda self: [process.handle for process in self._pool._living])
+    return found
+
+
+async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> None:
+    """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
+
+    def forget(scheduler: Any) -> None:
+        (run,) = scheduler._feeds._runs.values()
+        run._kinds._things.clear()
+        run._kinds._idle.clear()
+
+    def forget_hosted(house: Any) -> None:
+        for run in house._host._runs.values():
+            run.kinds._things.clear()
+            run.kinds._idle.clear()
+
+    worker = agent(Placed(), replicas=1)
+    async with Driver(runtime) as driver:
+        for turn in range(2):
+            driver.houses.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
+            await driver.until(6 * (turn + 1))
+            if not turn:
+                await in_scheduler(forget)
+        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+        driver.houses.start([driver.order("one", worker)])
+        await driver.until(13)
+        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+        driver.houses.start([driver.order(f"more-{n}", worker) for n in range(6)])
+        await driver.until(19)
+    assert len(driver.texts()) == 19
