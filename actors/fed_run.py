@@ -22,7 +22,6 @@ from actors.wire import UNKNOWN_KIND, WireOrder, WireReport
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.ids import instance_of
 from ensemble_ray.inline import GRACE_S
 
 __all__ = ["FedRun"]
@@ -228,7 +227,7 @@ class FedRun:
             if report.status == UNKNOWN_KIND:
                 self._houses.again(report)
         for report in self._houses.reported(each for each in reports if each.status != UNKNOWN_KIND):
-            self._done(instance_of(report.key), report.key)
+            self._done(report.instance, report.key)
             self._post(report)
 
     def kinds_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:

@@ -11,6 +11,7 @@ import ray
 import ray.exceptions
 
 from actors import spawn
+from actors.accounts import close_account
 from actors.failures import last_line
 from actors.fed_run import FedRun
 from actors.fed_wire import FedBatch, FedPackage, FedPage, driver_of
@@ -120,12 +121,14 @@ class Feeds:
         run = self._runs.get(run_id)
         if run is not None and run.session == session:
             await self._end(run, keep=keep)
+            close_account(run.frame)
 
     async def _watch(self, run: FedRun) -> None:
         """End a run that its driver left without a word (S-MR-164)."""
         await run.deserted()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
         await self._end(run, keep=False)
+        close_account(run.frame)
 
     async def _end(self, run: FedRun, *, keep: bool) -> None:
         if self._runs.get(run.run_id) is run:

@@ -26,7 +26,6 @@ from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
-from ensemble_ray.ids import instance_of
 
 __all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
 
@@ -144,7 +143,7 @@ class ProcessHouses:
 
     def again(self, report: WireReport) -> None:
         """Hand out once more what a process did not begin, and said so."""
-        instance = instance_of(report.key)
+        instance = report.instance
         dispatch = self._handed_out.get(instance)
         if dispatch is not None and dispatch.order.epoch == report.epoch:
             process = self._where[instance]
@@ -178,7 +177,7 @@ class ProcessHouses:
         """Note which tasks are no longer running; reports of earlier dispatches of a task are left out."""
         fresh: list[WireReport] = []
         for report in reports:
-            instance = instance_of(report.key)
+            instance = report.instance
             dispatch = self._handed_out.get(instance)
             if dispatch is None or report.epoch != dispatch.order.epoch:
                 continue  # of a house that lost the task to another
@@ -350,13 +349,14 @@ class ProcessHouses:
 
     def _failed_event(self, dispatch: Dispatch, cause: BaseException) -> TaskFailedEvent:
         """The failed event of a task whose own process can send none any more (S-EVT-10)."""
+        total = dispatch.order.total_tasks
         return TaskFailedEvent(
             run_id=self._run_id,
             instance=dispatch.order.instance,
             task_description=dispatch.description,
             agent_role=dispatch.order.agent_role,
             task_index=dispatch.order.index,
-            total_tasks=self._tenant.frame.total_tasks,
+            total_tasks=self._tenant.frame.total_tasks if total is None else total,
             cause=cause,
             duration=timedelta(),
         )
@@ -385,6 +385,7 @@ def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], caus
         status=status,
         at=now,
         epoch=order.epoch,
+        instance=order.instance,
         failure=cloudpickle.dumps(result),
         error_type="" if cause is None else type(cause).__name__,
         message="" if cause is None else message_of(cause),

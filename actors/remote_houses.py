@@ -28,7 +28,7 @@ from actors.wire import RunPlace, WireReport, unpack_report
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.ids import instance_of, new_object_id
+from ensemble_ray.ids import new_object_id
 
 if TYPE_CHECKING:
     from ensemble_ray.runtime import FeedRequest
@@ -259,11 +259,10 @@ class RemoteHouses:
                     self._sent.pop(name, None)
                 self._enqueue(instance)
         for report in page.reports:
-            instance = instance_of(report.key)
-            packed = self._in_flight.get(instance)
+            packed = self._in_flight.get(report.instance)
             if packed is not None and report.epoch >= packed.fed.order.epoch:
                 self._finish(packed)
-                self._tell(_unpacked(report, instance))
+                self._tell(_unpacked(report))
         self._deliver()
 
     def _finish(self, packed: Packed) -> None:
@@ -362,17 +361,17 @@ def _batches(waiting: Sequence[Packed]) -> Iterator[Sequence[Packed]]:
         yield waiting[begin:]
 
 
-def _unpacked(report: WireReport, instance: str) -> TaskResult:
+def _unpacked(report: WireReport) -> TaskResult:
     """The result behind a report; one that cannot be loaded here is a failed one."""
     try:
-        return unpack_report(report, instance)
+        return unpack_report(report, report.instance)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
         unreadable = EnsembleError(
             f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
             "Install the module it comes from here too, or use runtime='inline'"
         )
         unreadable.__cause__ = error
-        return _result(report.key, instance, report.epoch, unreadable)
+        return _result(report.key, report.instance, report.epoch, unreadable)
 
 
 def _result(key: str, instance: str, epoch: int, error: Exception | None) -> TaskResult:

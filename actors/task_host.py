@@ -228,7 +228,9 @@ class TaskHost:
 
 
 def _not_begun(order: WireOrder) -> WireReport:
-    return Report(key=order.key, status=UNKNOWN_KIND, at=SystemClock().now(), epoch=order.epoch)
+    return Report(
+        key=order.key, status=UNKNOWN_KIND, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
+    )
 
 
 def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:

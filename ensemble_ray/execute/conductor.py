@@ -83,6 +83,8 @@ class Report(Generic[Output, Failure]):
     message: str = ""
     #: of the dispatch that it is the report of
     epoch: int = 0
+    #: path of the execution that it is the report of; needed where it comes from a process
+    instance: str = ""
     #: the epoch that took the task's place, where that is why it failed
     newer_epoch: int = 0
 

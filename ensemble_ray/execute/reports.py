@@ -43,6 +43,7 @@ def report_of(
         status=result.status,
         at=result.at,
         epoch=result.epoch,
+        instance=result.instance,
         newer_epoch=error.newest if isinstance(error, StaleEpochError) else 0,
         duration_s=result.duration_s,
         total_tokens=result.total_tokens,

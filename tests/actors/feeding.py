@@ -93,13 +93,13 @@ class Driver:
             self.results[result.key] = result
         self._changed.set()
 
-    def order(self, key: str, by: Agent | None = None, **fields: Any) -> TaskOrder:
+    def order(self, key: str, by: Agent | None = None, *, occurrence: int = 0, **fields: Any) -> TaskOrder:
         """An order of a task that is named by its key."""
         task = Task(description=f"do {key}", expected_output="a text", agent=by, **fields)
         return TaskOrder(
             run_id=self.run_id,
             key=key,
-            instance=instance_of(key),
+            instance=instance_of(key, occurrence=occurrence),
             epoch=0,
             index=1,
             task=task,

@@ -78,7 +78,7 @@ async def bench(ray_cluster: str) -> AsyncIterator[Bench]:
 
 def report(key: str, *, epoch: int = 0, body: bytes = b"x") -> WireReport:
     """What a process reports."""
-    return Report(key=key, status="completed", at=1.0, epoch=epoch, output=body)
+    return Report(key=key, status="completed", at=1.0, epoch=epoch, instance=instance_of(key), output=body)
 
 
 async def test_entries_are_kept_until_the_driver_has_them(bench: Bench) -> None:

@@ -117,7 +117,7 @@ async def test_what_is_in_flight_is_sent_again_when_the_scheduler_died(runtime: 
     """S-MR-164, S-DUR-16: with durability off too; what was done before is not done again, what comes after is done."""
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
-        driver.houses.start([driver.order("before", agent(Placed()))])
+        driver.houses.start([driver.order("before", agent(Placed()), occurrence=2)])
         await driver.until(1)
         driver.houses.start([driver.order(f"map-{n}", agent(Waiting(marks), f"W{n}")) for n in range(12)])
         await at_work(marks, 12)
@@ -129,6 +129,7 @@ async def test_what_is_in_flight_is_sent_again_when_the_scheduler_died(runtime: 
         driver.houses.start([driver.order("after", agent(Placed()))])
         await driver.until(15)
         assert not driver.houses.failed.done()
+    assert driver.results["before"].instance == "before#2"
     assert {driver.results[f"map-{n}"].epoch for n in range(12)} == {3 * REDISPATCH_STEP}
     assert len(driver.texts()) == 15
 

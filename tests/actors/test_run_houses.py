@@ -55,7 +55,7 @@ def package_of(marks: Marks, address: StoreAddress) -> RunPackage:
 
 def late(epoch: int) -> WireReport:
     """What a house that lost the task would still tell."""
-    return Report(key="a", status="completed", at=1.0, epoch=epoch, output=b"late")
+    return Report(key="a", status="completed", at=1.0, epoch=epoch, instance="a#0", output=b"late")
 
 
 async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp_path: Path) -> None:
