@@ -167,9 +167,11 @@ def _checked_context(given: Mapping[str, Any]) -> object:
         if not isinstance(entry, Task):
             raise ValidationError(f"Task context element at index {index} must be a Task, got: {type(entry).__name__}")
     for entry in cast("tuple[Task, ...]", entries):
-        # A frozen task cannot hold itself; what a user can do by mistake is to build it twice (S-DOM-33).
+        # A frozen task cannot hold itself; what a user can do by mistake is to build it twice (S-DOM-33). A reduce over
+        # reduces looks like what it brings together, and is none.
         if (
             agent is not None
+            and not entry.context
             and entry.agent == agent
             and entry.description == given.get("description")
             and entry.expected_output == given.get("expected_output")

@@ -199,6 +199,12 @@ def test_lookalike_in_context_is_accepted_when_the_agent_is_missing_or_another()
     assert Task(**GIVEN, agent=WRITER, context=[Task(description="Other", expected_output="Prose", agent=WRITER)])
 
 
+def test_lookalike_in_context_is_accepted_when_it_has_a_context_of_its_own() -> None:
+    """S-DOM-33: one agent joins texts, and then joins what it joined, by the same words."""
+    joined = Task(**GIVEN, agent=WRITER, context=[Task.of("Find facts")])
+    assert Task(**GIVEN, agent=WRITER, context=[joined]).context == (joined,)
+
+
 def test_short_form_fills_in_the_expected_output_when_none_is_given() -> None:
     """S-DOM-34."""
     task = Task.of("Find facts")
