@@ -18,6 +18,7 @@ from ensemble_ray.cli.delete import delete, prune
 from ensemble_ray.cli.demo import demo
 from ensemble_ray.cli.doctor import doctor
 from ensemble_ray.cli.fork import fork
+from ensemble_ray.cli.map import map_items
 from ensemble_ray.cli.models import models
 from ensemble_ray.cli.plan import plan
 from ensemble_ray.cli.resume import resume
@@ -65,6 +66,7 @@ def version() -> None:
     print(f"ensemble-ray {version_of('ensemble-ray')}")
 
 
+app.command("map")(map_items)
 for command in (run, plan, runs, trace, resume, fork, cancel, delete, prune, demo, doctor, schema, version):
     app.command()(command)
 app.add_typer(models, name="models")

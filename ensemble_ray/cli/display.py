@@ -52,6 +52,7 @@ _TOLD_ANYWAY = {
     "Run refused: %s",
     "Task %d/%d failed: %s",
     "Delegation by '%s' to '%s' failed: %s",
+    "Run %s: %s failed and is left out; the others go on",
 }
 
 
@@ -121,7 +122,7 @@ class Display:
         is_live: bool | None = None,
     ) -> None:
         self.tally = Tally()
-        self.listener = Watcher(self._take)
+        self.listener: EnsembleListener = Watcher(self._take)
         self._title = title
         self._is_quiet = is_quiet
         self._is_live = not is_quiet and (is_terminal() if is_live is None else is_live)

@@ -47,6 +47,7 @@ def fork(
 
     Exit codes: as run.
     """
+    from ensemble_ray.cli.run_view import RunView  # the help does not need them
     from ensemble_ray.forking import accept_fork, offer_fork
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.loop import run_blocking
@@ -64,14 +65,14 @@ def fork(
         return FINE
     if not quiet:
         say(told)
+    title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
     return show_run(
         lambda listener: run_blocking(
             accept_fork(offer, runtime=chosen, new_run_id=run_id, allow_changes=allow_changes, listeners=(listener,))
         ),
-        title=f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}",
+        RunView(title, is_quiet=quiet),
         as_json=as_json,
         trace=trace,
-        is_quiet=quiet,
     )
 
 

@@ -47,6 +47,7 @@ def resume(
 
     Exit codes: as run.
     """
+    from ensemble_ray.cli.run_view import view_of  # the help does not need them
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.run_head import read_head
     from ensemble_ray.resuming import begin_again
@@ -57,6 +58,7 @@ def resume(
     head = run_blocking(read_head(store, found.run_id))
     team = recorded_team(head)
     chosen = runtime_of(runtime, head)
+    name = f"{found.run_id} ({Path(found.origin).name})" if found.origin else found.run_id
     return show_run(
         lambda listener: run_blocking(
             begin_again(
@@ -68,12 +70,9 @@ def resume(
                 allow_changes=allow_changes,
             )
         ),
-        title=f"{found.run_id} ({Path(found.origin).name}) on {chosen}"
-        if found.origin
-        else f"{found.run_id} on {chosen}",
+        view_of(team, f"{name} on {chosen}", is_quiet=quiet),
         as_json=as_json,
         trace=trace,
-        is_quiet=quiet,
     )
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ensemble_ray.cli.records import say_where
-from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, own_command, say, show
+from ensemble_ray.cli.terminal import INTERRUPTED, is_terminal, own_command, say, show
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
+    from ensemble_ray.cli.run_view import RunView
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.listeners import EnsembleListener
@@ -45,8 +46,6 @@ __all__ = [
 
 #: How long an interrupted run may take to let go, s.
 _RELEASE_S = 15.0
-#: Early ends that nobody asked for.
-_UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
 
 
 class RuntimeName(StrEnum):
@@ -180,6 +179,8 @@ def carry_out(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
+    from ensemble_ray.cli.run_view import view_of  # the help does not need it
+
     source = ensemble.source
     return show_run(
         lambda listener: (
@@ -193,59 +194,54 @@ def carry_out(
                 is_watched=False,
             )
         ),
-        title=title,
+        view_of(ensemble, title, is_quiet=is_quiet, render=render),
         as_json=as_json,
         trace=trace,
-        is_quiet=is_quiet,
-        render=render,
     )
 
 
 def show_run(
     begin: Callable[[EnsembleListener], Run | MapReduceRun],
+    view: RunView,
     *,
-    title: str,
     as_json: bool = False,
     trace: Path | None = None,
-    is_quiet: bool = False,
-    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
 ) -> int:
-    """Begin a run that the display listens to, and show it as `carry_out` does; gives the exit code.
+    """Begin a run that the view's display listens to, and show it as `carry_out` does; gives the exit code.
 
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
-    from ensemble_ray.cli.display import Display  # the help does not need them
-    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError
+    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError  # the help does not need them
 
-    display = Display(title, is_quiet=is_quiet)
     watched = _Watched()
     try:
-        output, is_cancelled = watched.result(begin, display)
+        output, is_cancelled = watched.result(begin, view.display)
     except EnsembleError as error:
         began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
         if began and watched.run_id is not None:
             _write_trace(error.trace, trace)
-            if not is_quiet:
-                say(f"{display.summary()}")
+            if not view.is_quiet:
+                say("\n".join(view.summary(None)))
                 say_where(watched.run_id)
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
     _write_trace(output.trace, trace)
+    text = None
     if as_json:
-        show(json.dumps(as_data(output), indent=2, ensure_ascii=False))
+        text = json.dumps(_as_data(view, output), indent=2, ensure_ascii=False)
     elif not is_cancelled:
-        show(render(output))
-    if not is_quiet:
-        if is_terminal() and not as_json:
+        text = view.text(output)
+    if text is not None:
+        show(text)
+    if not view.is_quiet:
+        if is_terminal() and text is not None and not as_json:
             say("")
-        say(display.summary())
+        say("\n".join(view.summary(output)))
         if not output.is_complete:
             say(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
-    if is_cancelled:
-        return INTERRUPTED
-    return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
+    return INTERRUPTED if is_cancelled else view.code(output)
 
 
 class _Watched:
@@ -292,14 +288,12 @@ def _terminable() -> Generator[None]:
         signal.signal(signal.SIGTERM, earlier)
 
 
-def as_data(output: EnsembleOutput) -> dict[str, Any]:
-    """The output as JSON data; its trace has a command of its own."""
+def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.cli.records import own_store
     from ensemble_ray.loop import run_blocking
 
-    data = output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
     found = run_blocking(own_store().summary(str(output.run_id)))
-    return {**data, "record": None if found is None else found.place}
+    return {**view.data(output), "record": None if found is None else found.place}
 
 
 def _write_trace(found: ExecutionTrace | None, file: Path | None) -> None:

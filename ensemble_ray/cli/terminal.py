@@ -7,10 +7,10 @@ import shutil
 import sys
 from pathlib import Path
 
-__all__ = ["FAILED", "FINE", "INTERRUPTED", "USAGE", "is_terminal", "one_line", "own_command", "say", "show"]
+__all__ = ["FAILED", "FINE", "INTERRUPTED", "PARTLY", "USAGE", "is_terminal", "one_line", "own_command", "say", "show"]
 
-#: Exit codes.
-FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+#: Exit codes. Partly: it completed, and items that failed were left out.
+FINE, FAILED, USAGE, PARTLY, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 def show(text: str) -> None:

@@ -17,7 +17,7 @@ from ensemble_ray.outputs import ItemResult, TaskOutput
 from ensemble_ray.threads import threads
 from ensemble_ray.trace import jsonable
 
-__all__ = ["ResultsFile"]
+__all__ = ["ResultsFile", "refuse_old_rows"]
 
 _WHAT = "results file"
 
@@ -46,7 +46,7 @@ class ResultsFile:
         if path.suffix.lower() == ".parquet":
             require_arrow(path)
         if not is_resumed:
-            _refuse_old(path)
+            refuse_old_rows(path)
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
             unpack_lines(path, lines)  # the run had ended, and is tried again
@@ -103,8 +103,12 @@ def _lines_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.rows.jsonl") if path.suffix.lower() == ".parquet" else path
 
 
-def _refuse_old(path: Path) -> None:
-    """A new run must not lose, or mix with, what an earlier one wrote."""
+def refuse_old_rows(path: Path) -> None:
+    """A new run must not lose, or mix with, what an earlier one wrote.
+
+    Raises:
+        ValidationError: the file has rows.
+    """
     lines = _lines_of(path)
     if lines != path and lines.exists() and (count := line_count(lines)):
         msg = f"{_WHAT} '{path}' has {count} rows of a run that has not ended, in '{lines}': resume that run, choose another path, or remove it"

@@ -31,10 +31,12 @@ def screened(
         problem: What is wrong with an item, None where nothing is.
     """
     count = source.count if limit is None or source.count is None else min(limit, source.count)
+    look = source.look
     return replace(
         source,
         reader=lambda: _ScreenedReader(source.reader(), limit, problem, source.place),
         count=count,
+        look=look if look is None or limit is None else lambda: min(limit, look()),
         is_list=False,
         items=(),
     )

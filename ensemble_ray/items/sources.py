@@ -10,6 +10,7 @@ import os
 import stat
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -19,7 +20,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters, dead_items
 from ensemble_ray.items.parquet import parquet_row_count, parquet_rows
 from ensemble_ray.items.pulling import AsyncReader, Entries, ItemReader, ListReader, ThreadReader, numbered
-from ensemble_ray.items.text_files import csv_rows, json_lines
+from ensemble_ray.items.text_files import count_csv_rows, count_lines, csv_rows, json_lines
 
 __all__ = ["NO_ITEMS", "ItemSource", "source_of"]
 
@@ -31,6 +32,7 @@ _READERS: Mapping[str, Callable[[Path], Entries]] = {
     ".csv": csv_rows,
     ".parquet": parquet_rows,
 }
+_COUNTS: Mapping[str, Callable[[Path], int]] = {".jsonl": count_lines, ".csv": count_csv_rows}
 #: Longest part of a text that an error repeats.
 _SHOWN = 80
 
@@ -47,6 +49,8 @@ class ItemSource:
     reader: Callable[[], ItemReader]
     #: how many items there are, where that is known before they are read
     count: int | None = None
+    #: tells how many there are by looking through a file, in this thread; None: only a run can tell
+    look: Callable[[], int] | None = None
     #: a sequence in memory, which static mode maps at construction
     is_list: bool = False
     #: the items of a sequence; empty for other sources
@@ -159,6 +163,7 @@ def _file(given: str | os.PathLike[str]) -> ItemSource:
         identity={"kind": suffix[1:], "path": str(path)},
         reader=lambda: ThreadReader(lambda: rows(path)),
         count=parquet_row_count(path) if suffix == ".parquet" else None,
+        look=None if suffix not in _COUNTS else partial(_COUNTS[suffix], path),
     )
 
 

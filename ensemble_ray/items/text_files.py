@@ -16,7 +16,7 @@ from typing import TextIO
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import Entries, RefusedItem
 
-__all__ = ["csv_rows", "json_lines", "loads_line"]
+__all__ = ["count_csv_rows", "count_lines", "csv_rows", "json_lines", "loads_line"]
 
 _BOM = b"\xef\xbb\xbf"
 #: What Python's csv takes of one field by default is less than a document.
@@ -53,6 +53,21 @@ def json_lines(path: Path) -> Entries:
             else:
                 yield index, value
             index += 1
+
+
+def count_lines(path: Path) -> int:
+    """How many lines of a file are not blank."""
+    with path.open("rb") as file:
+        return sum(not line.isspace() for line in file)
+
+
+def count_csv_rows(path: Path) -> int:
+    """How many rows a `.csv` file has below its header, as far as it can be read."""
+    with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        try:
+            return max(0, sum(bool(row) for row in csv.reader(file)) - 1)
+        except csv.Error:
+            return count_lines(path)
 
 
 class _Rows:

@@ -1,0 +1,158 @@
+"""How a run is shown: its progress, its output, what is said behind it, its exit code. Room: cli.
+
+One view for runs of a team, another for runs over many items; which one, the definition decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ensemble_ray.cli.display import Display
+from ensemble_ray.cli.item_display import ItemDisplay
+from ensemble_ray.cli.progress import counted
+from ensemble_ray.cli.terminal import FAILED, FINE, PARTLY, one_line
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+
+if TYPE_CHECKING:
+    from ensemble_ray.outputs import EnsembleOutput
+
+__all__ = ["ItemView", "RunView", "view_of"]
+
+#: Early ends that nobody asked for.
+_UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
+#: Failed items that are told of at the end.
+_SHOWN_FAILURES = 3
+_TEXT = 160
+
+
+class RunView:
+    """How a run of a team is shown."""
+
+    def __init__(
+        self, title: str, *, is_quiet: bool = False, render: Callable[[EnsembleOutput], str] = attrgetter("raw")
+    ) -> None:
+        """Make one; `render` gives the text of the output."""
+        self.is_quiet = is_quiet
+        self.display: Display = Display(title, is_quiet=is_quiet)
+        self._render = render
+
+    def text(self, output: EnsembleOutput) -> str | None:
+        """What goes to standard output; None: nothing."""
+        return self._render(output)
+
+    def data(self, output: EnsembleOutput) -> dict[str, Any]:
+        """The same as JSON data; its trace has a command of its own."""
+        return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
+
+    def summary(self, output: EnsembleOutput | None) -> Sequence[str]:  # noqa: ARG002  other views tell of it
+        """What is said when it has ended; None: it failed."""
+        return [self.display.summary()]
+
+    def code(self, output: EnsembleOutput) -> int:
+        """The exit code of a run that gave an output and was not cancelled."""
+        return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
+
+
+class ItemView(RunView):
+    """How a run over many items is shown (S-MR-185 to S-MR-187)."""
+
+    def __init__(
+        self,
+        definition: MapDefinition,
+        title: str,
+        *,
+        is_quiet: bool = False,
+        render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+    ) -> None:
+        """Make one for a definition whose tasks are made while it runs."""
+        super().__init__(title, is_quiet=is_quiet, render=render)
+        self._definition = definition
+        self.items = ItemDisplay(title, is_quiet=is_quiet, source=definition.item_source)
+        self.display = self.items
+
+    @property
+    def _has_text(self) -> bool:
+        return isinstance(self._definition, MapReduceDefinition)
+
+    def text(self, output: EnsembleOutput) -> str | None:
+        """The last reduce's text; a map has rows instead, and where nobody takes those, its outputs."""
+        if self._has_text:
+            return super().text(output)
+        return None if self._definition.results is not None else "\n".join(each.raw for each in output.task_outputs)
+
+    def data(self, output: EnsembleOutput) -> dict[str, Any]:
+        """Counts, places and costs; what each item gave is in the file of the rows."""
+        failed, metrics = self._failed(output), output.metrics
+        return {
+            "run_id": output.run_id,
+            "exit_reason": output.exit_reason.value,
+            "items": {"done": self._done(output), "failed": failed},
+            "raw": output.raw if self._has_text else None,
+            "results": _path(self._definition.results),
+            "dead_letters": _path(self._definition.dead_letters),
+            "failed_items": [each.model_dump(mode="json", exclude={"item"}) for each in output.failed_items],
+            "metrics": metrics.model_dump(mode="json"),
+        }
+
+    def summary(self, output: EnsembleOutput | None) -> Sequence[str]:
+        """Counts, where rows and failed items are, and the first failures."""
+        self.items.ended(0 if output is None else len(output.failed_items))
+        lines = [self.display.summary()]
+        if self._definition.results is not None:
+            lines.append(f"Rows: {_rows_in(self._definition.results, self.items.items.items_done)}")
+        failures = [] if output is None else output.failed_items[:_SHOWN_FAILURES]
+        lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in failures]
+        if output is not None and len(output.failed_items) > len(failures):
+            lines.append(f"  and {len(output.failed_items) - len(failures):,} more")
+        letters = self._definition.dead_letters
+        if letters is not None and Path(letters).exists():
+            lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")
+        return lines
+
+    def code(self, output: EnsembleOutput) -> int:
+        """0, or 3 where items were left out."""
+        code = super().code(output)
+        return PARTLY if code == FINE and self._failed(output) else code
+
+    def _failed(self, output: EnsembleOutput) -> int:
+        self.items.ended(len(output.failed_items))
+        return self.items.items.items_failed
+
+    @staticmethod
+    def _done(output: EnsembleOutput) -> int:
+        """Items that have an output."""
+        levels = () if output.trace is None else output.trace.map_reduce_levels
+        return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
+
+
+def _path(place: Path | None) -> str | None:
+    return None if place is None else str(place)
+
+
+def _rows_in(place: Path, done: int) -> str:
+    """The file, and how many rows it has where that can be told at once."""
+    if place.suffix.lower() != ".jsonl":
+        return str(place)
+    try:
+        with place.open("rb") as file:
+            rows = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
+    except OSError:
+        rows = done
+    return f"{place} has {counted(rows, 'row')}"
+
+
+def view_of(
+    definition: object,
+    title: str,
+    *,
+    is_quiet: bool = False,
+    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+) -> RunView:
+    """How a run of that definition is shown; None: only a program has it."""
+    is_planned = getattr(definition, "is_planned", False)
+    if isinstance(definition, MapDefinition) and not is_planned:
+        return ItemView(definition, title, is_quiet=is_quiet, render=render)
+    return RunView(title, is_quiet=is_quiet, render=render)
