@@ -106,6 +106,7 @@ class Packer:
             order.input_guardrails,
             order.output_guardrails,
             overlay=overlay,
+            total_tasks=order.total_tasks,
         )
         # Nothing fails from here on, so that all that is used is done some time.
         if template is not None:

@@ -142,6 +142,8 @@ class WireOrder:
     delegation_id: str = ""
     #: of a task that was made while its run goes on: the data in which its agent differs from its kind's template
     overlay: bytes | None = None
+    #: of such a task: as in its order
+    total_tasks: int | None = None
 
 
 def wire_order(assignment: Assignment[bytes], package: RunPackage) -> WireOrder:
@@ -184,6 +186,7 @@ def unpack_order(run_id: str, order: WireOrder, agent: Agent | None = None) -> T
         depth=order.depth,
         caller_role=order.caller_role,
         delegation_id=order.delegation_id,
+        total_tasks=order.total_tasks,
     )
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
+    from ensemble_ray.execute.spending import Spending
     from ensemble_ray.messages import Fact
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
@@ -75,6 +76,8 @@ class FeedRequest:
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
     #: what this process writes the run's facts with
     journal: Journal
+    #: what this process may spend, also where it makes agents; None: the run has no budget
+    spending: Spending | None = None
     #: where the run is recorded; None: nowhere
     store: StoreAddress | None = None
     #: told the result of each order, once, on the library's loop; several at a time

@@ -67,7 +67,7 @@ class TaskOrder:
     instance: str
     #: re-dispatch generation; an older one is refused by the journal
     epoch: int
-    #: 1-based position in the task list
+    #: 1-based position in the task list; of a task that was made while its run goes on, within its level (S-MR-95)
     index: int
     #: resolved task without its context tasks
     task: Task
@@ -75,6 +75,8 @@ class TaskOrder:
     agent_role: str
     #: of a task that was made while its run goes on: who does it; its key is then that of its kind (S-MR-142)
     agent: Agent | None = None
+    #: of such a task: how many its level has, 0 where nobody knows yet; None: as many as the run has
+    total_tasks: int | None = None
     #: outputs of the context tasks in the order of the task's context list
     context: Sequence[TaskOutput] = ()
     #: description of a context task whose output does not exist (S-ENG-11)

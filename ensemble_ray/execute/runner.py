@@ -211,7 +211,7 @@ class TaskRunner:
                 task_description=order.task.description,
                 agent_role=order.agent_role,
                 task_index=order.index,
-                total_tasks=self.frame.total_tasks,
+                total_tasks=self._total(order),
                 task_output=output,
                 duration=output.duration,
                 run_id=order.run_id,
@@ -270,7 +270,7 @@ class TaskRunner:
                 task_description=order.task.description,
                 agent_role=order.agent_role,
                 task_index=order.index,
-                total_tasks=self.frame.total_tasks,
+                total_tasks=self._total(order),
                 cause=error,
                 duration=timedelta(seconds=result.duration_s),
                 run_id=order.run_id,
@@ -310,7 +310,7 @@ class TaskRunner:
                 task_description=order.task.description,
                 agent_role=order.agent_role,
                 task_index=order.index,
-                total_tasks=self.frame.total_tasks,
+                total_tasks=self._total(order),
                 run_id=order.run_id,
                 instance=order.instance,
             ),
@@ -322,7 +322,12 @@ class TaskRunner:
         """What log lines call it."""
         if order.depth:
             return f"Delegated task of '{order.caller_role}'"
-        return f"Task {order.index}/{self.frame.total_tasks}"
+        total = self._total(order)
+        return f"Task {order.index}/{total}" if total else f"Task {order.index}"
+
+    def _total(self, order: TaskOrder) -> int:
+        """How many tasks there are beside it, itself included; 0 where nobody knows yet."""
+        return self.frame.total_tasks if order.total_tasks is None else order.total_tasks
 
     @staticmethod
     def _tell(scope: TaskScope, kind: type[Event], build: Callable[[], Event]) -> None:

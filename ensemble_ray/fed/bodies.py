@@ -44,7 +44,6 @@ class _Body:
 
     output: TaskOutput | None
     trace: TaskTrace | None
-    agent: AgentSummary | None = None
     item: object = None
 
 
@@ -91,37 +90,52 @@ class FedBodies:
         self._keeps_items = keeps_items
         self._metrics = MetricsSum()
         self._tool_calls = 0
-        #: slots that tell of an agent for the first time, and short hashes of the agents that were told of
+        #: slots of agents, short hashes of those that were met, and hashes of what is recorded of those of earlier
         self._agents: array[int] = array("q")
-        self._seen: set[int] = set()
+        self._met: set[int] = set()
+        self._recorded_agents: set[int] = set()
         #: what cannot be pickled stays here: inline, anything may be an output
         self._held: list[_Body] = []
 
     # What comes in.
 
-    def keep(
-        self, level: int, number: int, output: TaskOutput, kind: str, *, agent: Agent | None = None, item: object = None
-    ) -> TaskOutput:
+    def keep(self, level: int, number: int, output: TaskOutput, kind: str, *, item: object = None) -> TaskOutput:
         """Keep an output; gives it with its trace annotated."""
         trace = self._annotated(output.trace, kind, level)
         output = output.model_copy(update={"trace": trace})
         self._tool_calls += output.tool_call_count
-        self._put((level, number), output=output, trace=trace, agent=agent, item=item)
+        self._put((level, number), output=output, trace=trace, item=item)
         return output
 
-    def lose(
-        self,
-        level: int,
-        number: int,
-        trace: TaskTrace | None,
-        kind: str,
-        *,
-        agent: Agent | None = None,
-        item: object = None,
-    ) -> None:
+    def lose(self, level: int, number: int, trace: TaskTrace | None, kind: str, *, item: object = None) -> None:
         """Keep what a task did that gave no output (S-MR-105)."""
         trace = self._annotated(trace, kind, level)
-        self._put((level, number), output=None, trace=trace, agent=agent, item=item)
+        self._put((level, number), output=None, trace=trace, item=item)
+
+    def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
+        """Keep who is about to take part; gives those that nobody met before, and no record tells of."""
+        fresh: list[AgentSummary] = []
+        for agent in agents:
+            short = int(agent.object_id[:15], 16)
+            if short in self._met:
+                continue
+            self._met.add(short)
+            summary = AgentSummary(
+                role=agent.role,
+                goal=agent.goal,
+                background=agent.background,
+                tool_names=tool_names(agent),
+                allow_delegation=agent.allow_delegation,
+            )
+            if hash(summary) not in self._recorded_agents:
+                fresh.append(summary)
+        self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in fresh)
+        return fresh
+
+    def recall(self, agents: Sequence[AgentSummary]) -> None:
+        """Keep who took part as the record tells it; objects of another process are known by what they say."""
+        self._recorded_agents.update(map(hash, agents))
+        self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)
 
     def _put(
         self,
@@ -129,14 +143,12 @@ class FedBodies:
         *,
         output: TaskOutput | None,
         trace: TaskTrace | None,
-        agent: Agent | None,
         item: object,
     ) -> None:
         level, number = place
         body = _Body(
             output=output,
             trace=trace if output is None else None,
-            agent=self._first_told(agent),
             item=item if self._keeps_items else None,
         )
         try:
@@ -145,25 +157,11 @@ class FedBodies:
             self._held.append(body)
             packed = pickle.dumps(len(self._held) - 1)
         slot = self._spool.put(packed)
-        if body.agent is not None:
-            self._agents.append(slot)
         while len(self._levels) <= level:
             self._levels.append(_Level())
         self._levels[level].note(number, slot, trace, gave=output is not None)
         if trace is not None:
             self._metrics.add(trace.with_workers())
-
-    def _first_told(self, agent: Agent | None) -> AgentSummary | None:
-        if agent is None or (short := int(agent.object_id[:15], 16)) in self._seen:
-            return None
-        self._seen.add(short)
-        return AgentSummary(
-            role=agent.role,
-            goal=agent.goal,
-            background=agent.background,
-            tool_names=tool_names(agent),
-            allow_delegation=agent.allow_delegation,
-        )
 
     @staticmethod
     def _annotated(trace: TaskTrace | None, kind: str, level: int) -> TaskTrace | None:
@@ -206,8 +204,8 @@ class FedBodies:
 
     @property
     def agents(self) -> Sequence[AgentSummary]:
-        """Who took part, each once, in the order of the first ends of their tasks."""
-        return SpooledSequence(self._spool, self._agents, lambda packed: _agent_of(self._opened(packed)))
+        """Who took part, each once, in the order in which they were met."""
+        return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_opened`
 
     @property
     def levels(self) -> tuple[MapReduceLevelSummary, ...]:
@@ -251,7 +249,3 @@ def _output_of(body: _Body) -> TaskOutput:
 
 def _trace_of(body: _Body) -> TaskTrace:
     return cast("TaskTrace", body.trace if body.output is None else body.output.trace)
-
-
-def _agent_of(body: _Body) -> AgentSummary:
-    return cast("AgentSummary", body.agent)

@@ -4,22 +4,24 @@ In: items as they are pulled, results as they come. Out: tasks for the houses, f
 store, results for whoever reads them. Rules:
 1. The machine decides. It is told everything by one task of the loop, in order, which carries out what it answers.
 2. A group is on record before its reduce begins (S-MR-161). What the record knows is not made, asked or done again.
-3. What a source or a factory raises ends the run and reaches the caller as it is (S-MR-106, S-MR-123).
+3. What a source, a factory or an estimator raises ends the run and reaches the caller as it is (S-MR-106, S-MR-123).
+4. A run that ends waits for no code of the user's: what is being made when it is to be stopped counts as stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.fed.jobs import Jobs, as_error
 from ensemble_ray.fed.ports import FedEnded, FedFailure
-from ensemble_ray.record.map_reduce_data import (
-    items_fact,
-)
+from ensemble_ray.outputs import ExitReason
+from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
     CancelRequested,
@@ -41,7 +43,6 @@ from ensemble_ray.schedule.map_reduce_words import (
     WorkExited,
     WorkFailed,
 )
-from ensemble_ray.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.intake import Intake
     from ensemble_ray.fed.making import Envelope, OrderMaker, Work
     from ensemble_ray.fed.ports import FedRecord, FedWatch
+    from ensemble_ray.fed.weights import Weights
     from ensemble_ray.items.pulling import RefusedItem
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.runtime import FedHouses
@@ -59,7 +61,7 @@ __all__ = ["FedParts", "MapReduceConductor"]
 _log = logging.getLogger(__name__)
 #: Factories called in one go: so many tasks wait for the slowest of them.
 _BATCH = 64
-#: Failures that an error of the whole run shows, of the hundred thousand there may be.
+#: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
 _MOST_FAILURES = 100
 
 
@@ -73,8 +75,8 @@ class FedParts:
     watch: FedWatch
     #: of a group, for people
     capacity: int
-    #: tokens of an output (S-MR-60)
-    weigh: Callable[[TaskOutput], int]
+    #: tokens of outputs (S-MR-60)
+    weights: Weights
     #: what the record knows of a run that goes on; None: it begins
     record: FedRecord | None = None
 
@@ -95,14 +97,18 @@ class MapReduceConductor:
         self._ended: EndFed | None = None
         self._broken: BaseException | None = None
         self._cause: BaseException | None = None
+        self._spent: BudgetExhaustedError | None = None
         #: works that were handed out and have not been reported, by level and number, and by key
         self._works: dict[tuple[int, int], Work] = {}
         self._by_key: dict[str, Work] = {}
-        #: works to be stopped that no house has yet
+        #: works that were stopped before a house had them
         self._unwanted: set[tuple[int, int]] = set()
-        self._jobs: set[asyncio.Task[None]] = set()
+        #: works that are done, and whose outputs are being weighed
+        self._weighed: set[tuple[int, int]] = set()
+        self._jobs = Jobs(self._fail, self.break_off)
         self._failures: list[FedFailure] = []
-        self._failed_maps = 0
+        #: how many there were, of maps and of reduces
+        self._noted = [0, 0]
 
     # The run.
 
@@ -131,17 +137,15 @@ class MapReduceConductor:
                 told, self._inbox = self._inbox, []
                 self._carry_out(self._machine.handle(*told) if told else ())
         finally:
-            for job in self._jobs:
-                job.cancel()
-            await self._parts.intake.close()
+            self._jobs.leave()
         return FedEnded(
             ending=self._ended,
             started_at=started_at,
             completed_at=clock.now(),
             failures=self._failures,
-            map_count=self._parts.intake.count,
-            failed_maps=self._failed_maps,
+            failed_maps=self._noted[0],
             cause=self._cause,
+            warning="" if self._spent is None else exhaustion_told((self._spent,)),
         )
 
     def cancel(self) -> None:
@@ -155,8 +159,11 @@ class MapReduceConductor:
 
     def deliver(self, results: Sequence[TaskResult]) -> None:
         """Take results of the houses."""
-        for result in results:
-            self._take(result)
+        try:
+            for result in results:
+                self._take(result)
+        except Exception as error:  # noqa: BLE001  such as a full disk: nobody else would tell the run
+            self.break_off(error)
 
     def _tell(self, *stimuli: FedStimulus) -> None:
         self._inbox.extend(stimuli)
@@ -165,21 +172,6 @@ class MapReduceConductor:
     def _lost(self, failed: asyncio.Future[None]) -> None:
         if not failed.cancelled() and (error := failed.exception()) is not None:
             self.break_off(error)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something beside the machine; what fails there is the user's, and ends the run."""
-
-        async def done() -> None:
-            try:
-                await work
-            except (RecordError, StaleEpochError) as error:
-                self.break_off(error)
-            except USER_ERRORS as error:
-                self._fail(error)
-
-        job = asyncio.get_running_loop().create_task(done())
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
 
     def _fail(self, error: BaseException) -> None:
         """The source or a factory raised, or what it gave cannot be done."""
@@ -195,7 +187,7 @@ class MapReduceConductor:
                 case StartMap():
                     maps.append(instruction.number)
                 case PullItems():
-                    self._do(self._pull(instruction.count))
+                    self._jobs.do(self._pull(instruction.count))
                 case StartReduce():
                     self._start_reduce(instruction)
                 case StopWork():
@@ -221,13 +213,14 @@ class MapReduceConductor:
     # Items.
 
     async def _pull(self, count: int) -> None:
-        await self._parts.watch.ready()
-        taken = await self._parts.intake.pull(count)
+        intake = self._parts.intake
+        room = await self._parts.watch.room(lambda: intake.in_flight)
+        taken = await intake.pull(min(count, room))
         now = self._envelope.clock.now()
-        if taken.digests:
-            await self._envelope.append(
-                items_fact(self._envelope.run_id, now, indices=taken.indices, digests=taken.digests)
-            )
+        if taken.is_news:
+            run_id, all_told = self._envelope.run_id, taken.is_exhausted
+            told = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=all_told)
+            await self._envelope.append(told)
         for number, entry in taken.refused.items():
             self._refused(number, entry, now)
         pulled = ItemsPulled(at=now, count=taken.count, is_exhausted=taken.is_exhausted)
@@ -235,9 +228,7 @@ class MapReduceConductor:
 
     def _refused(self, number: int, entry: RefusedItem, now: float) -> None:
         """A line that is no item; its map has failed before it could begin (S-MR-125)."""
-        failure = FedFailure(level=0, at=now, task_description=entry.text, agent_role="", error=entry.error)
-        if len(self._failures) < _MOST_FAILURES:
-            self._failures.append(failure)
+        self._note_failure(FedFailure(level=0, at=now, task_description=entry.text, agent_role="", error=entry.error))
         self._item_failed(number, entry.error, attempts=0)
 
     # Works.
@@ -246,12 +237,12 @@ class MapReduceConductor:
         fresh = [number for number in numbers if not self._is_known(0, number)]
         for first in range(0, len(fresh), _BATCH):
             batch = fresh[first : first + _BATCH]
-            self._do(self._make([(0, number) for number in batch], self._orders.maps(batch, self._is_unwanted)))
+            self._jobs.do(self._make([(0, number) for number in batch], self._orders.maps(batch, self._is_unwanted)))
 
     def _start_reduce(self, group: StartReduce) -> None:
         if not self._is_known(group.level, group.number):
             making = self._orders.reduce(group, self._is_unwanted)
-            self._do(self._make([(group.level, group.number)], making))
+            self._jobs.do(self._make([(group.level, group.number)], making))
 
     def _is_known(self, level: int, number: int) -> bool:
         """Whether the record knows what came of a work; then the machine is told."""
@@ -265,11 +256,11 @@ class MapReduceConductor:
                 self._parts.watch.completed(number, self._parts.intake.index(number), item, output)
             self._completed(level, number, output)
             return True
-        failed = record.failure(level, number)
-        if failed is not None:
-            error, attempts = failed
+        failure = record.failure(level, number)
+        if failure is not None:
+            self._note_failure(failure)
             if not level:
-                self._item_failed(number, error, attempts=attempts)
+                self._item_failed(number, failure.error, attempts=failure.attempts)
             self._tell(WorkFailed(at=self._envelope.clock.now(), level=level, number=number))
             return True
         return False
@@ -280,9 +271,15 @@ class MapReduceConductor:
             made = await making
         except (RecordError, StaleEpochError):
             raise
-        except USER_ERRORS as error:
-            self._fail(error)
-            self._unwanted.difference_update(works)
+        except BudgetExhaustedError as spent:  # whoever makes agents asks a model, too
+            self._spent = self._spent or spent
+            now, reason = self._envelope.clock.now(), ExitReason.BUDGET_EXHAUSTED
+            self._tell(*(WorkExited(at=now, level=level, number=number, reason=reason) for level, number in works))
+            return
+        except BaseException as error:
+            if self._jobs.is_left:
+                raise
+            self._fail(as_error(error))
             now = self._envelope.clock.now()
             self._tell(*(WorkCancelled(at=now, level=level, number=number) for level, number in works))
             return
@@ -295,20 +292,21 @@ class MapReduceConductor:
     # Stopping.
 
     def _stop(self, level: int, number: int) -> None:
-        """Stop a work, wherever it is: with a house, or about to be made."""
-        work = self._works.get((level, number))
-        if work is None:
-            self._unwanted.add((level, number))
-        else:
+        """Stop a work, wherever it is: with a house, about to be made, or done and being weighed."""
+        work, now = self._works.get((level, number)), self._envelope.clock.now()
+        if work is not None:
             self._houses.stop([work.order.instance])
+        elif (level, number) in self._weighed:
+            self._tell(
+                WorkCompleted(at=now, level=level, number=number, weight_tokens=0)
+            )  # nothing is grouped any more
+        else:
+            self._unwanted.add((level, number))
+            self._tell(WorkCancelled(at=now, level=level, number=number))
 
     def _is_unwanted(self, level: int, number: int) -> bool:
-        """Whether a work that is about to be made was stopped; the machine is told that it is."""
-        if (level, number) not in self._unwanted:
-            return False
-        self._unwanted.discard((level, number))
-        self._tell(WorkCancelled(at=self._envelope.clock.now(), level=level, number=number))
-        return True
+        """Whether a work that is about to be made was stopped."""
+        return (level, number) in self._unwanted
 
     # Results.
 
@@ -320,12 +318,12 @@ class MapReduceConductor:
         del self._works[level, number]
         bodies, item = self._parts.bodies, None if level else self._parts.intake.item(number)
         if result.status == "completed" and result.output is not None:
-            output = bodies.keep(level, number, result.output, work.kind, agent=work.agent, item=item)
+            output = bodies.keep(level, number, result.output, work.kind, item=item)
             if not level:
                 self._parts.watch.completed(number, self._parts.intake.index(number), item, output)
             self._completed(level, number, output)
             return
-        bodies.lose(level, number, result.trace, work.kind, agent=work.agent, item=item)
+        bodies.lose(level, number, result.trace, work.kind, item=item)
         match result.status:
             case "failed" if isinstance(error, RecordError | StaleEpochError):
                 self.break_off(error)
@@ -335,6 +333,7 @@ class MapReduceConductor:
             case "failed":
                 self._failed(work, result, error or RuntimeError("task failed without an error"))
             case "exited":
+                self._spent = self._spent or (error if isinstance(error, BudgetExhaustedError) else None)
                 self._tell(WorkExited(at=result.at, level=level, number=number, reason=result.exit_reason))
             case _:
                 self._tell(WorkCancelled(at=result.at, level=level, number=number))
@@ -344,27 +343,49 @@ class MapReduceConductor:
     def _completed(self, level: int, number: int, output: TaskOutput) -> None:
         if not level:
             self._parts.intake.done(number)
-        weight = self._parts.weigh(output)
+        weight = self._parts.weights.known(output)
+        if weight is None:
+            self._weighed.add((level, number))
+            self._jobs.do(self._weigh(level, number, output))
+        else:
+            at = output.completed_at.timestamp()
+            self._tell(WorkCompleted(at=at, level=level, number=number, weight_tokens=weight))
+
+    async def _weigh(self, level: int, number: int, output: TaskOutput) -> None:
+        try:
+            weight = await self._parts.weights.asked(output)
+        except BaseException:
+            # It is done, whatever becomes of the run.
+            self._tell(WorkCompleted(at=self._envelope.clock.now(), level=level, number=number, weight_tokens=0))
+            raise
+        finally:
+            self._weighed.discard((level, number))
         at = output.completed_at.timestamp()
         self._tell(WorkCompleted(at=at, level=level, number=number, weight_tokens=weight))
 
     def _failed(self, work: Work, result: TaskResult, error: BaseException) -> None:
         _log.debug("%s failed: %s", result.key, message_of(error))
-        if len(self._failures) < _MOST_FAILURES:
-            self._failures.append(
-                FedFailure(
-                    level=work.level,
-                    at=result.at,
-                    task_description=work.order.task.description,
-                    agent_role=work.order.agent_role,
-                    error=error,
-                )
+        self._note_failure(
+            FedFailure(
+                level=work.level,
+                at=result.at,
+                task_description=work.order.task.description,
+                agent_role=work.order.agent_role,
+                error=error,
+                attempts=result.attempts,
             )
+        )
         if not work.level:
             self._item_failed(work.number, error, attempts=result.attempts)
         self._tell(WorkFailed(at=result.at, level=work.level, number=work.number))
 
+    def _note_failure(self, failure: FedFailure) -> None:
+        """Keep a failure for the error and the trace of the run; the first ones are enough."""
+        kind = min(failure.level, 1)
+        self._noted[kind] += 1
+        if self._noted[kind] <= _MOST_FAILURES:
+            self._failures.append(failure)
+
     def _item_failed(self, number: int, error: BaseException, *, attempts: int) -> None:
-        self._failed_maps += 1
         intake = self._parts.intake
         self._parts.watch.failed(intake.index(number), intake.done(number), error, attempts)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.task import Task
-from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.plan.map_reduce_factories import make_direct_in_run, make_maps_in_run, make_reduce_in_run
 
 if TYPE_CHECKING:
@@ -31,15 +31,29 @@ class DefinitionFactories:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task]:
-        """A task for each item."""
-        return [task for task, _ in await make_maps_in_run(self._definition, items)]
+        """A task for each item.
+
+        Raises:
+            ValidationError: one has a context.
+        """
+        return [_alone(task) for task, _ in await make_maps_in_run(self._definition, items)]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """A task that reduces these outputs, and the positions of those that it wants as context, in its order."""
+        """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
+
+        Raises:
+            ValidationError: its context has others than these.
+        """
         stand_ins = [_stand_in(output) for output in outputs]
         places = {stand_in.object_id: place for place, stand_in in enumerate(stand_ins)}
         task, _ = await make_reduce_in_run(cast("MapReduceDefinition", self._definition), stand_ins)
-        return task, [places[entry.object_id] for entry in task.context if entry.object_id in places]
+        for entry in task.context:
+            if entry.object_id not in places:
+                raise ValidationError(
+                    f"Reduce task '{task.description}' has the context task '{entry.description}', which is none of its "
+                    "group. Give it context=chunk_tasks"
+                )
+        return task, [places[entry.object_id] for entry in task.context]
 
 
 class DirectFactory:
@@ -52,11 +66,21 @@ class DirectFactory:
         """The one task."""
         (all_items,) = items
         task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
-        return (task,)
+        return (_alone(task),)
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Never asked for: one output needs no reduce."""
         raise IllegalStateError(f"the short-circuit reduces nothing, and was given {len(outputs)} outputs")
+
+
+def _alone(task: Task) -> Task:
+    """The task of an item, which nothing comes before (S-MR-30)."""
+    if task.context:
+        raise ValidationError(
+            f"Task '{task.description}' has the context task '{task.context[0].description}': the task of an item has no "
+            "context. Put what it needs into the item"
+        )
+    return task
 
 
 def _stand_in(output: TaskOutput) -> Task:

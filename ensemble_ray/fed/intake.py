@@ -33,6 +33,8 @@ class Taken:
     #: indices and hashes that are not on record yet
     indices: Sequence[int] = ()
     digests: Sequence[str] = ()
+    #: whether the record has to be told
+    is_news: bool = False
 
 
 class Intake:
@@ -51,6 +53,11 @@ class Intake:
         """How many items have come."""
         return len(self._indices)
 
+    @property
+    def in_flight(self) -> int:
+        """How many of them have no end yet."""
+        return len(self._items)
+
     def index(self, number: int) -> int:
         """The index of an item in its source."""
         return self._indices[number]
@@ -67,7 +74,7 @@ class Intake:
         """Take at most so many of the next items.
 
         Raises:
-            ValidationError: one is not what the record says, or there are fewer than it says (S-MR-162).
+            ValidationError: one is not what the record says, or there are fewer or more than it says (S-MR-162).
             Exception: what the source raised.
         """
         pulled = await self._reader.next(count)
@@ -91,8 +98,7 @@ class Intake:
             if pulled.is_exhausted:
                 self._record.check_end(len(self._indices))
         taken.indices, taken.digests = indices[known:], digests[known:]
+        taken.is_news = len(taken.digests) > 0 or (
+            pulled.is_exhausted and (self._record is None or not self._record.knows_all)
+        )
         return taken
-
-    async def close(self) -> None:
-        """Let the source go."""
-        await self._reader.close()

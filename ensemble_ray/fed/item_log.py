@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import message_of
@@ -71,13 +71,20 @@ class ItemLog:
         self._is_over = True
         self._tell()
 
-    async def ready(self) -> None:
-        """Return when no reader is further behind than the window is wide."""
-        async with self._changed:
-            await self._changed.wait_for(self._is_caught_up)
+    async def room(self, in_flight: Callable[[], int]) -> int:
+        """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
 
-    def _is_caught_up(self) -> bool:
-        return all(len(self._came) - cursor < self.window for cursor in self._readers.values())
+        Args:
+            in_flight: Tells how many items were pulled whose results have not come.
+        """
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._room(in_flight()) > 0)
+            return self._room(in_flight())
+
+    def _room(self, in_flight: int) -> int:
+        if not self._readers:
+            return self.window
+        return self.window - in_flight - len(self._came) + min(self._readers.values())
 
     def _tell(self) -> None:
         if self._readers and self._waking is None:

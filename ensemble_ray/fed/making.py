@@ -15,12 +15,11 @@ from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.ids import instance_of
 from ensemble_ray.ports import Until
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, group_fact, map_key, reduce_key
+from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.kinds import Kinds
     from ensemble_ray.fed.bodies import FedBodies
@@ -61,7 +60,6 @@ class Work:
     number: int
     #: what it is in the tree
     kind: str
-    agent: Agent | None
     order: TaskOrder
 
 
@@ -78,6 +76,7 @@ class OrderMaker:
         intake: Intake,
         bodies: FedBodies,
         record: FedRecord | None,
+        item_count: int | None,
         is_direct: bool,
     ) -> None:
         """Make one.
@@ -90,6 +89,7 @@ class OrderMaker:
             intake: Has the items.
             bodies: Has the outputs.
             record: What is recorded of a run that goes on.
+            item_count: How many items there are, where that is known.
             is_direct: Whether the only task is that of the short-circuit (S-MR-81).
         """
         self._envelope = envelope
@@ -99,6 +99,7 @@ class OrderMaker:
         self._intake = intake
         self._bodies = bodies
         self._record = record
+        self._item_count = item_count or 0
         self._is_direct = is_direct
         self._turn = asyncio.Lock()
 
@@ -109,6 +110,10 @@ class OrderMaker:
         if is_final:
             return FINAL
         return reduce_key(level, number) if level else map_key(self._intake.index(number))
+
+    def _total(self, kind: str) -> int:
+        """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
+        return self._item_count if kind == "map" else int(kind != "reduce")
 
     async def maps(self, numbers: Sequence[int], is_unwanted: Callable[[int, int], bool]) -> list[Work]:
         """Maps of these items, but for those that are unwanted when their turn comes.
@@ -147,12 +152,15 @@ class OrderMaker:
         return [self._work(made, level, number, kind, [outputs[position] for position in wanted])]
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
-        """Make tasks ready, and put what was asked of a model for that on record."""
+        """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
         try:
-            return await self._maker.ready(tasks, keys)
+            made = await self._maker.ready(tasks, keys)
         finally:
             if asked := self._maker.taken_facts():
                 await self._envelope.append(*asked, until=Until.WRITTEN)
+        if fresh := self._bodies.meet([each.agent for each in made if each.agent is not None]):
+            await self._envelope.append(agents_fact(self._envelope.run_id, self._envelope.clock.now(), fresh))
+        return made
 
     def _work(self, made: MadeTask, level: int, number: int, kind: str, context: Sequence[TaskOutput] = ()) -> Work:
         occurrence = 0 if self._record is None else self._record.occurrence(level, number)
@@ -167,9 +175,10 @@ class OrderMaker:
             agent_key=None if made.agent is None else self._kinds.kind_of(made.agent),
             agent_role=made.agent_role,
             agent=made.agent,
+            total_tasks=self._total(kind),
             context=tuple(context),
             is_streaming=made.is_streaming,
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
         )
-        return Work(level=level, number=number, kind=kind, agent=made.agent, order=order)
+        return Work(level=level, number=number, kind=kind, order=order)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -33,8 +33,12 @@ class FedFactories(Protocol):
 class FedWatch(Protocol):
     """Hears what comes of items."""
 
-    async def ready(self) -> None:
-        """Return when more results may come: a reader or a file may be slow (S-MR-131)."""
+    async def room(self, in_flight: Callable[[], int]) -> int:
+        """Return how many more items may be pulled, when some may: a reader or a file may be slow (S-MR-131).
+
+        Args:
+            in_flight: Tells how many items were pulled whose results have not come.
+        """
         ...
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
@@ -57,19 +61,24 @@ class FedRecord(Protocol):
         """Recorded groups, in their order."""
         ...
 
-    def failure(self, level: int, number: int) -> tuple[BaseException, int] | None:
-        """Why a work failed that is not tried again, and its attempts; None for one that did not fail."""
+    def failure(self, level: int, number: int) -> FedFailure | None:
+        """How a work failed that is not tried again; None for one that did not fail."""
         ...
 
     def occurrence(self, level: int, number: int) -> int:
         """Which attempt of the run at that work is the current one."""
         ...
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether it says how many items there are."""
+        ...
+
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
         """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded.
 
         Raises:
-            ValidationError: one differs (S-MR-162).
+            ValidationError: one differs, or there are more than there were (S-MR-162).
         """
         ...
 
@@ -91,6 +100,8 @@ class FedFailure:
     task_description: str
     agent_role: str
     error: BaseException
+    #: requests to the provider for its last model call (S-MR-152)
+    attempts: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -102,8 +113,9 @@ class FedEnded:
     completed_at: float
     #: the first of them, on all levels
     failures: list[FedFailure] = field(default_factory=list["FedFailure"])
-    #: how many maps there were, and how many of them failed
-    map_count: int = 0
+    #: how many maps failed
     failed_maps: int = 0
     #: what the source or a factory raised
     cause: BaseException | None = None
+    #: what to warn of, such as a budget that is spent; "": nothing
+    warning: str = ""

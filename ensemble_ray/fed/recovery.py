@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.recorded import as_mapping, typed_output
 from ensemble_ray.fed.bodies import node_type
+from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
+from ensemble_ray.record.map_reduce_data import AGENTS_KIND, DIRECT, FINAL, agents_in, map_key, reduce_key, work_of
+from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
 from ensemble_ray.trace import TaskTrace
 
 if TYPE_CHECKING:
@@ -32,20 +33,26 @@ class RecoveredRun:
     """A recorded fed run. Fulfils `FedRecord`."""
 
     def __init__(self, bodies: FedBodies) -> None:
-        """Make one; `read` fills it."""
+        """Make one that knows nothing yet."""
         self._bodies = bodies
         self._failures = Spool()
         self._slots: dict[tuple[int, int], int] = {}
         self.facts = FedRecovered(self._keep, self._keep_failure)
 
-    async def read(self, store: RunStore, run_id: str, kinds: Sequence[str]) -> None:
-        """Take all that is recorded.
+    @classmethod
+    async def read(cls, store: RunStore, run_id: str, bodies: FedBodies) -> RecoveredRun:
+        """All that is recorded of a run; what its tasks gave goes into the bodies.
 
         Raises:
             RecordError: the record is damaged.
         """
-        async for page in store.read(run_id, kinds=kinds):
-            self.facts.take(page)
+        record = cls(bodies)
+        async for page in store.read(run_id, kinds=(*FED_KINDS, AGENTS_KIND)):
+            record.facts.take(page)
+            for fact in page:
+                if fact.kind == AGENTS_KIND:
+                    bodies.recall(agents_in(fact.data))
+        return record
 
     def _keep(self, key: str, data: Mapping[str, object]) -> None:
         place = self._place(key)
@@ -57,10 +64,16 @@ class RecoveredRun:
         place = self._place(key)
         if place is None:
             return
-        told = {"error": data.get("error"), "error_type": data.get("error_type"), "message": data.get("message")}
-        self._slots[place] = self._failures.put(pickle.dumps({**told, "attempts": data.get("attempts")}))
         trace = as_mapping(data.get("trace"))
         found = TaskTrace.model_validate(trace) if trace else None
+        told = {
+            "error": as_mapping(data.get("error")) or {"type": data.get("error_type"), "text": data.get("message")},
+            "attempts": data.get("attempts"),
+            "at": self.facts.head.started_at if found is None else found.completed_at.timestamp(),
+            "task_description": key if found is None else found.task_description,
+            "agent_role": "" if found is None else found.agent_role,
+        }
+        self._slots[place] = self._failures.put(pickle.dumps(told))
         self._bodies.lose(*place, found, node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT))
 
     def _place(self, key: str) -> tuple[int, int] | None:
@@ -89,21 +102,41 @@ class RecoveredRun:
         """Recorded groups, in their order."""
         return self.facts.groups
 
-    def failure(self, level: int, number: int) -> tuple[BaseException, int] | None:
-        """Why a work failed that is not tried again, and its attempts."""
+    @property
+    def failed(self) -> Iterable[tuple[int, int]]:
+        """Works that failed once; some may have been tried again."""
+        return self._slots
+
+    def outcome(self, level: int, number: int) -> Outcome:
+        """What is recorded of a work."""
+        return self.facts.outcome(self._key(level, number))
+
+    def failure(self, level: int, number: int) -> FedFailure | None:
+        """How a work failed that is not tried again."""
         slot = self._slots.get((level, number))
         if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
             return None
-        data: Mapping[str, object] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
-        told = {"type": data.get("error_type"), "text": data.get("message")}
-        attempts = data.get("attempts")
-        return error_from(as_mapping(data.get("error")) or told), attempts if isinstance(attempts, int) else 0
+        told: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
+        attempts = told["attempts"]
+        return FedFailure(
+            level=level,
+            at=told["at"],
+            task_description=told["task_description"],
+            agent_role=told["agent_role"],
+            error=error_from(told["error"]),
+            attempts=attempts if isinstance(attempts, int) else 0,
+        )
 
     def occurrence(self, level: int, number: int) -> int:
         """Which attempt of the run at that work is the current one."""
         if not level and number >= self.facts.items.count:
             return 0
         return int(self.facts.instance(self._key(level, number)).rpartition("#")[2])
+
+    @property
+    def knows_all(self) -> bool:
+        """Whether it says how many items there are."""
+        return self.facts.items.are_all
 
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
         """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded."""
@@ -117,16 +150,20 @@ class RecoveredRun:
                     f"items changed: item {index} is not what it was. Resume with the items that the run began with, or "
                     "begin a new run"
                 )
+        if items.are_all and first + len(indices) > items.count:
+            self._refuse_count("more")
         return known
 
     def check_end(self, count: int) -> None:
         """Compare how many items there are."""
-        recorded = self.facts.items.count
-        if count < recorded:
-            raise ValidationError(
-                f"items changed: the run recorded {recorded} items, the source has {count}. Resume with the items that the "
-                "run began with, or begin a new run"
-            )
+        if count < self.facts.items.count:
+            self._refuse_count(str(count))
+
+    def _refuse_count(self, found: str) -> NoReturn:
+        raise ValidationError(
+            f"items changed: the run recorded {self.facts.items.count} items, the source has {found}. Resume with the items "
+            "that the run began with, or begin a new run"
+        )
 
 
 def _type_of(data: Mapping[str, object]) -> type[object] | None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -21,43 +21,50 @@ from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.model_calls import RecordedModel
+from ensemble_ray.execute.recorded import resume_data
+from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
 from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.finished import finished
 from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.item_log import ItemLog, ItemStream
+from ensemble_ray.fed.jobs import as_error
 from ensemble_ray.fed.making import Envelope, OrderMaker
+from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.result import FedFrame, assemble_fed
 from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.fed.watch import RunWatch
-from ensemble_ray.ids import RUN, new_run_id
+from ensemble_ray.fed.weights import Weights
+from ensemble_ray.ids import RUN, new_object_id, new_run_id
 from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.limits.budget import NOTHING, RunBudget
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.plan.map_reduce_tokens import estimate_tokens
+from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.map_reduce_data import fed_run_data
-from ensemble_ray.record.map_reduce_fold import FED_KINDS
 from ensemble_ray.record.rerun import check_same
+from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.schedule.map_reduce_words import EndFed
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
-    from ensemble_ray.fed.ports import FedEnded
-    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel, Journal
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.run_handle import Resumption
@@ -96,7 +103,11 @@ class MapReduceRun(RunLife):
         self._bodies = FedBodies(keeps_items=is_watched)
         self._items = ItemLog(self._bodies)
         self._conductor: MapReduceConductor | None = None
-        self._has_warned = False
+        #: while the items are opened: whether all of them fit one task is asked of user code
+        self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
+        self._budget = RunBudget.of(chosen.max_tokens, chosen.max_cost)
+        self._spending: Spending | None = None
+        self._answers: Mapping[str, Sequence[Fact]] = {}
         self._clock = SystemClock()
         self._begin()
 
@@ -112,6 +123,8 @@ class MapReduceRun(RunLife):
     async def _stop(self) -> None:
         if self._conductor is not None:
             self._conductor.cancel()
+        elif self._opening is not None:
+            self._opening.cancel()
 
     # On the library's loop.
 
@@ -135,6 +148,9 @@ class MapReduceRun(RunLife):
             )
         )
         self._state = RunState.RUNNING
+        if (recorded := await self._recorded_end(header)) is not None:
+            self._state = RunState.COMPLETED
+            return self._assembled(recorded, mode)
         owned = await self._owned()
         state = RunState.FAILED
         try:
@@ -148,6 +164,15 @@ class MapReduceRun(RunLife):
             if owned is not None:
                 await owned.close(state)
         self._state = state
+        if ended.warning:
+            _log.warning("%s", ended.warning)
+        output = self._assembled(ended, mode)
+        await self._finish(output, mode)
+        return output
+
+    def _assembled(self, ended: FedEnded, mode: CaptureMode) -> EnsembleOutput:
+        """The output of the run, or its error."""
+        definition = self._definition
         trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
         frame = FedFrame(
             run_id=self.id,
@@ -158,9 +183,21 @@ class MapReduceRun(RunLife):
             goes_on=definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR,
         )
         collects = definition.item_policy == "collect"
-        output = assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
-        await self._finish(output, mode)
-        return output
+        return assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
+
+    async def _recorded_end(self, header: Mapping[str, object]) -> FedEnded | None:
+        """How a finished run of that id ended; it is not run again (S-SET-39). None for a run that begins or goes on."""
+        resumption = self._resumption
+        if not (self._is_named if resumption is None else resumption.is_completed):
+            return None
+        return await finished(
+            store_at(self._runtime.store_address),
+            self.id,
+            self._definition,
+            header=header if resumption is None else None,
+            bodies=self._bodies,
+            log=self._items,
+        )
 
     async def _owned(self) -> OwnedRun | None:
         definition, resumption = self._definition, self._resumption
@@ -178,16 +215,28 @@ class MapReduceRun(RunLife):
 
     async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> FedEnded:
         """Everything between the beginning of the record and its end."""
-        record = await self._recovered()
+        record = None
+        if self._resumption is not None:
+            record = await RecoveredRun.read(store_at(self._runtime.store_address), self.id, self._bodies)
+            record.facts.go_on()
+            self._answers = record.facts.answers
         journal = ForgetfulJournal(self.id) if owned is None else owned.journal
         epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
-        kind, data = ("plan", {**header, "started_at": now}) if record is None else ("resume", {"is_restart": False})
+        kind, data = (
+            ("plan", {**header, "started_at": now})
+            if record is None
+            else ("resume", resume_data(header, is_restart=False))
+        )
         first = Fact(run=self.id, kind=kind, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
         async with contextlib.AsyncExitStack() as stack:
-            reader, is_direct = await opened(self._definition)
+            found = await self._opened()
+            if found is None:
+                ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+                return FedEnded(ending=ending, started_at=now, completed_at=self._clock.now())
+            reader, is_direct = found
             stack.push_async_callback(reader.close)
-            watch = await self._watch()
+            watch = await self._watch(is_direct=is_direct)
             stack.push_async_callback(watch.close)
             envelope = Envelope(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
             parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
@@ -206,17 +255,22 @@ class MapReduceRun(RunLife):
                 conductor.cancel()
             return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
 
-    async def _recovered(self) -> RecoveredRun | None:
-        """What is recorded of a run that goes on."""
-        if self._resumption is None:
+    async def _opened(self) -> tuple[ItemReader, bool] | None:
+        """The items, and whether all of them are one task; None where the run was cancelled meanwhile."""
+        self._opening = asyncio.get_running_loop().create_task(opened(self._definition))
+        if self._is_cancelling:
+            self._opening.cancel()
+        await asyncio.wait([self._opening])
+        if not self._opening.cancelled():
+            return self._opening.result()
+        if self._is_cancelling:
             return None
-        record = RecoveredRun(self._bodies)
-        await record.read(store_at(self._runtime.store_address), self.id, FED_KINDS)
-        record.facts.go_on()
-        return record
+        raise as_error(asyncio.CancelledError("the source of items, or an estimator, cancelled itself"))
 
-    async def _watch(self) -> RunWatch:
+    async def _watch(self, *, is_direct: bool) -> RunWatch:
         """The files that the run writes, open."""
+        if is_direct:
+            return RunWatch(self._items, is_direct=True)
         definition, is_resumed = self._definition, self._resumption is not None
         letters = results = None
         if definition.results is not None:
@@ -238,6 +292,7 @@ class MapReduceRun(RunLife):
             intake=intake,
             bodies=self._bodies,
             record=record,
+            item_count=definition.item_source.count,
             is_direct=is_direct,
         )
         return FedParts(
@@ -246,12 +301,12 @@ class MapReduceRun(RunLife):
             bodies=self._bodies,
             watch=watch,
             capacity=0 if reduced is None else reduced.capacity,
-            weigh=self._weighed if reduced is not None and reduced.is_adaptive else _nothing,
+            weights=Weights(definition),
             record=record,
         )
 
     def _request(self, conductor: MapReduceConductor, mode: CaptureMode, journal: Journal) -> FeedRequest:
-        definition = self._definition
+        definition, resumption = self._definition, self._resumption
         planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
         frame = frame_of(
             rules_for_tasks(definition),
@@ -261,9 +316,15 @@ class MapReduceRun(RunLife):
             capture_mode=mode,
             log_fields=self._fields,
         )
+        if frame.budget is not None:
+            # An account of its own for each owner of the run, who knows what was spent before (S-BUD-6, S-BUD-7).
+            spent = NOTHING if resumption is None else resumption.spent
+            frame = replace(frame, budget=replace(frame.budget, spent=spent, account=f"{self.id}/{new_object_id()}"))
+        self._spending = spending_here(frame.budget, frame.cost)
         return FeedRequest(
             run_id=self.id,
-            frame=replace(frame, total_tasks=definition.item_source.count or 0),
+            frame=frame,
+            spending=self._spending,
             events=self,
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
             on_unknown=definition.on_unknown,
@@ -290,18 +351,9 @@ class MapReduceRun(RunLife):
         last = Fact(run=self.id, kind="end", name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)
 
-    def _weighed(self, output: TaskOutput) -> int:
-        """Tokens of an output; that they were guessed is said once."""
-        tokens, warning = estimate_tokens(output, cast("MapReduceDefinition", self._definition))
-        if warning is not None and not self._has_warned:
-            self._has_warned = True
-            _log.warning("%s. This is said once per run", warning)
-        return tokens
-
     def _recorded(self, name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-        answers = {} if self._resumption is None else self._resumption.answers
-        return RecordedModel(model, self.id, name, note, known=answers.get(name, ()))
+        return RecordedModel(model, self.id, name, note, known=self._answers.get(name, ()), spending=self._spending)
 
     def _header(self, mode: CaptureMode) -> dict[str, object]:
         """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
@@ -317,6 +369,7 @@ class MapReduceRun(RunLife):
             **data,
             "ensemble_id": self.id,
             "options": options,
+            **budget_data(self._budget),
             "origin": self._origin.place,
             "overrides": dict(self._origin.overrides),
             "runtime": self._runtime.name,
@@ -336,7 +389,3 @@ class _Cancelling:
 
     async def cancel(self) -> None:
         await self._run.acancel()
-
-
-def _nothing(output: TaskOutput) -> int:  # noqa: ARG001  groups of a fixed size weigh nothing
-    return 0

@@ -28,30 +28,43 @@ _MOST_WAITING = 1024
 class RunWatch:
     """What hears of one run's items. Fulfils `FedWatch`."""
 
-    def __init__(self, log: ItemLog, *, results: ResultsFile | None, letters: DeadLetterFile | None) -> None:
-        """Make one over open files."""
+    def __init__(
+        self,
+        log: ItemLog,
+        *,
+        results: ResultsFile | None = None,
+        letters: DeadLetterFile | None = None,
+        is_direct: bool = False,
+    ) -> None:
+        """Make one over open files; of the short-circuit, whose task is no item's, nobody hears (S-MR-82)."""
+        self._is_direct = is_direct
         self._log = log
         self._results = results
         self._letters = letters
         self._waiting: list[ItemResult | FailedItem] = []
         self._writing: asyncio.Task[None] | None = None
+        self._error: BaseException | None = None
         #: told that a file cannot be written
         self.on_error: Callable[[BaseException], None] = lambda _: None
 
-    async def ready(self) -> None:
-        """Return when more results may come."""
-        await self._log.ready()
+    async def room(self, in_flight: Callable[[], int]) -> int:
+        """Return how many more items may be pulled, when some may."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
+        return await self._log.room(in_flight)
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
         """An item has its output."""
+        if self._is_direct:
+            return
         self._log.completed(number, index)
         if self._results is not None and index not in self._results:
             self._write(ItemResult(index=index, item=item, output=output))
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
         """An item has none."""
+        if self._is_direct:
+            return
         failed = self._log.failed(index, item, error, attempts)
         if self._letters is not None:
             self._write(failed)
@@ -72,6 +85,7 @@ class RunWatch:
                 if lost and self._letters is not None:
                     await self._letters.write(lost)
         except Exception as error:  # noqa: BLE001  whatever it is, the run must hear of it
+            self._error = error
             self.on_error(error)
         finally:
             self._writing = None
@@ -80,7 +94,7 @@ class RunWatch:
         """Write what waits, then complete the files; a run that goes on later goes on with them.
 
         Raises:
-            RecordError: they cannot be written.
+            RecordError: they cannot be written, or could not be while nobody else was there to be told.
         """
         while self._writing is not None:
             await asyncio.wait([self._writing])
@@ -90,3 +104,5 @@ class RunWatch:
                 stack.push_async_callback(self._letters.close)
             if self._results is not None:
                 stack.push_async_callback(self._results.close)
+        if self._error is not None:
+            raise self._error

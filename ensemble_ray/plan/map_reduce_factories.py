@@ -8,7 +8,9 @@ a thread of ours and awaits what is awaitable (S-MR-143).
 
 from __future__ import annotations
 
+import asyncio
 import inspect
+import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
@@ -172,8 +174,13 @@ async def _driven_in_run(makings: list[_Making]) -> list[Made]:
     """All of them in one thread, one call at a time; back here for what is awaitable."""
     done: list[Made] = []
     result: object = None
+    is_left = threading.Event()
     while True:
-        outcome = await threads.run(_advance, makings, done, result)
+        try:
+            outcome = await threads.run(_advance, makings, done, result, is_left.is_set)
+        except asyncio.CancelledError:
+            is_left.set()  # the thread goes on, and calls nothing more
+            raise
         if not isinstance(outcome, _Waiting):
             return outcome
         result = await outcome.awaitable
@@ -186,16 +193,23 @@ class _Waiting:
         self.call = call
         self.awaitable = awaitable
 
+    def __del__(self) -> None:
+        if inspect.iscoroutine(self.awaitable):
+            self.awaitable.close()  # nobody awaits it where the run has ended meanwhile
 
-def _advance(makings: list[_Making], done: list[Made], result: object = None) -> list[Made] | _Waiting:
+
+def _advance(
+    makings: list[_Making], done: list[Made], result: object = None, is_left: Callable[[], bool] = lambda: False
+) -> list[Made] | _Waiting:
     """Go on where it stands until all is made, or something has to be awaited.
 
     Args:
         makings: What is to be made; `len(done)` is the position of the one at work.
         done: What was made.
         result: That of the call that the one at work waits for; None where it has not begun.
+        is_left: Whether nobody waits any more.
     """
-    while len(done) < len(makings):
+    while len(done) < len(makings) and not is_left():
         try:
             call = makings[len(done)].send(result)
         except StopIteration as ended:

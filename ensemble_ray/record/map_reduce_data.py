@@ -12,21 +12,25 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import cast
+from typing import Any, cast
 
 import pydantic
 
+from ensemble_ray.errors import RecordError
 from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.callable_identity import identity_of
 from ensemble_ray.record.definition_data import model_data
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.trace import jsonable
+from ensemble_ray.trace import AgentSummary, jsonable
 
 __all__ = [
+    "AGENTS_KIND",
     "DIGEST_DIGITS",
     "DIRECT",
     "FINAL",
+    "agents_fact",
+    "agents_in",
     "fed_run_data",
     "group_fact",
     "is_fed",
@@ -40,6 +44,8 @@ __all__ = [
 #: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
 DIRECT = "direct"
 FINAL = "final-reduce"
+#: Kind of the facts that tell who took part.
+AGENTS_KIND = "agents"
 #: Hexadecimal digits of an item's hash: enough to tell whether it changed, no more, as there may be millions.
 DIGEST_DIGITS = 16
 #: The user's code that decides what is done.
@@ -158,7 +164,9 @@ def group_fact(run_id: str, at: float, *, key: str, level: int, number: int, inp
     return Fact(run=run_id, kind="group", name=instance_of(key), at=at, data=data)
 
 
-def items_fact(run_id: str, at: float, *, indices: Sequence[int], digests: Sequence[str]) -> Fact:
+def items_fact(
+    run_id: str, at: float, *, indices: Sequence[int], digests: Sequence[str], are_all: bool = False
+) -> Fact:
     """That these items were pulled, in this order; on record before their maps start (S-MR-162).
 
     Args:
@@ -166,11 +174,34 @@ def items_fact(run_id: str, at: float, *, indices: Sequence[int], digests: Seque
         at: Unix time, s.
         indices: Their indices, those of their keys.
         digests: What `item_digest` gives of each.
+        are_all: Whether the source had no more than those so far.
     """
     first = indices[0] if indices else 0
     is_row = all(index == place for place, index in enumerate(indices, start=first))
     where: dict[str, object] = {"first": first} if is_row else {"indices": list(indices)}
-    return Fact(run=run_id, kind="items", name=RUN, at=at, data={**where, "digests": list(digests)})
+    end = {"are_all": True} if are_all else {}
+    return Fact(run=run_id, kind="items", name=RUN, at=at, data={**where, "digests": list(digests), **end})
+
+
+# Who took part.
+
+
+def agents_fact(run_id: str, at: float, agents: Sequence[AgentSummary]) -> Fact:
+    """That these agents are about to take part for the first time."""
+    told = [agent.model_dump(mode="json") for agent in agents]
+    return Fact(run=run_id, kind=AGENTS_KIND, name=RUN, at=at, data={"agents": told})
+
+
+def agents_in(data: Mapping[str, object]) -> list[AgentSummary]:
+    """What the data of such a fact tells.
+
+    Raises:
+        RecordError: it is none.
+    """
+    try:
+        return [AgentSummary(**cast("dict[str, Any]", each)) for each in cast("Sequence[object]", data["agents"])]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RecordError(f"The record is damaged: {dict(data)} tells of no agents") from error
 
 
 class _Unnameable(Exception):  # noqa: N818  no error: an item that is not compared

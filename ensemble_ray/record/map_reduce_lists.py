@@ -60,9 +60,14 @@ class Codes:
 
 
 class RecordedItems:
-    """The items that a run pulled, as hashes, in the order in which it did."""
+    """The items that a run pulled, as hashes, in the order in which it did.
+
+    Attributes:
+        are_all: Whether its source was seen to have no more.
+    """
 
     def __init__(self) -> None:
+        self.are_all = False
         self._digests = bytearray()
         #: index of each, unless they are 0, 1, 2, ...
         self._indices: array[int] | None = None
@@ -114,6 +119,7 @@ class RecordedItems:
             raise RecordError("The record is damaged: a fact of items names others than it has hashes of")
         for index, digest in zip(indices, digests, strict=True):
             self._take(index, digest)
+        self.are_all = self.are_all or data.get("are_all") is True
 
     def _take(self, index: int, digest: str) -> None:
         try:

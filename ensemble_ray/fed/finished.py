@@ -1,0 +1,99 @@
+"""What a finished fed run gave, of its record (S-SET-39). Room: fed.
+
+In: the record, and the items. Out: how the run ended; its outputs are in the body store already. The items are pulled and
+compared, since an answer is of those items only. Never: a factory called, a model asked, a fact written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.fed.feeding import opened
+from ensemble_ray.fed.intake import Intake
+from ensemble_ray.fed.ports import FedEnded
+from ensemble_ray.fed.recovery import RecoveredRun
+from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.record.map_reduce_fold import Outcome
+from ensemble_ray.record.rerun import is_answered
+from ensemble_ray.record.run_head import read_head
+from ensemble_ray.schedule.map_reduce_words import EndFed
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.fed.item_log import ItemLog
+    from ensemble_ray.items.pulling import ItemReader
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["finished"]
+
+#: Items that are compared at a time.
+_BATCH = 256
+
+
+async def finished(
+    store: RunStore,
+    run_id: str,
+    definition: MapDefinition,
+    *,
+    header: Mapping[str, object] | None,
+    bodies: FedBodies,
+    log: ItemLog,
+) -> FedEnded | None:
+    """How the run of that id ended; None where there was none, so that it begins.
+
+    Args:
+        store: Has the records.
+        run_id: The id.
+        definition: What is to be run.
+        header: Data of the first fact that the run would record; None: that has been compared.
+        bodies: Get its outputs.
+        log: Gets what came of its items.
+
+    Raises:
+        RunExistsError: it is running.
+        ValidationError: it ended otherwise, or was of another definition or other items.
+        Exception: what the source of the items raised.
+    """
+    summary = await store.summary(run_id)
+    if summary is None:
+        return None
+    head = await read_head(store, run_id)
+    if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
+        return None
+    record = await RecoveredRun.read(store, run_id, bodies)
+    reader, _ = await opened(definition)
+    try:
+        return await _recorded_end(record, reader, log)
+    finally:
+        await reader.close()
+
+
+async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) -> FedEnded:
+    """How a finished run ended; what came of its items is told again."""
+    intake, head, known = Intake(reader, record), record.facts.head, record.facts.items
+    is_exhausted = False
+    # One that ended early had not pulled all of them: those that it had are compared, and no more are pulled.
+    while not is_exhausted and (known.are_all or intake.count < known.count):
+        wanted = _BATCH if known.are_all else min(_BATCH, known.count - intake.count)
+        taken = await intake.pull(wanted)
+        for number in range(intake.count - taken.count, intake.count):
+            _tell(record, intake, log, number)
+        is_exhausted = taken.is_exhausted
+    failures = [record.failure(level, number) for level, number in record.failed]
+    reason = str(head.end.get("exit_reason"))
+    return FedEnded(
+        ending=EndFed(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
+        started_at=head.started_at,
+        completed_at=head.started_at,
+        failures=[failure for failure in failures if failure is not None],
+    )
+
+
+def _tell(record: RecoveredRun, intake: Intake, log: ItemLog, number: int) -> None:
+    index, item = intake.index(number), intake.done(number)
+    if record.outcome(0, number) is Outcome.COMPLETED:
+        log.completed(number, index)
+    elif (failure := record.failure(0, number)) is not None:
+        log.failed(index, item, failure.error, failure.attempts)
