@@ -111,8 +111,15 @@ def test_run_is_complete_only_when_completed(reason: ExitReason | str | None) ->
 
 
 def test_exit_reasons_and_run_states() -> None:
-    """S-DOM-52, S-SET-14, S-CONV-6: their values."""
-    assert [reason.value for reason in ExitReason] == ["completed", "user_exit_early", "timeout", "error", "cancelled"]
+    """S-DOM-52, S-SET-14, S-CONV-6, S-BUD-4: their values."""
+    assert [reason.value for reason in ExitReason] == [
+        "completed",
+        "user_exit_early",
+        "timeout",
+        "error",
+        "cancelled",
+        "budget_exhausted",
+    ]
     assert {state.value for state in RunState} == {
         "pending",
         "running",
@@ -121,6 +128,7 @@ def test_exit_reasons_and_run_states() -> None:
         "failed",
         "cancelled",
         "interrupted",
+        "budget_exhausted",
     }
     with pytest.raises(ValidationError):
         EnsembleOutput(exit_reason="finished")
@@ -128,8 +136,9 @@ def test_exit_reasons_and_run_states() -> None:
 
 @pytest.mark.parametrize("state", RunState)
 def test_state_is_final_when_nothing_follows(state: RunState) -> None:
-    """S-SET-14, S-SET-39: an interrupted run can go on, and so can those that run."""
-    assert state.is_final == (state in {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED})
+    """S-SET-14, S-SET-39, S-BUD-4: an interrupted run can go on, and so can those that run."""
+    ended = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED, RunState.BUDGET_EXHAUSTED}
+    assert state.is_final == (state in ended)
 
 
 def test_completed_tasks_are_the_outputs() -> None:
