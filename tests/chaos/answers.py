@@ -12,14 +12,24 @@ import re
 from collections.abc import Sequence
 
 from ensemble_ray import TokenUsage, ToolCall
-from ensemble_ray.testing import Reply, ServedRequest
+from ensemble_ray.testing import Fault, Reply, ServedRequest
 from tests.chaos.world import World
 
-__all__ = ["answer_in_newsroom", "answer_of_peers", "answer_with_tools", "plain_answer"]
+__all__ = [
+    "answer_in_map_reduce",
+    "answer_in_newsroom",
+    "answer_of_peers",
+    "answer_with_tools",
+    "marks_in",
+    "plain_answer",
+]
 
 #: Longest time of an answer, s; most take less.
 _LATENCY_S = 0.06
 _STEP = re.compile(r"Step (\w+) of")
+_MARK = re.compile(r"<<[^<>]+>>")
+#: Items that the model refuses: at once, or after their tools were called.
+_REFUSED = {"m5": 0, "m16": 0, "m24": 1, "m27": 0}
 
 #: A role, and the step to ask of it; arguments as they stand, where they are no such thing.
 _Ask = tuple[str, str] | str
@@ -95,6 +105,32 @@ def answer_of_peers(request: ServedRequest, world: World) -> Reply:
     elif depth == 1:
         asked += [("Cyd", "libel")]
     return _answer_with_tools(request, world, [_delegation(request, "delegate", "task", each) for each in asked])
+
+
+def answer_in_map_reduce(request: ServedRequest, world: World) -> Reply | Fault:
+    """A mark for each item, after calls of tools where there are any; a reduce gives the marks that it was given.
+
+    So the last answer tells which items it was made of, and how often each.
+    """
+    turn, step = _turn(request), _step(request)
+    if step == "reduce":
+        marks = marks_in(_prompt(request))
+        digest = _digest(request, marks)
+        usage = TokenUsage(len(_prompt(request)), 6 + int(digest[:2], 16) % 8)
+        return Reply(text=" ".join(sorted(marks)), usage=usage, latency_s=_latency_s(digest))
+    if _REFUSED.get(step) == turn:
+        return Fault(status=400, message=f"{step} is refused")
+    if request.tools and turn < 2:
+        return _answer_with_tools(request, world, [])
+    told = _told(request, but="call_append_line")
+    digest = _digest(request, told)
+    usage = TokenUsage(len(_prompt(request)), 6 + int(digest[:2], 16) % 8)
+    return Reply(text=f"<<{step}:{digest[:8]}>>", usage=usage, latency_s=_latency_s(digest))
+
+
+def marks_in(text: str) -> list[str]:
+    """The marks of items in a text, in their order, each as often as it is there."""
+    return _MARK.findall(text)
 
 
 def _answer_with_tools(request: ServedRequest, world: World, asks: Sequence[ToolCall]) -> Reply:

@@ -13,14 +13,16 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from ensemble_ray.ids import effect_name
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.testing import ServedRequest
 from tests.chaos.audit_delegations import judge_delegations
+from tests.chaos.audit_map_reduce import judge_map_reduce
 from tests.chaos.kills import Kill
 from tests.chaos.world import key_of
 
-__all__ = ["Audit", "audit", "difference"]
+__all__ = ["Audit", "answers_in", "audit", "difference"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,8 +50,10 @@ def audit(
     kills: Sequence[Kill],
     *,
     asked: Sequence[Mapping[str, Any]] = (),
+    rows: Sequence[Mapping[str, Any]] = (),
+    letters: Sequence[Mapping[str, Any]] = (),
 ) -> Audit:
-    """Judge a run that has ended; `lines` are of tools, `asked` of policies."""
+    """Judge a run that has ended; `lines` are of tools, `asked` of policies, `rows` and `letters` of items."""
     found = Audit()
     kills = [kill.lasting_until(facts) for kill in kills]
     found.violations += _of_the_record(facts)
@@ -57,6 +61,7 @@ def audit(
     _judge_effects(found, run_id, facts, lines, kills)
     delegations = judge_delegations(run_id, facts, requests, asked, kills)
     found.violations += delegations.violations
+    found.violations += judge_map_reduce(facts, rows, letters)
     found.policies_asked_again, found.rules_broken = delegations.policies_asked_again, delegations.rules_broken
     return found
 
@@ -64,7 +69,7 @@ def audit(
 def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
     if [fact.seq for fact in facts] != list(range(1, len(facts) + 1)):
         yield f"the facts' numbers have gaps: {[fact.seq for fact in facts]}"
-    for kind in ("model", "tool_result", "delegation", "output"):
+    for kind in ("model", "tool_result", "delegation", "output", "task_failed"):
         names = Counter(fact.name for fact in facts if fact.kind == kind)
         for name, count in names.items():
             if count > 1:
@@ -81,7 +86,7 @@ def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
 def _judge_requests(
     found: Audit, run_id: str, facts: Sequence[Fact], requests: Sequence[ServedRequest], kills: Sequence[Kill]
 ) -> None:
-    recorded = {key_of(run_id, fact.name): fact for fact in facts if fact.kind == "model"}
+    recorded = answers_in(run_id, facts)
     asked: dict[str, list[ServedRequest]] = defaultdict(list)
     for request in requests:
         asked[request.key].append(request)
@@ -94,6 +99,17 @@ def _judge_requests(
         else:
             _judge_recorded(found, fact, sent, kills)
         _judge_repeats(found, key if fact is None else fact.name, sent, kills)
+
+
+def answers_in(run_id: str, facts: Sequence[Fact]) -> dict[str, Fact]:
+    """By key of each request that is not to be sent again: what is recorded of it, an answer or a task's failure."""
+    refused: dict[str, Fact] = {}
+    for fact in facts:
+        if fact.kind == "task_failed":
+            # The call that failed is the one after the last that was answered.
+            turns = sum(each.kind == "model" and instance_of_fact(each) == fact.name for each in facts)
+            refused[key_of(run_id, effect_name(fact.name, turns))] = fact
+    return refused | {key_of(run_id, fact.name): fact for fact in facts if fact.kind == "model"}
 
 
 def _judge_recorded(found: Audit, fact: Fact, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:
@@ -164,9 +180,19 @@ def _keys_by_text(lines: Sequence[Mapping[str, str]]) -> Mapping[str, set[str]]:
     return keys
 
 
-def difference(expected: Mapping[str, object], found: Mapping[str, object]) -> list[str]:
-    """Where an output differs from that of the undisturbed run; times and ids are left out."""
+def difference(
+    expected: Mapping[str, object], found: Mapping[str, object], *, has_own_shape: bool = False
+) -> list[str]:
+    """Where an output differs from that of the undisturbed run; times and ids are left out.
+
+    Args:
+        expected: Of the undisturbed run.
+        found: Of the other.
+        has_own_shape: Whether each run has a shape of its own: then only what does not hang on it is compared.
+    """
     wanted, got = _comparable(expected), _comparable(found)
+    if has_own_shape:
+        wanted = {name: wanted[name] for name in ("raw", "exit_reason", "items", "total_tool_calls")}
     return [
         f"{name} is not that of the undisturbed run: {_short(got[name])} instead of {_short(value)}"
         for name, value in wanted.items()
@@ -175,13 +201,14 @@ def difference(expected: Mapping[str, object], found: Mapping[str, object]) -> l
 
 
 def _comparable(output: Mapping[str, object]) -> dict[str, object]:
-    tasks = output["task_outputs"]
+    tasks = output.get("task_outputs", [])
     metrics = output["metrics"]
     assert isinstance(tasks, list)
     assert isinstance(metrics, dict)
     return {
         "raw": output["raw"],
         "exit_reason": output["exit_reason"],
+        "items": output.get("items"),
         "task_outputs": sorted((each["task_description"], each["raw"]) for each in tasks),
         **{name: metrics[name] for name in _COUNTED},
     }

@@ -24,15 +24,16 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import ModelServer
-from tests.chaos.audit import Audit, audit, difference
+from tests.chaos.audit import Audit, answers_in, audit, difference
 from tests.chaos.audit_delegations import decisions_in
+from tests.chaos.audit_map_reduce import judge_files, outcomes_in
 from tests.chaos.cluster import ROOT, Cluster, environment_in
 from tests.chaos.kills import Kill
 from tests.chaos.moments import ASKED, OWNED, Moment, moments
 from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
-from tests.chaos.world import World, key_of
+from tests.chaos.world import World
 from tests.processes import Program, own_directory, program
 
 __all__ = ["Report", "run_with_kills", "undisturbed"]
@@ -45,7 +46,7 @@ _BIRTH_S = 2.0
 _TRIES = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: Where the output begins among what a program printed.
-_OUTPUT = '{\n  "raw"'
+_OUTPUT = '{\n  "'
 _COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 
 
@@ -85,14 +86,26 @@ class _Undisturbed:
     output: Mapping[str, object]
     #: what was decided of delegations, by call
     decisions: Mapping[str, object]
+    #: of a map-reduce: what its tasks and its items gave
+    tree: Mapping[str, object]
+    has_own_shape: bool
 
-    def differences(self, output: Mapping[str, object], facts: Sequence[Fact]) -> list[str]:
+    def differences(self, output: Mapping[str, object], run: _Disturbed) -> list[str]:
         """Where another run is not the same."""
-        decisions = decisions_in(facts)
-        return difference(self.output, output) + [
-            f"'{name}' was decided as {decisions.get(name)} instead of {self.decisions.get(name)}"
-            for name in sorted({*self.decisions, *decisions})
-            if decisions.get(name) != self.decisions.get(name)
+        facts = run.facts()
+        decisions, tree = decisions_in(facts), outcomes_in(facts, run.world.letters(), has_own_shape=self.has_own_shape)
+        return [
+            *difference(self.output, output, has_own_shape=self.has_own_shape),
+            *(
+                f"'{name}' was decided as {decisions.get(name)} instead of {self.decisions.get(name)}"
+                for name in sorted({*self.decisions, *decisions})
+                if decisions.get(name) != self.decisions.get(name)
+            ),
+            *(
+                f"{name} gave {tree.get(name)} instead of {self.tree.get(name)}"
+                for name in sorted({*self.tree, *tree})
+                if tree.get(name) != self.tree.get(name)
+            ),
         ]
 
 
@@ -108,11 +121,14 @@ def undisturbed(name: str) -> _Undisturbed:
         assert output is not None, f"{name} does not even run when nobody is killed:\n" + "\n".join(
             run.report.violations
         )
-        assert run.server.stats()["requests"] == scenario.calls, run.server.stats()
+        assert run.server.stats()["requests"] == scenario.calls or scenario.has_own_shape, run.server.stats()
         assert len(run.world.asked()) == scenario.questions, run.world.asked()
         found = run.judged()
         assert not found.violations, found.violations
-        return _Undisturbed(output, decisions_in(run.facts()))
+        assert not scenario.check(output, run.world)
+        facts, has_own_shape = run.facts(), scenario.has_own_shape
+        tree = outcomes_in(facts, run.world.letters(), has_own_shape=has_own_shape)
+        return _Undisturbed(output, decisions_in(facts), tree, has_own_shape)
 
 
 def run_with_kills(
@@ -128,6 +144,8 @@ def run_with_kills(
         cluster: The one that is there, for victims that live in one.
     """
     expected = undisturbed(scenario.name)
+    if scenario.is_fed:
+        victims = [victim.in_fed_run() for victim in victims]
     rng = random.Random(f"{scenario.name}/{seed}")  # noqa: S311  repeatable, keeps no secret
     begun = time.monotonic()
     with _Disturbed.of(scenario, cluster=cluster, is_inline=victims[0].ground == "inline") as run:
@@ -140,7 +158,7 @@ def run_with_kills(
                     break
             output = run.finish()
             if output is not None:
-                report.violations += expected.differences(output, run.facts())
+                report.violations += expected.differences(output, run)
                 report.violations += scenario.check(output, run.world)
         except (AssertionError, TimeoutError) as error:
             report.violations.append(f"the harness gave up: {error}")
@@ -246,12 +264,9 @@ class _Disturbed:
             return not self._is_over()
         victim, settled = moment.victim, dict[str, int]()
         if victim.interrupts_run:
-            counts = self.server.requests_by_key()
-            settled = {
-                key: counts[key]
-                for fact in self.facts()
-                if fact.kind == "model" and (key := key_of(self.run_id, fact.name))
-            }
+            counts, facts = self.server.requests_by_key(), self.facts()
+            settled = {key: counts[key] for key in answers_in(self.run_id, facts)}
+            self.report.violations += judge_files(facts, self.world.rows(), self.world.letters())
         self.kills.append(
             Kill(
                 victim=victim.name,
@@ -350,7 +365,7 @@ class _Disturbed:
             except subprocess.TimeoutExpired:
                 self.report.violations.append(f"the run did not end within {PATIENCE_S} s; state: {self.state()}")
                 return None
-            if code == 0:
+            if code == self.scenario.exit_code:
                 state = self.state()
                 if state is not RunState.COMPLETED:
                     self.report.violations.append(f"the run gave its output, and its state is {state}")
@@ -372,7 +387,14 @@ class _Disturbed:
     def judged(self) -> Audit:
         """What the record, the server and the disk say."""
         return audit(
-            self.run_id, self.facts(), self.server.requests, self.world.done(), self.kills, asked=self.world.asked()
+            self.run_id,
+            self.facts(),
+            self.server.requests,
+            self.world.done(),
+            self.kills,
+            asked=self.world.asked(),
+            rows=self.world.rows(),
+            letters=self.world.letters(),
         )
 
     def last_words(self) -> list[str]:

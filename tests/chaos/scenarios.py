@@ -9,8 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ensemble_ray.testing import Reply, ServedRequest
-from tests.chaos.answers import answer_in_newsroom, answer_of_peers, answer_with_tools, plain_answer
+from ensemble_ray.testing import Fault, Reply, ServedRequest
+from tests.chaos.answers import (
+    answer_in_map_reduce,
+    answer_in_newsroom,
+    answer_of_peers,
+    answer_with_tools,
+    plain_answer,
+)
+from tests.chaos.audit_map_reduce import judge_marks
 from tests.chaos.world import World
 
 __all__ = ["SCENARIOS", "Scenario"]
@@ -18,6 +25,10 @@ __all__ = ["SCENARIOS", "Scenario"]
 
 def _nothing_more(_output: Mapping[str, object], _world: World) -> Sequence[str]:
     return ()
+
+
+def _made_of_all(output: Mapping[str, object], world: World) -> Sequence[str]:
+    return judge_marks(str(output["raw"]), world.rows())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +41,17 @@ class Scenario:
     #: how many model calls it makes when nobody disturbs it
     calls: int
     #: what the model answers; it must follow from the request alone
-    answer: Callable[[ServedRequest, World], Reply]
+    answer: Callable[[ServedRequest, World], Reply | Fault]
     #: how often its policies are asked when nobody disturbs it
     questions: int = 0
     #: whether a manager leads it, who can be killed
     has_manager: bool = False
+    #: whether its tasks are made while it runs, by its driver
+    is_fed: bool = False
+    #: with which its programs end when it has completed
+    exit_code: int = 0
+    #: whether its shape, and so the number of its calls, hangs on which of its tasks is done first
+    has_own_shape: bool = False
     inputs: Mapping[str, str] = field(default_factory=lambda: {"topic": "chaos"})
     #: what is wrong with the output, beside its being unlike that of the undisturbed run
     check: Callable[[Mapping[str, object], World], Sequence[str]] = _nothing_more
@@ -56,6 +73,34 @@ SCENARIOS = {
             answer=answer_in_newsroom,
             questions=25,
             has_manager=True,
+        ),
+        Scenario(
+            name="mapreduce",
+            target="tests.chaos.teams:mapreduce",
+            calls=68,
+            answer=answer_in_map_reduce,
+            is_fed=True,
+            exit_code=3,
+            check=_made_of_all,
+        ),
+        Scenario(
+            name="pipelined",
+            target="tests.chaos.teams:pipelined",
+            calls=65,
+            answer=answer_in_map_reduce,
+            is_fed=True,
+            exit_code=3,
+            has_own_shape=True,
+            check=_made_of_all,
+        ),
+        Scenario(
+            name="ordered",
+            target="tests.chaos.teams:ordered",
+            calls=69,
+            answer=answer_in_map_reduce,
+            is_fed=True,
+            exit_code=3,
+            check=_made_of_all,
         ),
         Scenario(name="peers", target="tests.chaos.teams:peers", calls=30, questions=21, answer=answer_of_peers),
     )

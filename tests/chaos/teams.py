@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ensemble_ray import (
     Agent,
@@ -21,6 +23,7 @@ from ensemble_ray import (
     DelegationRequest,
     Ensemble,
     HierarchicalConstraints,
+    MapReduceEnsemble,
     OpenAIChatModel,
     Task,
     tool,
@@ -28,10 +31,31 @@ from ensemble_ray import (
 from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.tools import current_tool_context
 
-__all__ = ["QUESTIONS", "chain", "chain_with_tools", "dag", "dag_with_tools", "newsroom", "peers"]
+__all__ = [
+    "ITEMS",
+    "QUESTIONS",
+    "chain",
+    "chain_with_tools",
+    "dag",
+    "dag_with_tools",
+    "mapreduce",
+    "newsroom",
+    "ordered",
+    "peers",
+    "pipelined",
+]
 
 #: The environment variable that says where policies leave their lines.
 QUESTIONS = "CHAOS_QUESTIONS"
+
+#: Items of the map-reduces: forty good ones, and in the file a line that is none.
+ITEMS = 40
+_ITEMS_FILE = Path(__file__).with_name("items.jsonl")
+#: Tokens that a reduce may be given: about four outputs, see `answers.answer_in_map_reduce`.
+_BUDGET = 40
+#: Tasks of a map-reduce that may be in flight.
+_WINDOW = 8
+_ITEM = re.compile(r"Step (m\d+) of")
 
 #: How long a tool takes before and after its line, s.
 _MOMENT_S = 0.01
@@ -92,6 +116,14 @@ def join(context: TaskHandlerContext) -> str:
     """What the tasks before gave, in order."""
     time.sleep(_MOMENT_S)
     return " + ".join(output.raw for output in context.context_outputs)
+
+
+def mark(context: TaskHandlerContext) -> str:
+    """What a map without a model gives: a mark of its item, as the model's answers have."""
+    time.sleep(_MOMENT_S)
+    found = _ITEM.search(context.description)
+    assert found is not None, context.description
+    return f"<<{found[1]}:handler>>"
 
 
 @dataclass(frozen=True)
@@ -234,4 +266,78 @@ def peers() -> Ensemble:
         workflow="parallel",
         max_delegation_depth=2,
         delegation_policies=_policies(),
+    )
+
+
+# Map-reduces. Every fourth item's map has tools, every tenth has no model; the model refuses some items, see `answers`.
+
+
+def _map_agent(model: OpenAIChatModel) -> Callable[[Mapping[str, Any]], Agent]:
+    """Agents of two kinds: most items have one without tools."""
+
+    def of(item: Mapping[str, Any]) -> Agent:
+        tools = [] if item["n"] % 4 else [append_line, put, look_up]
+        return Agent(role=f"Reader {item['n']}", goal="Answer", llm=model, tools=tools)
+
+    return of
+
+
+def _map_task(item: Mapping[str, Any], agent: Agent) -> Task:
+    name = f"Step m{item['n']} of {{topic}}"
+    if item["n"] % 10 == 9:
+        return Task(description=name, expected_output="A mark", handler=mark, effect="idempotent")
+    return Task(description=name, expected_output="A mark", agent=agent)
+
+
+def _reduce_task(parts: list[Task]) -> Task:
+    return Task(description="Step reduce of {topic}", expected_output="All marks", context=parts)
+
+
+def _tokens(text: str) -> int:
+    """Of what has no model to count them."""
+    return 9
+
+
+def _items() -> Iterator[Mapping[str, Any]]:
+    for number in range(ITEMS):
+        yield {"n": number}
+
+
+def _map_reduce(items: object, *, results: str, **more: object) -> MapReduceEnsemble:
+    place = Path(os.environ.get(QUESTIONS, str(Path.cwd() / "questions"))).parent
+    model = _model()
+    return MapReduceEnsemble(
+        items=items,
+        map_task=_map_task,
+        map_agent=_map_agent(model),
+        reduce_task=_reduce_task,
+        llm=model,
+        results=place / results,
+        dead_letters=place / "letters.jsonl",
+        on_item_error="collect",
+        parallel_error_strategy="continue_on_error",
+        max_parallel_tasks=_WINDOW,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def mapreduce() -> MapReduceEnsemble:
+    """Over a list, in groups that fit a budget, level by level."""
+    return _map_reduce(list(_items()), results="rows.jsonl", target_token_budget=_BUDGET, token_estimator=_tokens)
+
+
+def pipelined() -> MapReduceEnsemble:
+    """Over a file, one line of which is broken, in groups of four, as they come."""
+    return _map_reduce(_ITEMS_FILE, results="rows.jsonl", chunk_size=4, mode="pipelined")
+
+
+def ordered() -> MapReduceEnsemble:
+    """Over a generator, in groups that fit a budget, as they come, in the order of the items; its rows are packed."""
+    return _map_reduce(
+        _items(),
+        results="rows.parquet",
+        target_token_budget=_BUDGET,
+        token_estimator=_tokens,
+        mode="pipelined",
+        ordered=True,
     )

@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -55,6 +55,15 @@ class Victim:
     lives_on_s: float = 0.0
     #: how often one run may suffer it; None: as often as one likes
     most: int | None = None
+
+    def in_fed_run(self) -> Victim:
+        """The same where the driver makes the tasks and owns the run: it goes on nowhere without it.
+
+        The processes of its tasks work on until somebody who goes on with it takes them away.
+        """
+        if self.name != "driver":
+            return self
+        return replace(self, interrupts_run=True, repeats_calls=True, lives_on_s=10.0)
 
 
 VICTIMS = {

@@ -1,4 +1,7 @@
-"""What a run leaves outside its record: lines of tools, and of policies that were asked, each with its effect's key."""
+"""What a run leaves outside its record.
+
+Lines of tools, and of policies that were asked, each with its effect's key; rows and dead letters of items.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
+
+from pyarrow import parquet
 
 from ensemble_ray.ids import uuid_of
 
@@ -14,7 +20,7 @@ __all__ = ["World", "key_of"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Two files."""
+    """Files in one directory."""
 
     #: where tools leave a line for each time that they did something
     lines: Path
@@ -32,8 +38,20 @@ class World:
         """What policies were asked, oldest first."""
         return _whole_lines(self.questions)
 
+    def rows(self) -> list[Mapping[str, Any]]:
+        """The outputs of items, oldest first; a parquet file's stand elsewhere until it is complete."""
+        packed = self.lines.with_name("rows.parquet")
+        until_then = packed.with_name("rows.parquet.rows.jsonl")
+        if packed.exists() and not until_then.exists():
+            return cast("list[Mapping[str, Any]]", cast("Any", parquet).read_table(packed).to_pylist())
+        return _whole_lines(until_then) or _whole_lines(self.lines.with_name("rows.jsonl"))
 
-def _whole_lines(path: Path) -> list[Mapping[str, str]]:
+    def letters(self) -> list[Mapping[str, Any]]:
+        """The items that failed, oldest first."""
+        return _whole_lines(self.lines.with_name("letters.jsonl"))
+
+
+def _whole_lines(path: Path) -> list[Mapping[str, Any]]:
     """The lines; that of a process that died while it wrote is none."""
     if not path.exists():
         return []
