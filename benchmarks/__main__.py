@@ -11,7 +11,8 @@ from pathlib import Path
 from benchmarks.children import ChildFailedError
 from benchmarks.harness import Conditions, Measured, WrongCountError, measure, scenarios_named
 from benchmarks.report import environment_facts, lines_of, overheads_of, print_report, write_json
-from benchmarks.scenarios import OVERHEADS, ROWS, SCENARIOS
+from benchmarks.rows import OVERHEADS, ROWS
+from benchmarks.scenarios import SCENARIOS
 
 __all__ = ["main"]
 

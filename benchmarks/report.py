@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks.children import ROOT
 from benchmarks.harness import Measured
-from benchmarks.scenarios import Overhead, Row, Target
+from benchmarks.rows import Overhead, Row, Target
 
 __all__ = ["Cost", "Line", "environment_facts", "lines_of", "overheads_of", "print_report", "write_json"]
 

@@ -1,4 +1,4 @@
-"""What is measured, and what it should come to. Data only: scenarios with their variants, rows with their targets.
+"""What is measured. Data only: scenarios with their variants.
 
 Against the floor stand teams whose runs record nothing (durability `off`), as hand-written code does; what recording
 costs is a table of its own, whose floor they are.
@@ -10,11 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-__all__ = ["OVERHEADS", "ROWS", "SCENARIOS", "Overhead", "Row", "Scenario", "Target"]
-
-
-#: Targets below this are told in ms.
-_SHOWN_IN_MS = 0.1
+__all__ = ["SCENARIOS", "Scenario"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,57 +51,6 @@ class Scenario:
     def resized(self, size: int | None) -> Scenario:
         """The same with another number of things per round, where it does many at all."""
         return self if size is None or self.size == 1 else replace(self, size=size)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a figure should come to, against the floor of its row."""
-
-    kind: Literal["ratio", "more_s", "at_most_s"]
-    value: float
-
-    def holds(self, *, value: float, ratio: float, more: float) -> bool:
-        """Whether it does: by the value itself, its ratio to the floor, or what it has on top of it."""
-        return {"at_most_s": value, "ratio": ratio, "more_s": more}[self.kind] <= self.value
-
-    def __str__(self) -> str:
-        if self.kind == "ratio":
-            return f"{self.value:.2f}"
-        amount = f"{self.value:.2f} s" if self.value >= _SHOWN_IN_MS else f"{self.value * 1e3:.2f} ms"
-        return f"+{amount}" if self.kind == "more_s" else amount
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the table: which variants of a scenario stand in which column."""
-
-    scenario: str
-    title: str
-    unit: Literal["s", "ms", "MB"]
-    floor: str | None = "floor"
-    inline: str | None = "inline"
-    ray: str | None = "ray"
-    target_inline: Target | None = None
-    target_ray: Target | None = None
-    #: variants shown under the table
-    references: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Overhead:
-    """One line of the table of what recording costs: a variant whose runs are recorded beside one whose runs are not."""
-
-    scenario: str
-    title: str
-    unit: Literal["s", "ms"]
-    off: str
-    recorded: str
-    #: None: shown, not judged
-    allowed: Target | None = None
-
-
-def _ratio(value: float) -> Target:
-    return Target(kind="ratio", value=value)
 
 
 _JOBS = {"floor": "floor", "inline": "team", "ray": "team", "inline-recorded": "team", "ray-recorded": "team"}
@@ -254,152 +199,4 @@ SCENARIOS = (
         on_ray=frozenset({"ray", "bare-ray"}),
     ),
     Scenario(name="import", measure="reported", variants={"inline": "import_time.py"}, requests_each=0),
-)
-
-#: Replicas are told of under the table.
-_TWO = (("ray-2", "with two agent processes on Ray"),)
-
-ROWS = (
-    Row(
-        scenario="fan-out-200ms",
-        title="fan-out 1,000 at 200 ms, 200 slots, one reduce",
-        unit="s",
-        target_inline=_ratio(0.60),
-        target_ray=_ratio(0.50),
-    ),
-    Row(
-        scenario="fan-out-0ms",
-        title="fan-out 1,000 at 0 ms, one reduce",
-        unit="s",
-        target_inline=_ratio(0.35),
-        target_ray=_ratio(0.25),
-    ),
-    *(
-        Row(scenario=name, title=f"map {items} items at {latency} ms, {slots} slots", unit="s", references=_TWO)
-        for name, items, latency, slots in (
-            ("map-1k-200", "1,000", 200, "200"),
-            ("map-1k-1000", "1,000", 200, "1,000"),
-            ("map-10k-200", "10,000", 200, "200"),
-            ("map-10k-1000", "10,000", 200, "1,000"),
-            ("map-10k-0ms", "10,000", 0, "200"),
-        )
-    ),
-    Row(
-        scenario="stragglers",
-        title="map-reduce of 1,000, lognormal latency (median 100 ms, sigma 1), 200 slots: level by level",
-        unit="s",
-        inline="levels",
-        ray="levels-ray",
-    ),
-    Row(
-        scenario="stragglers",
-        title="the same pipelined",
-        unit="s",
-        inline="pipelined",
-        ray="pipelined-ray",
-    ),
-    Row(
-        scenario="chain",
-        title="chain of 50 at 0 ms, per task",
-        unit="ms",
-        target_inline=_ratio(1.0),
-        target_ray=_ratio(2.0),
-    ),
-    Row(
-        scenario="tool-loop",
-        title="one agent, 20 tool calls at 0 ms, per model call",
-        unit="ms",
-        target_inline=_ratio(0.25),
-        target_ray=_ratio(0.30),
-    ),
-    Row(
-        scenario="manager",
-        title="manager, 10 delegations at 0 ms, per model call",
-        unit="ms",
-        target_inline=_ratio(0.8),
-        target_ray=_ratio(1.5),
-    ),
-    Row(
-        scenario="cpu-tools",
-        title="64 CPU-bound tools of 100 ms",
-        unit="s",
-        target_inline=_ratio(0.55),
-        target_ray=_ratio(0.53),
-        references=(("pool", "the same with a process pool by hand"),),
-    ),
-    Row(
-        scenario="cold-start",
-        title="process start to first answer (Ray: running already)",
-        unit="s",
-        ray="ray-running",
-        target_inline=_ratio(1.0),
-        target_ray=_ratio(2.0),
-    ),
-    Row(
-        scenario="cold-start",
-        title="the same with Ray's own start; floor: bare Ray's first call",
-        unit="s",
-        floor="bare-ray",
-        inline=None,
-        target_ray=Target(kind="more_s", value=0.7),
-    ),
-    Row(
-        scenario="memory",
-        title="peak memory (PSS) after 100 agents, whole tree",
-        unit="MB",
-        target_inline=_ratio(1.2),
-        target_ray=_ratio(8.0),
-        references=(("bare-ray", "two Ray actors by hand"),),
-    ),
-    Row(
-        scenario="import",
-        title="import ensemble_ray",
-        unit="s",
-        floor=None,
-        ray=None,
-        target_inline=Target(kind="at_most_s", value=0.25),
-    ),
-)
-
-_A_STEP = Target(kind="more_s", value=0.001)
-
-
-def _on_both(scenario: str, title: str, unit: Literal["s", "ms"], allowed: Target) -> tuple[Overhead, ...]:
-    return tuple(
-        Overhead(
-            scenario=scenario, title=title, unit=unit, off=runtime, recorded=f"{runtime}-recorded", allowed=allowed
-        )
-        for runtime in ("inline", "ray")
-    )
-
-
-OVERHEADS = (
-    *_on_both("fan-out-200ms", "fan-out 1,000 at 200 ms", "s", _ratio(1.25)),
-    *_on_both("fan-out-0ms", "fan-out 1,000 at 0 ms", "s", _ratio(1.25)),
-    Overhead(
-        scenario="map-10k-0ms",
-        title="map 10,000 items at 0 ms",
-        unit="s",
-        off="inline",
-        recorded="inline-recorded",
-        allowed=_ratio(1.25),
-    ),
-    Overhead(
-        scenario="map-10k-0ms",
-        title="map 10,000 items at 0 ms, two agent processes",
-        unit="s",
-        off="ray-2",
-        recorded="ray-2-recorded",
-        allowed=_ratio(1.25),
-    ),
-    *_on_both("chain", "chain of 50 at 0 ms, per task", "ms", _A_STEP),
-    *_on_both("manager", "manager, 10 delegations, per model call", "ms", _A_STEP),
-    *_on_both("tool-loop", "20 tool calls that only read, per model call", "ms", _A_STEP),
-    Overhead(
-        scenario="tool-loop",
-        title="20 tool calls that must not be repeated, per model call",
-        unit="ms",
-        off="inline",
-        recorded="inline-once",
-    ),
 )

@@ -14,7 +14,8 @@ from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_var
 from benchmarks.jobs import chain
 from benchmarks.process_tree import memory_of, tree_of
 from benchmarks.report import lines_of, overheads_of
-from benchmarks.scenarios import OVERHEADS, ROWS, SCENARIOS, Overhead, Row, Scenario, Target
+from benchmarks.rows import OVERHEADS, ROWS, Overhead, Row, Target
+from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
 from ensemble_ray.testing import ModelServer
 
