@@ -18,7 +18,8 @@ from typing import Self
 
 from tests.chaos.cluster import Cluster, cluster_there
 from tests.chaos.harness import Report, run_with_kills
-from tests.chaos.scenarios import SCENARIOS, Scenario
+from tests.chaos.scenarios import SCENARIOS, Scenario, big
+from tests.chaos.teams import BIG
 from tests.chaos.victims import VICTIMS, Victim
 
 __all__ = ["main"]
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Kill until that many kills have happened; gives the exit code."""
     chosen = _parsed(arguments)
     grounds = set().union(*(_GROUND_OF[name] for name in ([chosen.runtime] if chosen.runtime else _GROUND_OF)))
-    scenarios = [SCENARIOS[name] for name in chosen.scenario or SCENARIOS]
+    scenarios = [big(chosen.items) if name == "big" else SCENARIOS[name] for name in chosen.scenario or SCENARIOS]
     seed = random.SystemRandom().randrange(10**6) if chosen.seed is None else chosen.seed
     print(f"seed {seed}", flush=True)
     reports: list[Report] = []
@@ -128,7 +129,9 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=main.__doc__)
     parser.add_argument("--kills", type=int, default=200, help="end after that many")
     parser.add_argument("--seed", type=int, default=None, help="default: by lot; it is printed")
-    parser.add_argument("--scenario", action="append", choices=sorted(SCENARIOS), help="only these; repeatable")
+    names = sorted([*SCENARIOS, "big"])
+    parser.add_argument("--scenario", action="append", choices=names, help="only these; repeatable")
+    parser.add_argument("--items", type=int, default=10_000, help="of the scenario 'big', which is run only when named")
     parser.add_argument(
         "--victim", action="append", choices=sorted(VICTIMS), help="only these, all in one run; repeatable"
     )
@@ -139,7 +142,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     if len(grounds) > 1:
         parser.error(f"these victims do not live together: {', '.join(chosen.victim)}")
     if "manager" in (chosen.victim or ()):
-        led = [name for name in chosen.scenario or SCENARIOS if SCENARIOS[name].has_manager]
+        led = [name for name in chosen.scenario or SCENARIOS if name in SCENARIOS and SCENARIOS[name].has_manager]
         if not led:
             parser.error(f"no manager leads {', '.join(chosen.scenario)}")
         chosen.scenario = led
@@ -152,7 +155,8 @@ def _killed(reports: Sequence[Report]) -> int:
 
 def _command(scenario: Scenario, victims: Sequence[Victim], number: int, most: int) -> str:
     names = " ".join(f"--victim {victim.name}" for victim in victims)
-    return f"python -m tests.chaos --kills {most} --stop --seed {number} --scenario {scenario.name} {names}"
+    size = f" --items {scenario.environment[BIG]}" if BIG in scenario.environment else ""
+    return f"python -m tests.chaos --kills {most} --stop --seed {number} --scenario {scenario.name}{size} {names}"
 
 
 def _table(reports: Sequence[Report]) -> str:

@@ -128,6 +128,16 @@ def answer_in_map_reduce(request: ServedRequest, world: World) -> Reply | Fault:
     return Reply(text=f"<<{step}:{digest[:8]}>>", usage=usage, latency_s=_latency_s(digest))
 
 
+def answer_in_big(request: ServedRequest, _world: World) -> Reply:
+    """How many items an answer was made of, and the sum of their numbers."""
+    prompt = _prompt(request)
+    step = _step(request)
+    if step == "reduce":
+        parts = [part.strip("<>").split(":") for part in marks_in(prompt)]
+        return Reply(text=f"<<{sum(int(n) for n, _ in parts)}:{sum(int(total) for _, total in parts)}>>")
+    return Reply(text=f"<<1:{step[1:]}>>")
+
+
 def marks_in(text: str) -> list[str]:
     """The marks of items in a text, in their order, each as often as it is there."""
     return _MARK.findall(text)

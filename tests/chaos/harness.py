@@ -38,7 +38,7 @@ from tests.processes import Program, own_directory, program
 
 __all__ = ["Report", "run_with_kills", "undisturbed"]
 
-#: Longest wait for anything that must come, s.
+#: Longest wait for a process that must come or go, s.
 PATIENCE_S = 120.0
 #: How long a first process of a kind is waited for, s; a scenario need not have each kind.
 _BIRTH_S = 2.0
@@ -66,6 +66,10 @@ class Report:
     policies_asked_again: int = 0
     rules_broken: int = 0
     unknown_outcomes: int = 0
+    #: how often the request came that came most often
+    most_alike: int = 0
+    #: what the record takes on the disk
+    record_bytes: int = 0
     seconds: float = 0.0
     #: what happened, in order
     story: list[str] = field(default_factory=list[str])
@@ -75,6 +79,7 @@ class Report:
         what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
         what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
         what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
+        what += f"none more often than {self.most_alike} times, {self.record_bytes / 1000:.0f} kB of record, "
         what += f"{self.seconds:.1f} s"
         return "\n".join([what, *(f"  ! {each}" for each in self.violations)])
 
@@ -143,7 +148,7 @@ def run_with_kills(
         kills: How often at most; a run that ends before is not killed any more.
         cluster: The one that is there, for victims that live in one.
     """
-    expected = undisturbed(scenario.name)
+    expected = undisturbed(scenario.name) if scenario.is_compared else None
     if scenario.is_fed:
         victims = [victim.in_fed_run() for victim in victims]
     rng = random.Random(f"{scenario.name}/{seed}")  # noqa: S311  repeatable, keeps no secret
@@ -157,8 +162,9 @@ def run_with_kills(
                 if not run.strike(moment, rng):
                     break
             output = run.finish()
-            if output is not None:
+            if output is not None and expected is not None:
                 report.violations += expected.differences(output, run)
+            if output is not None:
                 report.violations += scenario.check(output, run.world)
         except (AssertionError, TimeoutError) as error:
             report.violations.append(f"the harness gave up: {error}")
@@ -168,6 +174,7 @@ def run_with_kills(
         report.unknown_outcomes, report.rules_broken = found.unknown_outcomes, found.rules_broken
         report.policies_asked_again = found.policies_asked_again
         report.requests, report.kills = run.server.stats()["requests"], len(run.kills)
+        report.record_bytes, report.most_alike = run.record_bytes(), max(run.server.counts.values(), default=0)
         if report.violations:
             report.violations += run.last_words()
     report.seconds = time.monotonic() - begun
@@ -205,7 +212,7 @@ class _Disturbed:
                 **joining,
                 OPENAI_BASE_URL=server.base_url,
                 ENSEMBLE_RAY_RUNTIME="inline" if is_inline else "ray",
-                **{QUESTIONS: str(world.questions)},
+                **{QUESTIONS: str(world.questions), **scenario.environment},
             )
             run = cls(scenario, directory, server, environment)
             run.cluster = cluster
@@ -244,6 +251,10 @@ class _Disturbed:
     def facts(self) -> list[Fact]:
         """All that is recorded."""
         return asyncio.run(self._store().facts(self.run_id))
+
+    def record_bytes(self) -> int:
+        """What the record takes on the disk."""
+        return sum(each.stat().st_size for each in Path(self.environment["ENSEMBLE_RAY_HOME"]).rglob("*"))
 
     def state(self) -> RunState | None:
         """How the run stands; None while it has not begun."""
@@ -313,14 +324,14 @@ class _Disturbed:
 
     def _until_reached(self, wait: Callable[[], object]) -> bool:
         """Whether it came to that while the run went on."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.scenario.patience_s
         while time.monotonic() < deadline:
             with contextlib.suppress(TimeoutError):
                 wait()
                 return True
             if self._is_over():
                 return False
-        raise TimeoutError(f"no further request within {PATIENCE_S} s; state: {self.state()}")
+        raise TimeoutError(f"no further request within {self.scenario.patience_s} s; state: {self.state()}")
 
     def _kill(self, victim: Victim, rng: random.Random) -> float | None:
         """Kill it; when that was, or None where there is nothing of that kind."""
@@ -361,9 +372,11 @@ class _Disturbed:
             driver = self.driver
             assert driver is not None
             try:
-                code = driver.process.wait(timeout=PATIENCE_S)
+                code = driver.process.wait(timeout=self.scenario.patience_s)
             except subprocess.TimeoutExpired:
-                self.report.violations.append(f"the run did not end within {PATIENCE_S} s; state: {self.state()}")
+                self.report.violations.append(
+                    f"the run did not end within {self.scenario.patience_s} s; state: {self.state()}"
+                )
                 return None
             if code == self.scenario.exit_code:
                 state = self.state()
@@ -377,10 +390,12 @@ class _Disturbed:
         return None
 
     def _until_final(self) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + self.scenario.patience_s
         # Between a scheduler's death and its successor the run has no owner, and is not lost.
         while (state := self.state()) not in _FINAL:
-            assert time.monotonic() < deadline, f"no end within {PATIENCE_S} s without the driver; state: {state}"
+            assert time.monotonic() < deadline, (
+                f"no end within {self.scenario.patience_s} s without the driver; state: {state}"
+            )
             time.sleep(0.05)
         self.report.story.append(f"state {state}")
 

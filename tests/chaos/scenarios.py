@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ensemble_ray.testing import Fault, Reply, ServedRequest
 from tests.chaos.answers import (
+    answer_in_big,
     answer_in_map_reduce,
     answer_in_newsroom,
     answer_of_peers,
@@ -18,9 +19,10 @@ from tests.chaos.answers import (
     plain_answer,
 )
 from tests.chaos.audit_map_reduce import judge_marks
+from tests.chaos.teams import BIG
 from tests.chaos.world import World
 
-__all__ = ["SCENARIOS", "Scenario"]
+__all__ = ["SCENARIOS", "Scenario", "big"]
 
 
 def _nothing_more(_output: Mapping[str, object], _world: World) -> Sequence[str]:
@@ -53,8 +55,38 @@ class Scenario:
     #: whether its shape, and so the number of its calls, hangs on which of its tasks is done first
     has_own_shape: bool = False
     inputs: Mapping[str, str] = field(default_factory=lambda: {"topic": "chaos"})
+    #: what its programs find in their environment, beside what all find there
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    #: whether it is run undisturbed first, and compared with that
+    is_compared: bool = True
+    #: longest wait for its end, and for anything else that must come, s
+    patience_s: float = 120.0
     #: what is wrong with the output, beside its being unlike that of the undisturbed run
     check: Callable[[Mapping[str, object], World], Sequence[str]] = _nothing_more
+
+
+def big(items: int) -> Scenario:
+    """A map-reduce over so many items, for one look at counts and sizes; no part of the lot."""
+    calls, left = items, items
+    while left > 1:
+        left = -(-left // 20)
+        calls += left
+
+    def is_right(output: Mapping[str, object], _world: World) -> Sequence[str]:
+        expected = f"<<{items}:{items * (items - 1) // 2}>>"
+        return [] if output["raw"] == expected else [f"the last answer is {output['raw']} instead of {expected}"]
+
+    return Scenario(
+        name="big",
+        target="tests.chaos.teams:big",
+        calls=calls,
+        answer=answer_in_big,
+        is_fed=True,
+        environment={BIG: str(items)},
+        is_compared=False,
+        patience_s=1200.0,
+        check=is_right,
+    )
 
 
 SCENARIOS = {

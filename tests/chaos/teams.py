@@ -32,8 +32,10 @@ from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.tools import current_tool_context
 
 __all__ = [
+    "BIG",
     "ITEMS",
     "QUESTIONS",
+    "big",
     "chain",
     "chain_with_tools",
     "dag",
@@ -48,6 +50,8 @@ __all__ = [
 #: The environment variable that says where policies leave their lines.
 QUESTIONS = "CHAOS_QUESTIONS"
 
+#: The environment variable that says how many items the big map-reduce has.
+BIG = "CHAOS_ITEMS"
 #: Items of the map-reduces: forty good ones, and in the file a line that is none.
 ITEMS = 40
 _ITEMS_FILE = Path(__file__).with_name("items.jsonl")
@@ -340,4 +344,21 @@ def ordered() -> MapReduceEnsemble:
         token_estimator=_tokens,
         mode="pipelined",
         ordered=True,
+    )
+
+
+def _count_task(item: int) -> Task:
+    return Task(description=f"Step m{item} of {{topic}}", expected_output="A number")
+
+
+def big() -> MapReduceEnsemble:
+    """As many items as somebody says, one call each, in groups of twenty, level by level."""
+    place = Path(os.environ.get(QUESTIONS, str(Path.cwd() / "questions"))).parent
+    return MapReduceEnsemble(
+        items=range(int(os.environ.get(BIG, "1000"))),
+        map_task=_count_task,
+        reduce_task=_reduce_task,
+        llm=_model(),
+        chunk_size=20,
+        results=place / "rows.jsonl",
     )
