@@ -42,8 +42,9 @@ if TYPE_CHECKING:
     _Agent: TypeAlias = Agent | Awaitable[Agent]
     MapTask: TypeAlias = Callable[[Any], _Task] | Callable[[Any, Agent], _Task]
     MapAgent: TypeAlias = Callable[[Any], _Agent]
-    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[Agent, list[Task]], _Task]
-    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[Agent, list[Any]], _Task]
+    # The agent is Any: pyright takes the parameter of `lambda group: ...` for the first one of the longer form.
+    ReduceTask: TypeAlias = Callable[[list[Task]], _Task] | Callable[[Any, list[Task]], _Task]
+    DirectTask: TypeAlias = Callable[[list[Any]], _Task] | Callable[[Any, list[Any]], _Task]
     GroupAgent: TypeAlias = Callable[[], _Agent]
     TokenEstimator: TypeAlias = Callable[[str], int | None]
     InputEstimator: TypeAlias = Accepts[Callable[[Any], str], Callable[[Any], str] | None]

@@ -7,7 +7,8 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from ensemble_ray import Agent, ChatModel, Ensemble, Task
+from ensemble_ray import Agent, ChatModel, Ensemble, MapReduceEnsemble, Task
+from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.testing.model_server import Fault, ServedRequest
 
 
@@ -25,6 +26,17 @@ def pair(llm: ChatModel, **fields: Any) -> Ensemble:
         **fields,
     )
     return Ensemble(tasks=[draft, final])
+
+
+def summaries() -> MapReduceEnsemble:
+    """Three maps about {topic}, two reduces and the final one."""
+    return MapReduceEnsemble(
+        items=["tides", "kelp", "salt"],
+        map_task=lambda item: Task(description=f"Read {item} of {{topic}}", expected_output="A text"),
+        reduce_task=lambda group: Task(description="Join", expected_output="A text", context=group),
+        chunk_size=2,
+        llm=ScriptedModel(otherwise=lambda call: "joined" if "Join" in call.text else "read"),
+    )
 
 
 INPUTS: dict[str, JsonValue] = {"topic": "Ray", "reader": "children"}

@@ -25,7 +25,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import ScriptedModel
 from tests.serve.conftest import Connect
-from tests.serve.teams import INPUTS, pair
+from tests.serve.teams import INPUTS, pair, summaries
 
 
 def error_of(response: Response) -> tuple[int, str, str]:
@@ -33,6 +33,17 @@ def error_of(response: Response) -> tuple[int, str, str]:
     body = response.json()
     assert {"error", "message", "run_id"} <= set(body)
     return response.status_code, body["error"], body["message"]
+
+
+async def test_the_tree_of_a_map_reduce_is_run_by_a_request(connect: Connect) -> None:
+    """S-MR-165: as any parallel team; the last task is the final reduce."""
+    async with connect(summaries().to_ensemble()) as client:
+        response = await client.post("/runs", json={"inputs": {"topic": "Ray"}})
+    body = response.json()
+    assert (response.status_code, body["raw"], body["metrics"]["llm_calls"]) == (200, "joined", 6)
+    assert sorted(each["description"] for each in body["tasks"])[3:] == [
+        f"Read {it} of Ray" for it in ("kelp", "salt", "tides")
+    ]
 
 
 async def test_a_run_is_answered_with_its_output(connect: Connect) -> None:

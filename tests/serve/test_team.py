@@ -68,6 +68,35 @@ def test_a_team_that_cannot_run_is_refused_where_it_is_deployed(team: Path) -> N
         app(EndpointOptions(team="team.yaml"))
 
 
+MAP_REDUCE = """
+llm: {model: "openai:any", api_key_env: KEY_OF_THE_TEAM}
+map_reduce:
+  items: [tides, kelp, salt]
+  map: {description: "Write about {item}", expected_output: A text}
+  reduce: {description: Join the texts, expected_output: A text}
+"""
+
+
+def test_a_map_reduce_is_served_as_its_tree_when_that_is_made_at_once() -> None:
+    """S-MR-165: over a list, in groups of a fixed size."""
+    app(EndpointOptions(team="tests.serve.teams:summaries"))
+    served = team_name("tests.serve.teams:summaries").load()
+    assert len(served.tasks) == 6
+
+
+@pytest.mark.parametrize("more", ["chunk_size: 2", "mode: pipelined"])
+def test_a_map_reduce_is_refused_where_it_is_deployed_when_its_tasks_are_made_while_it_runs(
+    team: Path, more: str
+) -> None:
+    """S-MR-177: with what to do instead; not by the first request."""
+    team.write_text(f"{MAP_REDUCE}  {more}\n")
+    with pytest.raises(
+        ValidationError, match=r"made while it runs.* to serve.*`ensemble-ray run .*team\.yaml`"
+    ) as caught:
+        app(EndpointOptions(team="team.yaml"))
+    assert "MapReduceEnsemble" in str(caught.value)
+
+
 def test_a_file_is_found_from_another_directory(team: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replica does not start where it was deployed from."""
     name = team_name("team.yaml")

@@ -58,6 +58,14 @@ def test_factories_are_functions_or_lambdas() -> None:
         ordered=True,
     )
     later = MapReduceEnsemble(items=iter(["a"]), map_task=lambda item: Task.of(f"{item}"), reduce_task=slowly)
+    short = MapReduceEnsemble(
+        items=["a"],
+        map_task=lambda item: Task.of(f"{item}"),
+        reduce_task=lambda group: Task(description="Join", expected_output="Text", context=group),
+        direct_task=lambda items: Task.of(", ".join(items)),
+        target_token_budget=100,
+    )
+    assert not short.is_planned
     assert_type(functions.node_types, Mapping[Task, str])
     assert_type(lambdas.budget, int | None)
     assert [each.is_planned for each in (functions, lambdas, later)] == [True, False, False]
