@@ -101,6 +101,7 @@ class MapReduceConductor:
         #: works that were handed out and have not been reported, by level and number, and by key
         self._works: dict[tuple[int, int], Work] = {}
         self._by_key: dict[str, Work] = {}
+        self._final: tuple[int, int] | None = None
         #: works that were stopped before a house had them
         self._unwanted: set[tuple[int, int]] = set()
         #: works that are done, and whose outputs are being weighed
@@ -240,6 +241,8 @@ class MapReduceConductor:
             self._jobs.do(self._make([(0, number) for number in batch], self._orders.maps(batch, self._is_unwanted)))
 
     def _start_reduce(self, group: StartReduce) -> None:
+        if group.is_final:
+            self._final = (group.level, group.number)
         if not self._is_known(group.level, group.number):
             making = self._orders.reduce(group, self._is_unwanted)
             self._jobs.do(self._make([(group.level, group.number)], making))
@@ -343,7 +346,8 @@ class MapReduceConductor:
     def _completed(self, level: int, number: int, output: TaskOutput) -> None:
         if not level:
             self._parts.intake.done(number)
-        weight = self._parts.weights.known(output)
+        is_final = (level, number) == self._final  # it comes together with nothing
+        weight = 0 if is_final else self._parts.weights.known(output)
         if weight is None:
             self._weighed.add((level, number))
             self._jobs.do(self._weigh(level, number, output))

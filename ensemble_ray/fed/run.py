@@ -261,11 +261,13 @@ class MapReduceRun(RunLife):
         if self._is_cancelling:
             self._opening.cancel()
         await asyncio.wait([self._opening])
-        if not self._opening.cancelled():
-            return self._opening.result()
-        if self._is_cancelling:
-            return None
-        raise as_error(asyncio.CancelledError("the source of items, or an estimator, cancelled itself"))
+        if self._opening.cancelled():
+            if self._is_cancelling:
+                return None
+            raise as_error(asyncio.CancelledError())
+        if (error := self._opening.exception()) is not None:
+            raise as_error(error)
+        return self._opening.result()
 
     async def _watch(self, *, is_direct: bool) -> RunWatch:
         """The files that the run writes, open."""
