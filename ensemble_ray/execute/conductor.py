@@ -1,10 +1,8 @@
-"""RunConductor: carries out what one run's scheduling machine wants. Room: execute.
+"""RunConductor: carries out what one run's scheduling machine wants, inline and in the scheduler actor. Room: execute.
 
-The same class conducts a run inline and inside the scheduler actor: journal the stimulus, ask the machine, carry out.
-It holds outputs as it got them and looks into none, so that a scheduler process runs no user code.
-
-A run that goes on after a crash is conducted by the same code (S-DUR-30): its recorded stimuli are told to the machine
-again, what the record knows of a task is its report, and everything else that runs is handed out anew.
+Journal the stimulus, ask the machine, carry out. It holds outputs as it got them and looks into none, so that a scheduler
+process runs no user code. A run that goes on after a crash is conducted by the same code (S-DUR-30): its recorded stimuli
+are told to the machine again, what is recorded of a task is its report, and what else runs is handed out anew.
 """
 
 from __future__ import annotations
