@@ -12,15 +12,18 @@ from ensemble_ray import RunState
 from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ModelServer
 from tests.processes import free_ports, own_directory, own_environment, program
-from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
+from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
 
 RAY = str(Path(sys.executable).with_name("ray"))
 
 
-def test_a_team_runs_as_a_job_of_a_cluster() -> None:
-    """The job's `python` and package are those of the node, its run joins the cluster, and its record lies there."""
+def test_a_team_and_a_map_reduce_run_as_a_job_of_a_cluster() -> None:
+    """The job's `python` and package are those of the node, its runs join the cluster, and their records lie there.
+
+    S-MR-161, S-MR-177: the tasks of the second run are made by the job's own process.
+    """
     with own_directory() as directory, ModelServer(script, api_key=KEY) as models:
-        team = write_team(directory, models.base_url)
+        team, many = write_team(directory, models.base_url), write_map_reduce(directory, models.base_url)
         token = directory / "token"
         token.write_text(secrets.token_hex(32), encoding="utf-8")
         token.chmod(0o600)
@@ -35,8 +38,11 @@ def test_a_team_runs_as_a_job_of_a_cluster() -> None:
         ]
         with program(head, log=directory / "log", env=env, cwd=directory) as cluster:
             cluster.until(lambda: "Ray runtime started" in cluster.text, "the head")
-            entry_point = f"ensemble-ray run {team} --input topic=Ray --run-id job --json --quiet"
-            submit = [RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--", *entry_point.split()]
+            entry_point = (
+                f"ensemble-ray run {team} --input topic=Ray --run-id job --json --quiet && "
+                f"ensemble-ray run {many} --run-id many --quiet"
+            )
+            submit = [RAY, "job", "submit", f"--address=http://127.0.0.1:{dashboard}", "--", "sh", "-c", entry_point]
             job = subprocess.run(submit, env=env, capture_output=True, text=True, check=False, timeout=300)  # noqa: S603  a command of ours
             assert job.returncode == 0, f"{job.stdout}\n{job.stderr}\n{cluster.text}"
             assert "succeeded" in job.stdout
@@ -45,6 +51,8 @@ def test_a_team_runs_as_a_job_of_a_cluster() -> None:
             assert output["run_id"] == "job"
             assert len(cluster.members(named="gcs_server")) == 1
         records = directory / "records"
-        assert RunDirectory(records, "job").state() is RunState.COMPLETED
-        answers = [fact for fact in read_facts("job", records) if fact.kind == "model"]
-        assert len(answers) == len(models.requests) == 2
+        assert [RunDirectory(records, name).state() for name in ("job", "many")] == [RunState.COMPLETED] * 2
+        answers = [sum(fact.kind == "model" for fact in read_facts(name, records)) for name in ("job", "many")]
+        assert (answers, len(models.requests)) == ([2, 6], 8)
+        rows = [json.loads(line) for line in (directory / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+        assert sorted(row["item"]["topic"] for row in rows) == ["kelp", "salt", "tides"]

@@ -70,6 +70,25 @@ def write_team(directory: Path, url: str) -> Path:
     return team
 
 
+_MAP_REDUCE = f"""
+llm: {_MODEL}
+map_reduce:
+  items: items.jsonl
+  map: {{{{description: "Write about {{{{topic}}}}", expected_output: A text}}}}
+  reduce: {{{{description: Shorten them, expected_output: A line}}}}
+  chunk_size: 2
+  results: rows.jsonl
+"""
+
+
+def write_map_reduce(directory: Path, url: str) -> Path:
+    """Write a team file that maps over three lines of a file beside it; gives the team file."""
+    (directory / "items.jsonl").write_text("".join(f'{{"topic": "{topic}"}}\n' for topic in ("tides", "kelp", "salt")))
+    team = directory / "many.yaml"
+    team.write_text(_MAP_REDUCE.format(url=url), encoding="utf-8")
+    return team
+
+
 def script(request: ServedRequest) -> str | Fault:
     """What the model answers the team of the file; one topic is too much for it."""
     if "Write about failure" in request.text:
