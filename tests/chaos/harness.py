@@ -29,7 +29,7 @@ from tests.chaos.audit_delegations import decisions_in
 from tests.chaos.audit_map_reduce import judge_files, outcomes_in
 from tests.chaos.cluster import ROOT, Cluster, environment_in
 from tests.chaos.kills import Kill
-from tests.chaos.moments import ASKED, OWNED, Moment, moments
+from tests.chaos.moments import ASKED, ENDING, OWNED, Moment, moments
 from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
@@ -302,6 +302,8 @@ class _Disturbed:
         if moment.kind == ASKED:
             most = len(self.world.asked()) + moment.more
             return lambda: self._wait_asked(most)
+        if moment.kind == ENDING:
+            return lambda: self.server.wait_served(self.scenario.calls, timeout_s=0.1)
         stats = self.server.stats()
         count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
         wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from tests.chaos.scenarios import Scenario
 from tests.chaos.victims import Victim
 
-__all__ = ["ASKED", "OWNED", "Moment", "moments"]
+__all__ = ["ASKED", "ENDING", "OWNED", "Moment", "moments"]
 
 #: Kind of a moment: the run has an owner, who may not have asked anything yet.
 OWNED = "owned"
 #: Kind of a moment: a policy was asked, so a delegation is being decided.
 ASKED = "questions"
+#: Kind of a moment: about all answers were given, so files are being completed and the end is put on record.
+ENDING = "ending"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class Moment:
     delay_s: float
 
     def __str__(self) -> str:
-        what = "it had an owner" if self.kind == OWNED else f"{self.more} more {self.kind}"
+        what = {OWNED: "it had an owner", ENDING: "the last answer"}.get(self.kind, f"{self.more} more {self.kind}")
         return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
 
 
@@ -48,5 +50,7 @@ def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: rand
             kinds = ["arrived", "served", "arrived", "served", OWNED]
         if scenario.questions:
             kinds += [ASKED] * 2
+        if scenario.is_fed:
+            kinds.append(ENDING)
         found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
     return found
