@@ -124,6 +124,8 @@ from ensemble_ray.trace import (
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
+    from ensemble_ray.fed.item_log import ItemStream
+    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.forking import afork, fork
     from ensemble_ray.items.dead_letters import DeadLetters
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
@@ -207,6 +209,7 @@ __all__ = [
     "IllegalStateError",
     "InlineRuntime",
     "ItemResult",
+    "ItemStream",
     "JsonParserTool",
     "JsonSchema",
     "JsonTraceExporter",
@@ -221,6 +224,7 @@ __all__ = [
     "MapEnsemble",
     "MapReduceEnsemble",
     "MapReduceLevelSummary",
+    "MapReduceRun",
     "MaxIterationsExceededError",
     "MemoryOperationCounts",
     "NoOpToolMetrics",
@@ -303,8 +307,10 @@ __all__ = [
 #: Where names stand that not every program needs: what works over many items, and what goes on with recorded runs.
 _LATE = {
     "DeadLetters": "items.dead_letters",
+    "ItemStream": "fed.item_log",
     "MapEnsemble": "map_reduce",
     "MapReduceEnsemble": "map_reduce",
+    "MapReduceRun": "fed.run",
     "afork": "forking",
     "aresume": "resuming",
     "fork": "forking",

@@ -37,11 +37,16 @@ __all__ = ["MapEnsemble", "MapReduceEnsemble"]
 
 
 class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
-    """Maps a task over items and brings the results together, level by level or as they come.
+    """A task for each of many items, and tasks that bring their outputs together, until one output is left.
 
-    Over a list without a budget its tree of tasks is made at once, and its run is that of an ordinary parallel ensemble
-    (`to_ensemble`). With a budget of tokens, over another source, pipelined, or where failed items are dealt with one by
-    one, tasks are made while it runs.
+    It needs `items`, `map_task`, which makes the task of an item, and `reduce_task`, which makes the task over a group of
+    outputs and has that group as its `context`. Groups have `chunk_size` outputs, or as many as fit
+    `target_token_budget`. `mode="pipelined"` begins a reduce as soon as its group is full. `on_item_error`,
+    `dead_letters` and `results` say what becomes of each item. What else it takes is what `Ensemble` takes.
+
+    Over a list, in groups of a fixed size, its tree of tasks is made at once, and its run is that of an ordinary parallel
+    ensemble (`to_ensemble`). With a budget of tokens, over another source, pipelined, or with one of the three fields for
+    items, tasks are made while it runs: `start()` then gives a handle with `items()`.
 
     Example:
         >>> from ensemble_ray.testing import ScriptedModel
@@ -78,6 +83,13 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         runtime: Runtime | str | None = None,
     ) -> EnsembleOutput:
         """Map and reduce in one call (S-MR-4): each item's task is `{map_description}: {item}`, groups have 5 outputs.
+
+        Args:
+            model: The model of all tasks; an object, or a string such as `"openai:gpt-4o-mini"`.
+            items: What is mapped, as the field `items`.
+            map_description: What is to be done with an item.
+            reduce_description: What is to be done with the outputs of a group, which the task gets as its context.
+            runtime: As in `run`.
 
         Raises:
             ValidationError: something is missing; which one is named.
@@ -188,9 +200,11 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
 
 
 class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
-    """Maps a task over items and gives all their outputs, in the order of the items.
+    """A task for each of many items; its output has all their outputs, in the order of the items.
 
-    Tasks are made while it runs, never further ahead than there are places for them; results can be had as they come.
+    It needs `items` and `map_task`, which makes the task of an item. `on_item_error`, `dead_letters` and `results` say what
+    becomes of each item. What else it takes is what `Ensemble` takes. Tasks are made while it runs, never further ahead
+    than there are places for them; `start().items()` and `stream()` give results as they come.
 
     Example:
         >>> from ensemble_ray.testing import ScriptedModel

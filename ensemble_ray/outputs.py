@@ -119,12 +119,13 @@ class TaskOutput(Value):
 
 
 class FailedItem(Value):
-    """An item of a map that gave no output (S-MR-150).
+    """An item of a map that gave no output (S-MR-150); among `output.failed_items` with `on_item_error="collect"`.
 
     Attributes:
         index: 0-based position in the source.
         item: The item; its text where it could not be kept.
         error_type: Class of the error, without its module.
+        message: What the error says.
         attempts: Requests to the provider for the item's last model call; 0 when none was made (S-MR-152).
     """
 
@@ -140,12 +141,14 @@ class FailedItem(Value):
 
 
 class ItemResult(Value):
-    """What came of one item (S-MR-131): an output, or the error for which there is none.
+    """What came of one item (S-MR-131), as `run.items()` and `stream()` give it: an output, or why there is none.
 
     Attributes:
-        index: 0-based position in the source.
+        index: 0-based position in the source; results come in no certain order.
         item: The item; its text where it could not be kept.
-        attempts: Of a failed item, as in `FailedItem`.
+        output: What its task gave; None: it failed.
+        error: Why it failed; None: it did not.
+        attempts: Of a failed item, as in `FailedItem`; else 0.
     """
 
     index: int

@@ -130,7 +130,9 @@ class _CallbackListener:
 
 
 class RunOptions(Value):
-    """What one run does differently from its ensemble (S-DOM-68); None keeps the ensemble's value.
+    """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))` (S-DOM-68).
+
+    None keeps the ensemble's value. A run that is resumed keeps its options, but for those that are given anew.
 
     Attributes:
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.

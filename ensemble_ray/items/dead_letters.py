@@ -24,10 +24,12 @@ __all__ = ["DeadLetterFile", "DeadLetters", "dead_items"]
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """The failed items of an earlier run, as a source of items (S-MR-126).
+    """The failed items of earlier runs, as a source: `MapEnsemble(items=DeadLetters("failed.jsonl"), ...)` (S-MR-126).
+
+    Each comes once, with the index that it had then.
 
     Attributes:
-        path: The file that the run had as `dead_letters`.
+        path: The file that those runs had as `dead_letters`.
     """
 
     path: str | Path
