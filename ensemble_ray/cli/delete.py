@@ -34,6 +34,7 @@ def delete(
 
 
 async def _delete(store: RunStore, names: list[str]) -> list[str]:
+    from ensemble_ray.cli.standard_input import forget_items
     from ensemble_ray.errors import RunExistsError
     from ensemble_ray.outputs import RunState
 
@@ -47,6 +48,7 @@ async def _delete(store: RunStore, names: list[str]) -> list[str]:
             )
     for run_id in found:
         await store.delete(run_id)
+        forget_items(run_id)
     return list(found)
 
 

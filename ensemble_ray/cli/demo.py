@@ -39,32 +39,28 @@ def demo(
 ) -> int:
     """Let a team read texts with the embedded model.
 
-    Readers take notes of passages in parallel, an editor joins them into a digest: on Ray actors, without key or
-    network.
+    A map-reduce: notes of all passages are taken in parallel and joined level by level into a digest, on Ray actors,
+    without key or network.
     """
     from ensemble_ray.cli.demo_team import demo_team
     from ensemble_ray.cli.digest import render_digest
     from ensemble_ray.cli.run import carry_out
+    from ensemble_ray.cli.run_view import RunView
 
     made = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
     if crash:
         from ensemble_ray.cli.demo_crash import crash_and_resume
 
         options = ["--chunks", str(chunks), "--runtime", runtime.value, "--llm", llm, *map(str, files or ())]
-        slots = made.team.ensemble.max_parallel_tasks or chunks
+        slots = made.team.max_parallel_tasks or chunks
         return crash_and_resume(options, run_id=run_id, passages=len(made.selection.passages), slots=slots)
     if not quiet:
         _introduce(made.selection, is_own=not files, llm=llm, runtime=runtime)
     _warm_up(made.reader)
-    return carry_out(
-        made.team.ensemble,
-        {},
-        runtime=runtime,
-        run_id=run_id,
-        title=f"demo on {runtime.value}",
-        is_quiet=quiet,
-        render=lambda output: render_digest(made.team, output),
-    )
+    title = f"demo on {runtime.value}"
+    passages = made.selection.passages
+    view = RunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
+    return carry_out(made.team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
 
 
 def _threads() -> int | None:

@@ -79,7 +79,7 @@ class Comparison:
 
 
 def _is_note(fact: Fact) -> bool:
-    return fact.name.startswith("read-")
+    return fact.name.startswith("map-")
 
 
 def _call_of(fact: Fact) -> str:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.digest import DigestTeam, digest_team
+from ensemble_ray.cli.digest import BUDGET_TOKENS, digest_team
 from ensemble_ray.cli.passages import Selection, select_passages
-from ensemble_ray.ensemble import Ensemble
+from ensemble_ray.map_reduce import MapReduceEnsemble
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["DemoTeam", "demo_team", "recorded_demo"]
 
 #: Longest answers, tokens: a note, and a joined text.
-_NOTE_TOKENS, _DIGEST_TOKENS = 40, 150
+_NOTE_TOKENS, _DIGEST_TOKENS = 40, BUDGET_TOKENS // 2
 #: Small models repeat themselves and the headings of their prompts: a light penalty, and the engine's grammar allows
 #: one paragraph of plain text only.
 _STYLE = {"temperature": 0, "repeat_penalty": 1.05, "grammar": r"root ::= [A-Z] [^\n#*`]+"}
@@ -34,7 +34,7 @@ LOCAL_SLOTS, OTHER_SLOTS = 4, 16
 class DemoTeam:
     """The team, what it reads, and its readers' model."""
 
-    team: DigestTeam
+    team: MapReduceEnsemble
     selection: Selection
     reader: ChatModel
 
@@ -57,8 +57,8 @@ def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | No
     slots = LOCAL_SLOTS if is_local else OTHER_SLOTS
     team = digest_team(selection.passages, reader_llm=reader, editor_llm=editor, max_parallel_tasks=slots)
     options = _as_texts(files, chunks=chunks, llm=llm, threads=threads)
-    ensemble = team.ensemble.with_origin(f"{__name__}:{recorded_demo.__name__}", options)
-    return DemoTeam(team=replace(team, ensemble=ensemble), selection=selection, reader=reader)
+    team = team.with_origin(f"{__name__}:{recorded_demo.__name__}", options)
+    return DemoTeam(team=team, selection=selection, reader=reader)
 
 
 def _as_texts(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> Mapping[str, str]:
@@ -67,10 +67,10 @@ def _as_texts(files: Sequence[Path], *, chunks: int, llm: str, threads: int | No
     return {"files": paths, "chunks": str(chunks), "model": llm, "threads": "" if threads is None else str(threads)}
 
 
-def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> Ensemble:
+def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> MapReduceEnsemble:
     """The team of recorded options; `files` is a JSON list."""
     paths = [Path(file) for file in json.loads(files)]
-    return demo_team(paths, chunks=int(chunks), llm=model, threads=int(threads) if threads else None).team.ensemble
+    return demo_team(paths, chunks=int(chunks), llm=model, threads=int(threads) if threads else None).team
 
 
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:

@@ -50,7 +50,7 @@ _BRIEF = 80
 _TOLD_ANYWAY = {
     "Run failed: %s",
     "Run refused: %s",
-    "Task %d/%d failed: %s",
+    "%s failed: %s",
     "Delegation by '%s' to '%s' failed: %s",
     "Run %s: %s failed and is left out; the others go on",
 }

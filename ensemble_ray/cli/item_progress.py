@@ -80,7 +80,7 @@ class ItemTally:
     def left_s(self, at: float) -> float | None:
         """Seconds until the last item ends at this pace; None where that cannot be told."""
         pace = self.items_per_s(at)
-        if self.total is None or not pace or self.ended >= self.total:
+        if self.total is None or not pace or not self.running or self.ended >= self.total:
             return None
         return (self.total - self.ended) / pace
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.run import AsJson, MaxCost, MaxTokens, Quiet, RunId, RuntimeChoice, RuntimeName, TraceFile
-from ensemble_ray.cli.terminal import FINE, PARTLY, show
+from ensemble_ray.cli.terminal import FINE, show
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
@@ -214,7 +214,6 @@ def _run(
     is_quiet: bool,
 ) -> int:
     from ensemble_ray.cli.run import budget_options, carry_out
-    from ensemble_ray.cli.standard_input import forget_items
     from ensemble_ray.config import Settings
     from ensemble_ray.ids import new_run_id
 
@@ -223,7 +222,7 @@ def _run(
     team = _made(options, run_id)
     name = Path(str(options.get("items") or options.get("retry_dead") or options.get("ensemble"))).name
     where = runtime.value if runtime else Settings.from_environment().runtime
-    code = carry_out(
+    return carry_out(
         team,
         {},
         runtime=runtime,
@@ -234,6 +233,3 @@ def _run(
         trace=trace,
         is_quiet=is_quiet,
     )
-    if code in {FINE, PARTLY}:
-        forget_items(run_id)
-    return code

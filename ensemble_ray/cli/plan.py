@@ -41,10 +41,18 @@ def plan(
     Tasks by level, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
     """
     from ensemble_ray.cli.inputs import read_inputs
-    from ensemble_ray.loader import load_ensemble
+    from ensemble_ray.cli.plan_map_reduce import map_reduce_data, map_reduce_lines
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.loader import load_runnable
+    from ensemble_ray.resuming import planned_form
 
     given = read_inputs(inputs or (), inputs_file)
-    ensemble = load_ensemble(target, llm=llm, needs_keys=False)
+    loaded = load_runnable(target, llm=llm, needs_keys=False)
+    if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
+        told = map_reduce_data(loaded)
+        show(json.dumps(told, indent=2, ensure_ascii=False) if as_json else "\n".join(map_reduce_lines(target, told)))
+        return
+    ensemble = planned_form(loaded)
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
     data = plan_data(ensemble, given)

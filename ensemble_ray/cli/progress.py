@@ -98,12 +98,7 @@ class Tally:
             case EnsembleStartedEvent():
                 self.workflow, self.total_tasks = event.workflow, event.total_tasks
             case TaskStartEvent():
-                key = event.instance or label_of(event)
-                self._running[key] = RunningTask(
-                    key=key, label=label_of(event), agent_role=event.agent_role, started_at=at
-                )
-                if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
-                    self._agents.add(event.agent_role)
+                self._begin(event, at)
             case TaskCompleteEvent():
                 self.done += 1
                 self._end(event)
@@ -125,6 +120,14 @@ class Tally:
                 self._take_delegation(event, at)
             case _:
                 pass
+
+    def _begin(self, event: TaskStartEvent, at: float) -> None:
+        key = event.instance or label_of(event)
+        self._running[key] = RunningTask(key=key, label=label_of(event), agent_role=event.agent_role, started_at=at)
+        if self.total_tasks:  # of a map-reduce only the items are known before its reduces are made
+            self.total_tasks = max(self.total_tasks, self.done + self.failed + len(self._running))
+        if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
+            self._agents.add(event.agent_role)
 
     def _take_delegation(
         self, event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent, at: float

@@ -7,7 +7,6 @@ import json
 import signal
 from collections.abc import Callable, Generator, Mapping
 from enum import StrEnum
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -172,9 +171,11 @@ def carry_out(
     as_json: bool = False,
     trace: Path | None = None,
     is_quiet: bool = False,
-    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
+    view: RunView | None = None,
 ) -> int:
     """Run an ensemble with progress, print its output, say where the record lies; gives the exit code.
+
+    What is shown is up to the view; without one it follows from the ensemble.
 
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
@@ -194,7 +195,7 @@ def carry_out(
                 is_watched=False,
             )
         ),
-        view_of(ensemble, title, is_quiet=is_quiet, render=render),
+        view or view_of(ensemble, title, is_quiet=is_quiet),
         as_json=as_json,
         trace=trace,
     )

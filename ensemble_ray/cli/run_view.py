@@ -59,16 +59,9 @@ class RunView:
 class ItemView(RunView):
     """How a run over many items is shown (S-MR-185 to S-MR-187)."""
 
-    def __init__(
-        self,
-        definition: MapDefinition,
-        title: str,
-        *,
-        is_quiet: bool = False,
-        render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
-    ) -> None:
+    def __init__(self, definition: MapDefinition, title: str, *, is_quiet: bool = False) -> None:
         """Make one for a definition whose tasks are made while it runs."""
-        super().__init__(title, is_quiet=is_quiet, render=render)
+        super().__init__(title, is_quiet=is_quiet)
         self._definition = definition
         self.items = ItemDisplay(title, is_quiet=is_quiet, source=definition.item_source)
         self.display = self.items
@@ -144,15 +137,9 @@ def _rows_in(place: Path, done: int) -> str:
     return f"{place} has {counted(rows, 'row')}"
 
 
-def view_of(
-    definition: object,
-    title: str,
-    *,
-    is_quiet: bool = False,
-    render: Callable[[EnsembleOutput], str] = attrgetter("raw"),
-) -> RunView:
+def view_of(definition: object, title: str, *, is_quiet: bool = False) -> RunView:
     """How a run of that definition is shown; None: only a program has it."""
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
-        return ItemView(definition, title, is_quiet=is_quiet, render=render)
-    return RunView(title, is_quiet=is_quiet, render=render)
+        return ItemView(definition, title, is_quiet=is_quiet)
+    return RunView(title, is_quiet=is_quiet)

@@ -1,6 +1,6 @@
 """Items from standard input, which nobody can read twice: they are copied first (S-MR-180). Room: cli.
 
-In: a stream, and a run's id. Out: the path of a file beside the records, kept until the run has completed or is deleted.
+In: a stream, and a run's id. Out: the path of a file beside the records, kept for as long as the run's record is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 from typing import IO
 
@@ -16,6 +17,8 @@ from ensemble_ray.config import home_directory
 from ensemble_ray.errors import ValidationError
 
 __all__ = ["copied_items", "forget_items"]
+
+_YOUNG_S = 86_400.0
 
 
 def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
@@ -28,6 +31,7 @@ def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
     if source.isatty():
         raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")
     path = _place(run_id)
+    _forget_orphans(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:  # noqa: PTH123  only so it is nobody else's from the beginning
@@ -41,6 +45,18 @@ def forget_items(run_id: str) -> None:
     """Remove the copy of a run that needs it no more; there may be none."""
     with contextlib.suppress(OSError):
         _place(run_id).unlink(missing_ok=True)
+
+
+def _forget_orphans(directory: Path) -> None:
+    """Remove copies whose runs are on no record any more; a young one may be of a run that is about to begin."""
+    from ensemble_ray.cli.records import own_store
+    from ensemble_ray.loop import run_blocking
+
+    for path in directory.glob("*.jsonl"):
+        with contextlib.suppress(OSError):
+            is_old = time.time() - path.stat().st_mtime > _YOUNG_S
+            if is_old and run_blocking(own_store().summary(path.stem)) is None:
+                path.unlink()
 
 
 def _place(run_id: str) -> Path:

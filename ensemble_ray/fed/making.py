@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Envelope", "OrderMaker", "Work"]
 
+#: Characters that a reduce is shown of the description of what it reduces.
+_SHOWN = 200
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Envelope:
@@ -61,6 +64,13 @@ class Work:
     #: what it is in the tree
     kind: str
     order: TaskOrder
+
+
+def _told(output: TaskOutput) -> TaskOutput:
+    """An output as a reduce is told of it (S-MR-118)."""
+    description = output.task_description
+    shown = description.partition("\n\n")[0][:_SHOWN]
+    return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
 
 
 class OrderMaker:
@@ -149,7 +159,7 @@ class OrderMaker:
             task, wanted = await self._factories.reduce(outputs)
             (made,) = await self._ready([task], [key])
         kind = node_type(level, is_final=group.is_final)
-        return [self._work(made, level, number, kind, [outputs[position] for position in wanted])]
+        return [self._work(made, level, number, kind, [_told(outputs[position]) for position in wanted])]
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
