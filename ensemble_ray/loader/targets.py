@@ -58,8 +58,8 @@ def load_ensemble(
     if isinstance(found, MapReduceEnsemble) and found.is_planned:
         return found.to_ensemble().with_origin(target, found.source.overrides)
     raise ValidationError(
-        f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to show, to fork or "
-        f"to serve. `ensemble-ray run {target}` runs it, also as a job of a cluster"
+        f"'{target}' is a {type(found).__name__} whose tasks are made while it runs: it has no plan to fork or to "
+        f"serve. `ensemble-ray run {target}` runs it, also as a job of a cluster"
     )
 
 
