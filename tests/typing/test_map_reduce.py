@@ -11,9 +11,12 @@ from ensemble_ray import (
     EnsembleOutput,
     Event,
     ItemResult,
+    ItemStream,
     MapEnsemble,
     MapReduceEnsemble,
     MapReduceLevelSummary,
+    MapReduceRun,
+    Run,
     Task,
 )
 from ensemble_ray.testing import ScriptedModel
@@ -92,3 +95,17 @@ def test_map_takes_any_source() -> None:
     assert_type(words.results, Path | None)
     assert_type(words.stream(), AsyncIterator[ItemResult | EnsembleOutput])
     assert words.results == Path("out.jsonl")
+
+
+def test_handles_say_what_they_give() -> None:
+    """S-MR-131: a run whose tasks are made on the way has results of items; that of a tree made at once has none."""
+    words = MapEnsemble(items=["a", "b"], map_task=lambda item: Task.of(f"{item}"), llm=MODEL)
+    begun = words.start(runtime="inline")
+    assert_type(begun, MapReduceRun)
+    assert_type(begun.items(), ItemStream)
+    assert sorted(result.index for result in begun.items()) == [0, 1]
+    tree = MapReduceEnsemble(items=["a"], map_agent=agent_of, map_task=task_of, reduce_task=joined, llm=MODEL)
+    planned = tree.start(runtime="inline")
+    assert_type(planned, Run | MapReduceRun)
+    assert isinstance(planned, Run)
+    assert planned.result().raw == "done"
