@@ -18,7 +18,7 @@ from ensemble_ray import (
     TokenUsage,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, task_of, wait_for
+from tests.scenarios.teams import PATIENCE_S, task_of, until, wait_for
 
 #: Output tokens of every answer of `answer`; with a budget of 30 three of them make a group.
 TOKENS = 10
@@ -106,10 +106,11 @@ class Held:
         self._tasks = tasks
         self._reached = threading.Event()
         self._let_go = threading.Event()
-        self.llm = ScriptedModel(otherwise=self._entry)
+        self.llm = ScriptedModel(otherwise=self.answer)
         self._before = 0
 
-    def _entry(self, asked: ScriptedCall) -> object:
+    def answer(self, asked: ScriptedCall) -> ChatResponse:
+        """What its model says."""
         if f"{task_of(asked)} ".startswith(self._tasks) and not self._let_go.is_set():
             self._reached.set()
             wait_for(self._let_go)
@@ -118,7 +119,10 @@ class Held:
     def cut(self, ensemble: MapReduceEnsemble | MapEnsemble, run_id: str, done: int) -> EnsembleOutput:
         """Run until one of those tasks is asked and so many others are done, then cancel; the model hangs no more."""
         run = ensemble.start(run_id=run_id, runtime="inline")
-        wait_for(self._reached)
+        until(lambda: self._reached.is_set() or run.state.is_final, "the task that it hangs at")
+        if not self._reached.is_set():
+            run.result(PATIENCE_S)  # says why
+            raise AssertionError(f"run '{run_id}' ended before it could be cut")
         completed = (each for each in run.events() if isinstance(each, TaskCompleteEvent))
         for _ in range(done):
             next(completed)
