@@ -90,10 +90,6 @@ class ItemDisplay(Display):
         self.items.is_recorded(tasks)
         super().is_recorded(tasks)
 
-    def ended(self, failed: int) -> None:
-        """So many items failed altogether; those that nothing could be made of had no task that told of it."""
-        self.items.items_failed = max(failed, self.items.items_failed)
-
     def summary(self) -> str:
         """The counts at the end, in one line."""
         at = self.elapsed_s

@@ -218,7 +218,9 @@ def show_run(
     watched = _Watched()
     try:
         output, is_cancelled = watched.result(begin, view.display)
+        view.ended(watched.run)
     except EnsembleError as error:
+        view.ended(watched.run)
         began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
         if began and watched.run_id is not None:
             _write_trace(error.trace, trace)
@@ -250,7 +252,12 @@ class _Watched:
 
     def __init__(self) -> None:
         #: None until it has begun
-        self.run_id: str | None = None
+        self.run: Run | MapReduceRun | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """None until it has begun."""
+        return None if self.run is None else self.run.id
 
     def result(
         self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
@@ -259,7 +266,7 @@ class _Watched:
         with display, _terminable():
             display.note("starting the runtime")
             begun = begin(display.listener)
-            self.run_id = begun.id
+            self.run = begun
             display.is_recorded(begun.recorded_tasks)
             try:
                 return begun.result(), False

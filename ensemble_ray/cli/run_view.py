@@ -39,6 +39,9 @@ class RunView:
         self.display: Display = Display(title, is_quiet=is_quiet)
         self._render = render
 
+    def ended(self, run: object) -> None:
+        """The run has ended; None: it never began."""
+
     def text(self, output: EnsembleOutput) -> str | None:
         """What goes to standard output; None: nothing."""
         return self._render(output)
@@ -66,6 +69,11 @@ class ItemView(RunView):
         self.items = ItemDisplay(title, is_quiet=is_quiet, source=definition.item_source)
         self.display = self.items
 
+    def ended(self, run: object) -> None:
+        """Take over how many items failed: those that nothing could be made of had no task that told of it."""
+        tally = self.items.items
+        tally.items_failed = max(getattr(run, "failed_count", 0), tally.items_failed)
+
     @property
     def _has_text(self) -> bool:
         return isinstance(self._definition, MapReduceDefinition)
@@ -78,11 +86,11 @@ class ItemView(RunView):
 
     def data(self, output: EnsembleOutput) -> dict[str, Any]:
         """Counts, places and costs; what each item gave is in the file of the rows."""
-        failed, metrics = self._failed(output), output.metrics
+        metrics = output.metrics
         return {
             "run_id": output.run_id,
             "exit_reason": output.exit_reason.value,
-            "items": {"done": self._done(output), "failed": failed},
+            "items": {"done": self._done(output), "failed": self.items.items.items_failed},
             "raw": output.raw if self._has_text else None,
             "results": _path(self._definition.results),
             "dead_letters": _path(self._definition.dead_letters),
@@ -92,7 +100,6 @@ class ItemView(RunView):
 
     def summary(self, output: EnsembleOutput | None) -> Sequence[str]:
         """Counts, where rows and failed items are, and the first failures."""
-        self.items.ended(0 if output is None else len(output.failed_items))
         lines = [self.display.summary()]
         if self._definition.results is not None:
             lines.append(f"Rows: {_rows_in(self._definition.results, self.items.items.items_done)}")
@@ -108,11 +115,7 @@ class ItemView(RunView):
     def code(self, output: EnsembleOutput) -> int:
         """0, or 3 where items were left out."""
         code = super().code(output)
-        return PARTLY if code == FINE and self._failed(output) else code
-
-    def _failed(self, output: EnsembleOutput) -> int:
-        self.items.ended(len(output.failed_items))
-        return self.items.items.items_failed
+        return PARTLY if code == FINE and self.items.items.items_failed else code
 
     @staticmethod
     def _done(output: EnsembleOutput) -> int:

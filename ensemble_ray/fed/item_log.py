@@ -98,6 +98,11 @@ class ItemLog:
     # What is asked.
 
     @property
+    def failed_count(self) -> int:
+        """How many items have failed for good."""
+        return len(self._failed)
+
+    @property
     def failed_items(self) -> Sequence[FailedItem]:
         """Failed items in item order."""
         order = array("q", sorted(range(len(self._failed)), key=self._failed.__getitem__))

@@ -116,6 +116,11 @@ class MapReduceRun(RunLife):
         """How many tasks had recorded outputs when the run went on; none when it begins."""
         return 0 if self._resumption is None else self._resumption.recorded_tasks
 
+    @property
+    def failed_count(self) -> int:
+        """How many items have failed until now, also where nobody collects them."""
+        return self._items.failed_count
+
     def items(self) -> ItemStream:
         """What came of each item, in the order in which it came, the past ones first (S-MR-131)."""
         return self._items.stream()

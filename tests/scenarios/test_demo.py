@@ -53,16 +53,18 @@ def test_the_language_reference_is_read_on_ray(place: Path) -> None:
     """What `make demo` runs, with fewer passages: progress, a digest, and a record that a command shows."""
     ended = _call(place, "demo", "--chunks", "2")
     assert ended.returncode == 0, ended.stderr
-    digest, _, notes = ended.stdout.partition("\nNotes\n")
+    digest, _, rest = ended.stdout.partition("\nNotes\n")
+    notes, _, tree = rest.partition("\nTree\n")
     assert digest.startswith("Digest\n\n")
     assert len(digest.split()) > 10
     assert [line.partition(":")[0] for line in notes.split("\n") if line.startswith("- ")] == ["- for", "- while"]
     assert "on the ray runtime" in ended.stderr
-    assert "4/4  digest (Editor)" in ended.stderr
+    assert "3/3  final-reduce (Editor)" in ended.stderr
+    assert [" ".join(line.split()[:4]) for line in tree.split("\n") if line] == ["level 0 2 maps", "level 1 1 final-reduce"]
     assert "3 model calls" in ended.stderr
     run_id = ended.stderr.split()[-1]
     trace = json.loads(_call(place, "trace", run_id, "--json").stdout)
-    assert {agent["role"] for agent in trace["agents"]} == {"Reader 1", "Reader 2", "Editor"}
+    assert {agent["role"] for agent in trace["agents"]} == {"Reader", "Editor"}
     # Every prompt fits a slot of the embedded model with room for its answer.
     calls = [call for task in trace["task_traces"] for call in task["llm_interactions"]]
     assert len(calls) == 3

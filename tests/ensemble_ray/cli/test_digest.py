@@ -1,11 +1,12 @@
-"""The demo's team: readers, lists of notes, an editor; any number of passages."""
+"""The demo's team: a reader, an editor, levels of notes; any number of passages."""
 
 from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.cli.digest import digest_team, render_digest, whole_sentences
+from ensemble_ray.cli.digest import BUDGET_TOKENS, digest_team, render_digest, whole_sentences
 from ensemble_ray.cli.passages import Passage
+from ensemble_ray.messages import ChatResponse, TokenUsage
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.cli.conftest import Call
 
@@ -14,37 +15,39 @@ def _passages(count: int) -> list[Passage]:
     return [Passage(label=f"page {number}", text=f"Text {number}.") for number in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(("count", "editions"), [(2, 1), (8, 1), (9, 3), (70, 12)])
+@pytest.mark.parametrize(("count", "editions"), [(1, 1), (2, 1), (9, 3), (70, 15)])
 def test_one_digest_is_left_when_there_are_many_passages(count: int, editions: int) -> None:
-    """Notes are joined in groups of eight, and groups again; the last task gives the digest."""
-    readers = ScriptedModel(otherwise=lambda call: f"Note on {call.text.split(chr(39))[1]}.")
-    editor = ScriptedModel(otherwise=lambda _: "All of it. And mo")
-    team = digest_team(_passages(count), reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
-    output = team.ensemble.run(runtime="inline")
+    """S-MR-42, S-MR-43: groups of notes fit the budget, and groups of groups; the last task gives the digest."""
+    tokens = TokenUsage(input_tokens=10, output_tokens=BUDGET_TOKENS // 6)
+    readers = ScriptedModel(
+        otherwise=lambda call: ChatResponse(text=f"Note on {call.text.split(chr(39))[1]}.", usage=tokens)
+    )
+    editor = ScriptedModel(otherwise=lambda _: ChatResponse(text="All of it. And mo", usage=tokens))
+    passages = _passages(count)
+    team = digest_team(passages, reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
+    output = team.run(runtime="inline")
     assert len(readers.calls) == count
     assert len(editor.calls) == editions
     assert output.raw == "All of it. And mo"
-    lines = render_digest(team, output).splitlines()
+    lines = render_digest(passages, output).splitlines()
     assert lines[:6] == ["Digest", "", "All of it.", "", "Notes", ""]
-    assert lines[6:] == [f"- page {number}: Note on page {number}." for number in range(1, count + 1)]
-
-
-def test_the_note_is_the_digest_when_there_is_one_passage() -> None:
-    """There is nothing to join."""
-    readers, editor = ScriptedModel("A note. And"), ScriptedModel()
-    team = digest_team(_passages(1), reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
-    assert render_digest(team, team.ensemble.run(runtime="inline")) == "Digest\n\nA note."
+    assert lines[6 : 6 + count] == [f"- page {number}: Note on page {number}." for number in range(1, count + 1)]
+    tree = lines[6 + count :]
+    assert tree[:3] == ["", "Tree", ""]
+    assert tree[3].startswith(f"level 0  {count} map")
+    assert "1 final-reduce" in tree[-1]
 
 
 def test_the_editor_is_given_notes_and_not_the_passages() -> None:
-    """Or its window would overflow."""
+    """S-MR-118: or its window would overflow."""
     readers, editor = ScriptedModel(otherwise=lambda _: "A note."), ScriptedModel(otherwise=lambda _: "All.")
     passages = [Passage(label="a", text="SECRET"), Passage(label="b", text="SECRET")]
     team = digest_team(passages, reader_llm=readers, editor_llm=editor, max_parallel_tasks=4)
-    team.ensemble.run(runtime="inline")
+    team.run(runtime="inline")
     prompt = str(editor.calls[0].messages)
     assert "SECRET" not in prompt
-    assert "- a: A note." in prompt
+    assert "text about 'a' says. ..." in prompt
+    assert "A note." in prompt
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,91 @@
+"""Progress of runs over many items: counts, pace, the time that is left, and what a log shows of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+
+from ensemble_ray.cli.item_display import ItemDisplay
+from ensemble_ray.cli.item_progress import ItemTally
+from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.items.sources import source_of
+from ensemble_ray.metrics import TaskMetrics
+from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.values import utc_now
+
+
+def _started(key: str) -> TaskStartEvent:
+    return TaskStartEvent(instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0)
+
+
+def _completed(key: str) -> TaskCompleteEvent:
+    output = TaskOutput(
+        raw="a", task_description="d", agent_role="r", completed_at=utc_now(), duration=timedelta(seconds=1),
+        metrics=TaskMetrics(input_tokens=10, output_tokens=5),
+    )  # fmt: skip
+    return TaskCompleteEvent(
+        instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0, task_output=output,
+        duration=timedelta(seconds=1),
+    )  # fmt: skip
+
+
+def _failed(key: str, text: str = "no") -> TaskFailedEvent:
+    return TaskFailedEvent(
+        instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0, cause=OSError(text),
+        duration=timedelta(seconds=1),
+    )  # fmt: skip
+
+
+def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
+    """S-MR-185: items apart from reduces; at the pace since the first began."""
+    tally = ItemTally(10)
+    tally.is_recorded(2)
+    for number in range(4):
+        tally.take(_started(f"map-{number}"), 1.0)
+    for number in range(2):
+        tally.take(_completed(f"map-{number}"), 3.0)
+    tally.take(_failed("map-2"), 3.0)
+    tally.take(_started("reduce-1-0"), 3.0)
+    tally.take(_completed("reduce-1-0"), 4.0)
+    assert tally.counts() == "4/10 items, 1 failed, 1 reduced"
+    assert tally.items_per_s(4.0) == pytest.approx(1.0), "recorded ones took no time"
+    assert tally.left_s(4.0) == pytest.approx(5.0)
+    assert tally.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
+    tally.take(_completed("map-3"), 5.0)
+    assert tally.left_s(5.0) is None, "nothing runs"
+
+
+@pytest.mark.parametrize(("total", "shown"), [(2, "2/2 items"), (None, "2 items")])
+def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> None:
+    """S-MR-185: of how many, where that is known."""
+    tally = ItemTally(total)
+    for key in ("map-0", "direct"):
+        tally.take(_started(key), 0.0)
+        tally.take(_completed(key), 1.0)
+    assert tally.counts() == shown
+    assert tally.left_s(1.0) is None
+
+
+def test_a_log_shows_a_line_every_ten_seconds_and_the_first_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-MR-185: not one per item."""
+    now = 0.0
+    display = ItemDisplay("many", source=source_of(list(range(1000))), clock=lambda: now, is_live=False)
+    listener = display.listener
+    with display:
+        listener.on_ensemble_started("r", "map", 1000)
+        for number in range(60):
+            now += 0.5
+            listener.on_task_start(_started(f"map-{number}"))
+            listener.on_task_complete(_completed(f"map-{number}"))
+        for number in range(60, 100):
+            listener.on_task_start(_started(f"map-{number}"))
+            listener.on_task_failed(_failed(f"map-{number}", f"no {number}"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "    0.0 s  many: 1,000 items"
+    assert [line.split()[0] for line in lines[1:4]] == ["10.0", "20.0", "30.0"]
+    assert lines[1].startswith("   10.0 s  20/1,000 items, 0 running; ")
+    assert lines[4] == "   30.0 s  failed   map-60: no 60"
+    assert lines[-1].endswith("map-79: no 79; further ones are only counted")
+    assert len(lines) == 24
+    assert display.summary().startswith("60/1,000 items, 40 failed in 30.0 s")
