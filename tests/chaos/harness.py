@@ -44,6 +44,8 @@ PATIENCE_S = 120.0
 _BIRTH_S = 2.0
 #: How often a run is resumed without having been killed before it counts as lost.
 _TRIES = 3
+#: So many answers before the last one a run is about to end: some have a shape of their own, and fewer answers.
+_ABOUT = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: Where the output begins among what a program printed.
 _OUTPUT = '{\n  "'
@@ -303,7 +305,8 @@ class _Disturbed:
             most = len(self.world.asked()) + moment.more
             return lambda: self._wait_asked(most)
         if moment.kind == ENDING:
-            return lambda: self.server.wait_served(self.scenario.calls, timeout_s=0.1)
+            count = self.scenario.calls - _ABOUT
+            return lambda: self.server.wait_served(count, timeout_s=0.1)
         stats = self.server.stats()
         count = stats["requests" if moment.kind == "arrived" else "served"] + moment.more
         wait = self.server.wait_arrived if moment.kind == "arrived" else self.server.wait_served

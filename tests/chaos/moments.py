@@ -29,7 +29,7 @@ class Moment:
     delay_s: float
 
     def __str__(self) -> str:
-        what = {OWNED: "it had an owner", ENDING: "the last answer"}.get(self.kind, f"{self.more} more {self.kind}")
+        what = {OWNED: "it had an owner", ENDING: "it was about to end"}.get(self.kind, f"{self.more} more {self.kind}")
         return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
 
 
