@@ -1,0 +1,69 @@
+"""What hears of a fed run's items: files that cannot be written, readers that are slow, the short-circuit."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.fed.bodies import FedBodies
+from ensemble_ray.fed.item_log import ItemLog
+from ensemble_ray.fed.watch import RunWatch
+from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.outputs import TaskOutput
+from tests.ensemble_ray.fed.outputs import output
+
+
+def log_of(*outputs: TaskOutput) -> ItemLog:
+    """A log of maps that are done."""
+    bodies = FedBodies(keeps_items=True)
+    log = ItemLog(bodies)
+    log.window = 2
+    for number, each in enumerate(outputs):
+        bodies.keep(0, number, each, "map", item=number)
+    return log
+
+
+async def test_rows_that_cannot_be_written_are_told_of_at_the_end(tmp_path: Path) -> None:
+    """S-MR-130: also where the run has nothing more to do, so that nobody else would tell."""
+    done = output("a")
+    results = await ResultsFile.open(tmp_path / "results.jsonl", is_resumed=False)
+    told: list[BaseException] = []
+    watch = RunWatch(log_of(done), results=results)
+    watch.on_error = told.append
+    await results.close()  # as a disk that is gone
+    watch.completed(0, 0, 0, done)
+    with pytest.raises(IllegalStateError, match="is closed") as caught:
+        await watch.close()
+    assert told == [caught.value]
+
+
+async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:
+    """S-MR-82."""
+    log = log_of(output("a"))
+    watch = RunWatch(log, is_direct=True)
+    watch.completed(0, 0, ["all"], output("a"))
+    watch.failed(0, ["all"], RecordError("no"), 1)
+    await watch.close()
+    assert list(log.failed_items) == []
+    assert await log.next(1, 0) is None
+
+
+async def test_room_is_what_the_slowest_reader_leaves() -> None:
+    """S-MR-131: results that wait and items that are in flight together are never more than the window."""
+    log = log_of(output("a"), output("b"))
+    watch = RunWatch(log)
+    assert await watch.room(lambda: 0) == 2
+    watch.completed(0, 0, 0, output("a"))
+    assert (await log.next(1, 0)) is not None  # it is at work on the first one
+    assert await watch.room(lambda: 0) == 1
+    watch.completed(1, 1, 1, output("b"))
+    waiting = asyncio.create_task(watch.room(lambda: 0))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert (await log.next(1, 1)) is not None
+    assert await waiting == 1
+    await log.leave(1)
+    assert await watch.room(lambda: 0) == 2

@@ -1,0 +1,88 @@
+"""Map-reduces whose process is killed, and that go on in another one."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble_ray import (
+    RunState,
+    TokenUsage,
+    resume,
+)
+from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.testing import ModelServer, Reply
+from tests.scenarios.dying_map import ITEMS, MODE, MODEL, RESULTS, RUN_ID
+from tests.scenarios.dying_map import team as dying_team
+from tests.scenarios.mapping import (
+    trace_of,
+)
+from tests.scenarios.teams import until
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def state(home: str, run_id: str) -> RunState:
+    """How the record says that a run stands."""
+    return RunDirectory(Path(home), run_id).state()
+
+
+@pytest.fixture
+def server(model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelServer:
+    """The model of the map-reduce that dies."""
+    server = model_server(_reply, latency_s=0.005)
+    items = tmp_path / "items.jsonl"
+    items.write_text("".join(f"{number}\n" for number in range(40)), encoding="utf-8")
+    monkeypatch.setenv(MODEL, server.base_url)
+    monkeypatch.setenv(ITEMS, str(items))
+    monkeypatch.setenv(RESULTS, str(tmp_path / "results.jsonl"))
+    return server
+
+
+def _reply(asked: Any) -> Reply:
+    said = str(asked.messages[-1]["content"]).partition("## Task\n")[2].partition("\n")[0]
+    kind, _, rest = said.partition(" ")
+    return Reply(text=rest if kind == "map" else f"({rest})", usage=TokenUsage(3, 10))
+
+
+@pytest.mark.parametrize("mode", ["levels", "pipelined"])
+def test_killed_run_goes_on_in_another_process(
+    server: ModelServer, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
+    """S-MR-161, S-MR-164, S-MR-130, S-DUR-34: killed at random moments; no answer on record is asked for again."""
+    monkeypatch.setenv(MODE, mode)
+    _killed("from tests.scenarios.dying_map import main; main()", server, random.randint(3, 45))  # noqa: S311  no secret
+    assert state(home, RUN_ID) is RunState.INTERRUPTED
+    recorded = _recorded(home)
+    before = len(server.requests)
+    output = resume(RUN_ID, dying_team(), runtime="inline")
+    assert sorted(output.raw.replace("(", "").replace(")", "").split("+"), key=int) == [f"{n}" for n in range(40)]
+    tasks = len(output.task_outputs)
+    assert len(server.requests) - before == tasks - recorded
+    assert len(server.requests) - tasks <= 4  # what was in flight when it was killed
+    rows = [json.loads(line)["index"] for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert sorted(rows) == list(range(40))
+    assert len(trace_of(output).agents) == 1
+
+
+def _recorded(home: str) -> int:
+    """How many answers are on record."""
+    return sum(fact.kind == "model" for fact in RunDirectory(Path(home), RUN_ID).facts())
+
+
+def _killed(script: str, server: ModelServer, asked: int) -> None:
+    """Run a program until the model got so many requests, then kill it."""
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE) as process:  # noqa: S603  our own text
+        try:
+            until(lambda: len(server.requests) >= asked or process.poll() is not None, f"{asked} requests")
+            assert process.poll() is None, process.communicate()[1].decode()
+        finally:
+            process.send_signal(signal.SIGKILL)
