@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -22,10 +21,11 @@ from actors.attendance import Attendance
 from actors.connection import Pulse
 from actors.failures import last_line, ours
 from actors.fed_packing import Packed, Packer
+from actors.fed_results import ended_here, read_result
 from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
 from actors.process_houses import MOST_DEATHS
-from actors.wire import RunPlace, WireReport, unpack_report
-from ensemble_ray.errors import EnsembleError, message_of
+from actors.wire import RunPlace
+from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.ids import new_object_id
@@ -84,6 +84,8 @@ class RemoteHouses:
         self._lost: dict[str, int] = {}
         self._queue: list[str] = []
         self._stopping: set[str] = set()
+        #: of those, which the scheduler has not been told of: a run that ends stops each of its tasks by itself
+        self._to_stop: list[str] = []
         self._undelivered: list[TaskResult] = []
         self._feeding: set[asyncio.Task[None]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
@@ -114,7 +116,7 @@ class RemoteHouses:
             try:
                 packed = self._packer.pack(order)
             except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
-                self._tell(_result(order.key, order.instance, order.epoch, error))
+                self._tell(ended_here(order.key, order.instance, order.epoch, error))
                 continue
             self._in_flight[order.instance] = packed
             self._enqueue(order.instance)
@@ -123,12 +125,9 @@ class RemoteHouses:
         """Stop these tasks; each is still delivered."""
         known = [name for name in instances if name in self._in_flight]
         self._stopping.update(known)
-        queued = set(known).intersection(self._queue)
-        for name in queued:
-            self._cancelled(name)
-        rest = [name for name in known if name not in queued]
-        if rest:
-            self._in_background(self._stop(rest, self._session))
+        self._to_stop.extend(known)
+        if known and len(known) == len(self._to_stop):
+            asyncio.get_running_loop().call_soon(self._stop_all)
 
     async def close(self) -> None:
         """Let the processes go; events of what was delivered are handed on before it returns."""
@@ -202,6 +201,19 @@ class RemoteHouses:
             else:
                 return
 
+    def _stop_all(self) -> None:
+        """Stop everything that this turn of the loop was to stop."""
+        names, self._to_stop = self._to_stop, []
+        queued = set(self._queue)
+        rest: list[str] = []
+        for name in names:
+            if name in self._in_flight and name in queued:
+                self._cancelled(name)
+            elif name in self._in_flight:
+                rest.append(name)
+        if rest and not self._is_closed:
+            self._in_background(self._stop(rest, self._session))
+
     async def _stop(self, instances: Sequence[str], session: str) -> None:
         if self._feeding:
             await asyncio.wait(self._feeding)  # else it would know nothing of them yet
@@ -253,7 +265,9 @@ class RemoteHouses:
         self._cursor = page.cursor
         for instance in page.unknown:
             packed = self._in_flight.get(instance)
-            if packed is not None:
+            if packed is not None and instance in self._stopping:
+                self._cancelled(instance)  # it was not begun, and nobody there knows that it is to be stopped
+            elif packed is not None:
                 kind = self._packer.kind_of(packed)
                 for name in (*(() if kind is None else kind[:1]), *self._packer.bodies_of(packed)):
                     self._sent.pop(name, None)
@@ -262,7 +276,7 @@ class RemoteHouses:
             packed = self._in_flight.get(report.instance)
             if packed is not None and report.epoch >= packed.fed.order.epoch:
                 self._finish(packed)
-                self._tell(_unpacked(report))
+                self._tell(read_result(report))
         self._deliver()
 
     def _finish(self, packed: Packed) -> None:
@@ -275,7 +289,7 @@ class RemoteHouses:
         """Deliver one that no process knows of as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
-        self._tell(_result(packed.fed.order.key, instance, packed.fed.order.epoch, None))
+        self._tell(ended_here(packed.fed.order.key, instance, packed.fed.order.epoch, None))
 
     def _tell(self, result: TaskResult) -> None:
         """Deliver it with all others of this turn of the loop."""
@@ -359,32 +373,6 @@ def _batches(waiting: Sequence[Packed]) -> Iterator[Sequence[Packed]]:
         size += packed.size
     if begin < len(waiting):
         yield waiting[begin:]
-
-
-def _unpacked(report: WireReport) -> TaskResult:
-    """The result behind a report; one that cannot be loaded here is a failed one."""
-    try:
-        return unpack_report(report, report.instance)
-    except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
-        unreadable = EnsembleError(
-            f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
-            "Install the module it comes from here too, or use runtime='inline'"
-        )
-        unreadable.__cause__ = error
-        return _result(report.key, report.instance, report.epoch, unreadable)
-
-
-def _result(key: str, instance: str, epoch: int, error: Exception | None) -> TaskResult:
-    """The result of an order that this process itself ends: failed, or cancelled where there is no error."""
-    return TaskResult(
-        key=key,
-        instance=instance,
-        epoch=epoch,
-        status="cancelled" if error is None else "failed",
-        at=time.time(),
-        duration_s=0.0,
-        error=error,
-    )
 
 
 def _lost_too_often(run_id: str) -> EnsembleError:

@@ -11,6 +11,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
+from itertools import islice
 from typing import Any, cast
 
 from ensemble_ray.definition.agent import Agent
@@ -74,6 +75,7 @@ _ROLES: Mapping[str, str] = {
     }.items()
     for verb in verbs.split()
 }
+_LONGEST_VERB = max(map(len, _ROLES))
 _ASK_FOR_AGENT = """\
 Describe the person best suited to do the task below. Answer with ONLY one JSON object with these string fields:
 "role" (a short job title), "goal" (what that person works towards), "backstory" (experience and manner, one or two \
@@ -275,8 +277,10 @@ def _from_template(task: Task, model: ChatModel) -> Agent:
 
 
 def _role_of(description: str) -> str:
-    for word in description.split()[:_SEARCHED_WORDS]:
-        role = _ROLES.get("".join(letter for letter in word.lower() if letter.isalpha()))
+    # Texts may be megabytes without a space: nothing is looked at that cannot decide.
+    for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
+        letters = filter(str.isalpha, word.lower())
+        role = _ROLES.get("".join(islice(letters, _LONGEST_VERB + 1)))
         if role is not None:
             return role
     return _NO_VERB
