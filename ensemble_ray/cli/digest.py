@@ -26,7 +26,7 @@ __all__ = ["BUDGET_TOKENS", "digest_team", "render_digest", "whole_sentences"]
 #: Tokens of notes that the editor joins at a time: two of its own longest texts, so that each level has half as many.
 BUDGET_TOKENS = 160
 #: What the editor is asked for.
-_EDIT = "Join the notes into one text. Keep what each of them says."
+_EDIT = "Tell what these notes say."
 _EDITED = "A text with one short sentence for each note."
 #: The number of a list's next item ends no sentence.
 _SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[\u3002\uff01\uff1f]")

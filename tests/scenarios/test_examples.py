@@ -162,3 +162,23 @@ def test_newsroom_runs(tmp_path: Path) -> None:
     assert lines[-1] == (
         f"Worked, in this order: Researcher, Analyst, Writer. All of it: ensemble-ray trace {record.name}"
     )
+
+
+def test_map_reduce_runs(tmp_path: Path) -> None:
+    """S-MR-118: rows of a file are read, and no review travels up to the editor."""
+    file = tmp_path / "reviews.jsonl"
+    file.write_text(
+        "\n".join(json.dumps({"text": f"Lid {number} broke {{x}}"}) for number in range(3)), encoding="utf-8"
+    )
+
+    def script(request: ServedRequest) -> Answer:
+        return "Lids: 3" if "Join the notes" in request.text else "blames the lid"
+
+    printed, server = _run("map_reduce.py", script, tmp_path / "home", "openai:m", str(file))
+    lines = printed.splitlines()
+    assert sorted(line.partition(":")[0] for line in lines[:4]) == ["final-reduce", "map-0", "map-1", "map-2"]
+    assert lines[4:] == ["", "Lids: 3"]
+    asked = [request.text for request in server.requests]
+    assert sum("broke {x}" in text for text in asked) == 3
+    assert asked[-1].count("blames the lid") == 3
+    assert "broke" not in asked[-1]

@@ -1,0 +1,147 @@
+"""`ensemble-ray map` as a user meets it: a process, an endpoint, Ctrl-C, a kill, and the resume; once on Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.messages import TokenUsage
+from ensemble_ray.testing import Fault, ModelServer, Reply
+from ensemble_ray.testing.model_server import Answer, ServedRequest
+from tests.processes import own_directory, own_environment, program
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+#: Generous: Ray starts on two cores while other things run.
+PATIENCE_S = 150.0
+ITEMS = 30
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for one test, with a short path: items, rows, records, Ray's files."""
+    with own_directory() as directory:
+        rows = [json.dumps({"id": number, "text": f"review-{number}."}) for number in range(ITEMS)]
+        (directory / "reviews.jsonl").write_text("\n".join(rows), encoding="utf-8")
+        yield directory
+
+
+def _environment(place: Path, server: ModelServer, runtime: str = "inline") -> Mapping[str, str]:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    named = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": runtime}
+    return own_environment(place, PYTHONPATH=path, **named)
+
+
+def _call(
+    place: Path, environment: Mapping[str, str], *arguments: str, given: str | None = None
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603  our own command
+        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
+        timeout=PATIENCE_S, input=given,
+    )  # fmt: skip
+
+
+def _rows(path: Path) -> list[dict[str, object]]:
+    """Whole lines of a file that may still be written."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.split("\n")[:-1]]
+
+
+def _slowly(request: ServedRequest) -> Answer:
+    """A third at once, the others slowly, so that there is something to interrupt."""
+    return Reply(text="noted", latency_s=0.0 if request.number < ITEMS // 3 else 0.5)
+
+
+def _text_of(request: ServedRequest) -> str:
+    """The item that a request is about."""
+    return next(f"review-{number}." for number in range(ITEMS) if f"review-{number}." in request.text)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "sign"), [("inline", signal.SIGINT), ("ray", signal.SIGINT), ("inline", signal.SIGKILL)]
+)
+def test_a_run_that_was_ended_goes_on_where_it_was(place: Path, runtime: str, sign: signal.Signals) -> None:
+    """S-MR-184, S-MR-186, S-MR-187: one row per item, and nothing that was answered is asked again."""
+    output = place / "rows.jsonl"
+    with ModelServer(_slowly) as server:
+        environment = _environment(place, server, runtime)
+        command = [
+            *COMMAND,
+            "map",
+            "reviews.jsonl",
+            "-p",
+            "Sum {text}",
+            "-o",
+            "rows.jsonl",
+            "-c",
+            "4",
+            "--run-id",
+            "one",
+        ]
+        with program(command, log=place / "log", env=environment, cwd=place) as running:
+            running.until(lambda: len(_rows(output)) >= ITEMS // 3, "the first rows")
+            os.kill(running.process.pid, sign)
+            code = running.process.wait(timeout=PATIENCE_S)
+        text = running.text
+        before = len(_rows(output))
+        assert ITEMS // 3 <= before < ITEMS
+        if sign == signal.SIGINT:
+            assert code == 130, text
+            assert f"rows.jsonl has {before} rows" in text
+            assert text.rstrip().endswith("resume one")
+        ended = _call(place / "records", environment, "resume", "one", "--quiet")
+        assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
+        asked = Counter(map(_text_of, server.requests))
+    assert sorted(row["index"] for row in _rows(output)) == list(range(ITEMS))  # type: ignore[type-var]  # numbers
+    assert len(asked) == ITEMS
+    again = {text for text, count in asked.items() if count > 1}
+    assert len(again) <= 4, "those that were on their way"
+
+
+def test_standard_input_is_read_again_by_a_resume(place: Path) -> None:
+    """S-MR-180, S-MR-184: a pipe cannot be; its copy can, and goes with the run's record."""
+    given = (place / "reviews.jsonl").read_text(encoding="utf-8")
+    with ModelServer(Reply(text="noted", usage=TokenUsage(input_tokens=1500, output_tokens=500))) as server:
+        environment = _environment(place, server)
+        command = ("map", "-", "-p", "Sum {text}", "-o", "rows.jsonl", "--run-id", "piped", "-c", "1")
+        ended = _call(place, environment, *command, "--max-tokens", "30000", given=given)
+        assert ended.returncode == 1, ended.stderr
+        assert "budget" in ended.stderr
+        done = len(_rows(place / "rows.jsonl"))
+        assert 0 < done < ITEMS
+        ended = _call(place, environment, "resume", "piped", "--max-tokens", "1000000")
+        assert ended.returncode == 0, ended.stderr
+        assert len(_rows(place / "rows.jsonl")) == ITEMS
+        assert len(server.requests) <= ITEMS + 1
+        (copy,) = (place / "records" / "items").iterdir()
+        assert _call(place, environment, "delete", "piped").returncode == 0
+        assert not copy.exists()
+
+
+def test_answers_are_brought_together_and_failures_left_out(place: Path) -> None:
+    """S-MR-180, S-MR-181, S-MR-187: the text on standard output, exit code 3, dead letters that are tried again."""
+
+    def script(request: ServedRequest) -> Answer:
+        if "Find the themes" in request.text:
+            return f"themes of {request.text.count('noted')}"
+        return Fault(status=400, message="no") if "review-7." in request.text and not mended else "noted"
+
+    mended: list[int] = []
+    with ModelServer(script) as server:
+        environment = _environment(place, server)
+        command = ("map", "reviews.jsonl", "-p", "Sum {text}", "--dead-letters", "dead.jsonl")
+        ended = _call(place, environment, *command, "--reduce", "Find the themes", "--chunk-size", "30")
+        assert (ended.returncode, ended.stdout) == (3, "themes of 29\n"), ended.stderr
+        assert "29/30 items, 1 failed, 1 reduced in" in ended.stderr
+        mended.append(1)
+        again = _call(place, environment, "map", "--retry-dead", "dead.jsonl", "-p", "Sum {text}", "-o", "more.jsonl")
+        assert again.returncode == 0, again.stderr
+    assert [row["index"] for row in _rows(place / "more.jsonl")] == [7]
