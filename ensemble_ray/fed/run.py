@@ -162,8 +162,10 @@ class MapReduceRun(RunLife):
             ended = await self._conducted(owned, header, mode)
             state = ended.ending.state
             await self._note_end(owned, ended)
-        except (RecordError, StaleEpochError):
-            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+        except Exception as error:
+            # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
+            if self._conductor is not None or isinstance(error, RecordError | StaleEpochError):
+                state = RunState.INTERRUPTED
             raise
         finally:
             if owned is not None:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ensemble_ray import (
+    EnsembleError,
     ExitEarlyError,
     ExitReason,
+    InlineRuntime,
     RunState,
     Task,
     TaskCompleteEvent,
+    resume,
 )
+from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.inline_feed import InlineFeed
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.mapping import (
     answer,
+    asked_of,
     map_task,
+    model,
     raising,
     raws,
     team,
@@ -126,3 +135,27 @@ def test_early_exit_keeps_what_was_done() -> None:
 
 def _say(_context: object) -> str:
     return "said"
+
+
+class _Losing(InlineRuntime):
+    """A runtime whose houses are gone when the first results have come, as with a lost cluster."""
+
+    async def feed(self, request: FeedRequest) -> InlineFeed:
+        def deliver(results: Sequence[TaskResult]) -> None:
+            request.deliver(results)
+            if not houses.failed.done():
+                houses.failed.set_exception(EnsembleError("the cluster is gone"))
+
+        houses = await super().feed(replace(request, deliver=deliver))
+        return houses
+
+
+def test_run_is_interrupted_when_its_houses_are_gone(home: str) -> None:
+    """S-MR-164: no failure of the run's, so that it can be gone on with; what is recorded is not asked again."""
+    llm = model()
+    with pytest.raises(EnsembleError, match="the cluster is gone"):
+        team(llm=llm, max_parallel_tasks=2).run(runtime=_Losing(), run_id="lost")
+
+    assert RunDirectory(Path(home), "lost").state() is RunState.INTERRUPTED
+    assert len(resume("lost", team(llm=llm), runtime="inline").task_outputs) == 9
+    assert sorted(asked_of(llm)) == sorted(set(asked_of(llm)))
