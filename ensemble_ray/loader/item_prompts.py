@@ -116,9 +116,9 @@ class ItemPrompt(_Prompt):
         if not _has(item):
             kind = type(item).__name__
             return f"it is a {kind} without fields, and the prompt names the {what} {listed}: write {{{_ITEM}}} for all of it"
-        names = [*(name for name in known if name != _ITEM), _ITEM]
-        guess = suggestion(missing[0], names) if len(missing) == 1 else ""
-        return f"it has no {what} {listed}, which the prompt names.{guess} {known_names(names)}"
+        fields = [name for name in known if name != _ITEM]
+        guess = suggestion(missing[0], fields) if len(missing) == 1 else ""
+        return f"it has no {what} {listed}, which the prompt names.{guess} {known_names([*fields, _ITEM])}"
 
 
 @dataclass(frozen=True)
