@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from tests.chaos.cluster import Cluster, cluster_there
-from tests.chaos.harness import Report, run_with_kills
+from tests.chaos.harness import run_with_kills
+from tests.chaos.report import Report
 from tests.chaos.scenarios import SCENARIOS, Scenario, big
 from tests.chaos.teams import BIG
 from tests.chaos.victims import VICTIMS, Victim

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import cast
@@ -30,13 +30,14 @@ from tests.chaos.audit_map_reduce import judge_files, outcomes_in
 from tests.chaos.cluster import ROOT, Cluster, environment_in
 from tests.chaos.kills import Kill
 from tests.chaos.moments import ASKED, ENDING, OWNED, Moment, moments
+from tests.chaos.report import Report
 from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
 from tests.chaos.world import World
 from tests.processes import Program, own_directory, program
 
-__all__ = ["Report", "run_with_kills", "undisturbed"]
+__all__ = ["run_with_kills", "undisturbed"]
 
 #: Longest wait for a process that must come or go, s.
 PATIENCE_S = 120.0
@@ -50,40 +51,6 @@ _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: Where the output begins among what a program printed.
 _OUTPUT = '{\n  "'
 _COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-
-
-@dataclass(slots=True, kw_only=True)
-class Report:
-    """What became of one run."""
-
-    scenario: str
-    victims: str
-    seed: int
-    kills: int = 0
-    #: programs that worked on it: the first, and each resumption
-    runs: int = 0
-    requests: int = 0
-    repeats_of_recorded: int = 0
-    repeats_in_flight: int = 0
-    policies_asked_again: int = 0
-    rules_broken: int = 0
-    unknown_outcomes: int = 0
-    #: how often the request came that came most often
-    most_alike: int = 0
-    #: what the record takes on the disk
-    record_bytes: int = 0
-    seconds: float = 0.0
-    #: what happened, in order
-    story: list[str] = field(default_factory=list[str])
-    violations: list[str] = field(default_factory=list[str])
-
-    def __str__(self) -> str:
-        what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
-        what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
-        what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
-        what += f"none more often than {self.most_alike} times, {self.record_bytes / 1000:.0f} kB of record, "
-        what += f"{self.seconds:.1f} s"
-        return "\n".join([what, *(f"  ! {each}" for each in self.violations)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.chaos.cluster import Cluster, cluster_there
-from tests.chaos.harness import Report, run_with_kills
+from tests.chaos.harness import run_with_kills
+from tests.chaos.report import Report
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
 

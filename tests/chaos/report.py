@@ -1,0 +1,41 @@
+"""What became of a run that was killed, in counts and words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["Report"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Report:
+    """What became of one run."""
+
+    scenario: str
+    victims: str
+    seed: int
+    kills: int = 0
+    #: programs that worked on it: the first, and each resumption
+    runs: int = 0
+    requests: int = 0
+    repeats_of_recorded: int = 0
+    repeats_in_flight: int = 0
+    policies_asked_again: int = 0
+    rules_broken: int = 0
+    unknown_outcomes: int = 0
+    #: how often the request came that came most often
+    most_alike: int = 0
+    #: what the record takes on the disk
+    record_bytes: int = 0
+    seconds: float = 0.0
+    #: what happened, in order
+    story: list[str] = field(default_factory=list[str])
+    violations: list[str] = field(default_factory=list[str])
+
+    def __str__(self) -> str:
+        what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
+        what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
+        what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
+        what += f"none more often than {self.most_alike} times, {self.record_bytes / 1000:.0f} kB of record, "
+        what += f"{self.seconds:.1f} s"
+        return "\n".join([what, *(f"  ! {each}" for each in self.violations)])
