@@ -60,13 +60,19 @@ def test_the_language_reference_is_read_on_ray(place: Path) -> None:
     assert [line.partition(":")[0] for line in notes.split("\n") if line.startswith("- ")] == ["- for", "- while"]
     assert "on the ray runtime" in ended.stderr
     assert "3/3  final-reduce (Editor)" in ended.stderr
-    assert [" ".join(line.split()[:4]) for line in tree.split("\n") if line] == ["level 0 2 maps", "level 1 1 final-reduce"]
+    assert [" ".join(line.split()[:4]) for line in tree.split("\n") if line] == [
+        "level 0 2 maps",
+        "level 1 1 final-reduce",
+    ]
     assert "3 model calls" in ended.stderr
     run_id = ended.stderr.split()[-1]
-    trace = json.loads(_call(place, "trace", run_id, "--json").stdout)
-    assert {agent["role"] for agent in trace["agents"]} == {"Reader", "Editor"}
+    tasks = [
+        json.loads(_call(place, "trace", run_id, "--task", key, "--json").stdout)["task_traces"][0]
+        for key in ("map-0", "map-1", "final-reduce")
+    ]
+    assert [task["agent_role"] for task in tasks] == ["Reader", "Reader", "Editor"]
     # Every prompt fits a slot of the embedded model with room for its answer.
-    calls = [call for task in trace["task_traces"] for call in task["llm_interactions"]]
+    calls = [call for task in tasks for call in task["llm_interactions"]]
     assert len(calls) == 3
     assert max(call["input_tokens"] for call in calls) < 1800
 
