@@ -106,7 +106,10 @@ def agent_actor(house: str, *, is_spread: bool = False) -> Any:
     from actors.agent import AgentActor
 
     made = actor_class(AgentActor, max_restarts=0)
-    return made.options(scheduling_strategy="SPREAD").remote(house) if is_spread else made.remote(house)
+    if not is_spread:
+        return made.remote(house)
+    # Ray spreads only what asks for something, else all may be on one node; a byte is free where all CPUs are taken.
+    return made.options(scheduling_strategy="SPREAD", memory=1).remote(house)
 
 
 def manager_actor(house: str) -> Any:

@@ -296,7 +296,7 @@ class MapReduceRun(RunLife):
         orders = OrderMaker(
             envelope,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
-            maker=TaskMaker(rules_for_tasks(definition), self._inputs, recorded=self._recorded),
+            maker=TaskMaker(definition, self._inputs, recorded=self._recorded),
             kinds=Kinds(),
             intake=intake,
             bodies=self._bodies,

@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.fed.feeding import rules_for_tasks
+from ensemble_ray.plan.map_reduce_factories import held
 from ensemble_ray.plan.planner import ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
     from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
@@ -51,7 +53,7 @@ class TaskMaker:
 
     def __init__(
         self,
-        rules: EnsembleDefinition,
+        definition: MapDefinition,
         inputs: Mapping[str, str],
         *,
         recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
@@ -59,12 +61,14 @@ class TaskMaker:
         """Make one.
 
         Args:
-            rules: An ensemble without tasks: what all tasks of the run are held to. Its model is limited already.
+            definition: The run's.
             inputs: Values of the variables in their texts.
             recorded: Dresses a synthesizer's model such that its calls are recorded under that effect name, by way of
                 that function (S-SET-46); None: they are not.
         """
-        self._rules = rules
+        self._definition = definition
+        #: an ensemble without tasks: what all tasks of the run are held to; its model is limited already
+        self._rules = rules_for_tasks(definition)
         self._inputs = inputs
         self._recorded = recorded
         self._facts: list[Fact] = []
@@ -83,7 +87,7 @@ class TaskMaker:
             self._warn(warning)
         resolved = ResolvedTasks(tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL)
         made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
-        planned = plan_run(ensemble, resolved, made)
+        planned = plan_run(ensemble, resolved, {task: held(self._definition, agent) for task, agent in made.items()})
         return [
             MadeTask(
                 key=node.key,

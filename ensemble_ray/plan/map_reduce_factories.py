@@ -23,6 +23,7 @@ from ensemble_ray.threads import threads
 
 __all__ = [
     "Made",
+    "held",
     "make_direct",
     "make_direct_in_run",
     "make_map",
@@ -120,11 +121,11 @@ def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent 
     task = _of_kind(Task, (yield call), call.name)
     if task.agent is None and agent is not None and task.handler is None:
         task = task.rewritten(agent=agent)
-    agent = None if task.agent is None else _held(definition, task.agent)
+    agent = None if task.agent is None else held(definition, task.agent)
     return (task if agent is task.agent else task.rewritten(agent=agent)), agent
 
 
-def _held(definition: MapDefinition, agent: Agent) -> Agent:
+def held(definition: MapDefinition, agent: Agent) -> Agent:
     """The agent with the processes and places that the definition gives to every agent (S-MR-141)."""
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}

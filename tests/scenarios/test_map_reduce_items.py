@@ -118,8 +118,9 @@ def test_async_factories_work_like_others() -> None:
     assert counts(team(6, map_task=making).run(runtime="inline")) == [6, 2, 1]
 
 
-def test_limits_of_processes_are_those_of_the_ensemble() -> None:
-    """S-MR-141, S-MR-140: `max_concurrency` overrides the agents' own."""
+@pytest.mark.parametrize("has_agents", [True, False])
+def test_limits_of_processes_are_those_of_the_ensemble(*, has_agents: bool) -> None:
+    """S-MR-141, S-MR-140: `max_concurrency` overrides the agents' own, and is that of agents that are made for tasks."""
     at_once: list[int] = []
     running = 0
 
@@ -134,9 +135,10 @@ def test_limits_of_processes_are_those_of_the_ensemble() -> None:
 
     llm = ScriptedModel(otherwise=entry)
     mapper = Agent(role="Mapper", goal="g", llm=llm, max_concurrency=9)
-    mapping(
-        range(20), llm=None, map_agent=lambda _: mapper, map_task=lambda item, _: map_task(item), max_concurrency=2
-    ).run(runtime="inline")
+    given: dict[str, Any] = {"llm": llm}
+    if has_agents:
+        given = {"llm": None, "map_agent": lambda _: mapper, "map_task": lambda item, _: map_task(item)}
+    mapping(range(20), **given, max_concurrency=2).run(runtime="inline")
     assert max(at_once) == 2
 
 

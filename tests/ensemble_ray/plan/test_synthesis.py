@@ -86,6 +86,8 @@ class Custom:
         ("one two three four five six seven write", "Writer"),
         ("one two three four five six seven eight write", "Agent"),
         ("Researching things", "Agent"),
+        ("writewrite write", "Writer"),
+        ("--'w-r-i-t-e'--- it", "Writer"),
     ],
 )
 async def test_role_comes_from_the_first_known_verb_when_made_by_template(description: str, role: str) -> None:
