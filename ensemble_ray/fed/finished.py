@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.fed.bodies import FedBodies
     from ensemble_ray.fed.item_log import ItemLog
-    from ensemble_ray.items.pulling import ItemReader
+    from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
 __all__ = ["finished"]
@@ -79,7 +79,7 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) 
         wanted = _BATCH if known.are_all else min(_BATCH, known.count - intake.count)
         taken = await intake.pull(wanted)
         for number in range(intake.count - taken.count, intake.count):
-            _tell(record, intake, log, number)
+            _tell(record, intake, log, number, taken.refused.get(number))
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = str(head.end.get("exit_reason"))
@@ -91,9 +91,11 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) 
     )
 
 
-def _tell(record: RecoveredRun, intake: Intake, log: ItemLog, number: int) -> None:
+def _tell(record: RecoveredRun, intake: Intake, log: ItemLog, number: int, refused: RefusedItem | None) -> None:
     index, item = intake.index(number), intake.done(number)
-    if record.outcome(0, number) is Outcome.COMPLETED:
+    if refused is not None:
+        log.failed(index, item, refused.error, 0)
+    elif record.outcome(0, number) is Outcome.COMPLETED:
         log.completed(number, index)
     elif (failure := record.failure(0, number)) is not None:
         log.failed(index, item, failure.error, failure.attempts)

@@ -257,6 +257,19 @@ def test_finished_run_tells_of_its_items_again() -> None:
     assert run.result(PATIENCE_S).failed_items == first.failed_items
 
 
+def test_finished_run_tells_of_its_broken_lines_again(tmp_path: Path) -> None:
+    """S-MR-125, S-MR-150, S-SET-39: no task failed for them, and they are failed items all the same."""
+    path = tmp_path / "items.jsonl"
+    path.write_text("1\nno JSON\n3\n")
+    ensemble = mapping(path, on_item_error="collect")
+    first = ensemble.run(runtime="inline", run_id="lines")
+
+    again = resume("lines", ensemble, runtime="inline")
+
+    assert [failed.index for failed in again.failed_items] == [1]
+    assert again.failed_items == first.failed_items
+
+
 @pytest.mark.parametrize(("run_id", "told"), [("failed", "has failed.*resume"), ("cut", "was cancelled.*resume")])
 def test_run_that_is_not_finished_is_not_begun_again(run_id: str, told: str) -> None:
     """S-SET-39: the error names what can be done."""
