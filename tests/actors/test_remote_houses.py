@@ -157,6 +157,35 @@ async def test_stopped_tasks_are_delivered_as_cancelled(runtime: RayRuntime, tmp
     }
 
 
+async def test_stops_of_one_turn_share_a_message(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-MR-150, S-MR-142: a run that ends stops each of its tasks by itself, and may have thousands of them."""
+    marks = Marks(tmp_path / "marks")
+    async with Driver(runtime) as driver:
+        driver.houses.start([driver.order(f"map-{n}", agent(Waiting(marks), replicas=1)) for n in range(200)])
+        await at_work(marks, 200)
+        for number in range(200):
+            driver.houses.stop([instance_of(f"map-{number}")])
+        await asyncio.sleep(0)
+        assert len(driver.houses._jobs) == 1
+        results = await driver.until(200)
+    assert {result.status for result in results} == {"cancelled"}
+    marks.add("over")
+
+
+async def test_stopped_task_is_not_sent_again_when_it_could_not_be_begun(runtime: RayRuntime, tmp_path: Path) -> None:
+    """S-MR-150, S-MR-142: its kind was not known to the scheduler, which so has nothing to stop."""
+    marks = Marks(tmp_path / "marks")
+    async with Driver(runtime) as driver:
+        order = driver.order("map-0", agent(Waiting(marks)))
+        driver.houses._sent[f"{order.agent_key}.1"] = None  # as if it had been sent, and forgotten there
+        driver.houses.start([order])
+        await asyncio.sleep(0)  # its message is made in the next turn of the loop
+        driver.houses.stop([order.instance])
+        (result,) = await driver.until(1)
+    assert result.status == "cancelled"
+    assert marks.lines == []
+
+
 class Locked(Placed):
     """A model that cannot travel."""
 
