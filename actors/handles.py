@@ -6,6 +6,7 @@ Each adapter is used inside one process and knows one run or one shared actor.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import pickle
@@ -66,13 +67,15 @@ def pack_event(event: Event) -> bytes:
             event = replace(event, cause=portable(event.cause))
         case ToolCallEvent() if not isinstance(event.structured_result, str | int | float | None):
             event = replace(event, structured_result=_Payload(event.structured_result))
-        case TaskCompleteEvent():
+        case TaskCompleteEvent() if event.task_output.output_type is not None:
             try:
                 return as_bytes(event)
             except Exception as error:
                 raise cannot_leave(event.task_description, event.agent_role, error) from error
         case _:
-            pass
+            # Data of ours, as a rule: that needs no search for the user's classes, which takes far longer.
+            with contextlib.suppress(Exception):
+                return pickle.dumps(event, protocol=5)
     return as_bytes(event)
 
 
