@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import csv
-import gc
 import itertools
 import json
 import pickle
 import threading
-import tracemalloc
 from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -244,33 +242,6 @@ def test_outputs_are_read_when_asked_and_travel() -> None:
     assert again.task_outputs == output.task_outputs
     assert trace_of(again).task_traces == trace_of(output).task_traces
     assert trace_of(output).workflow == "map"
-
-
-def test_memory_does_not_grow_with_items() -> None:
-    """S-MR-132: bodies and items are not kept; at most 200 bytes stay for each."""
-
-    async def say(_context: object) -> str:
-        return "x" * 100_000
-
-    def making(item: object) -> Task:
-        return Task(description=f"map {item}", expected_output="e", handler=say)
-
-    def held(count: int) -> tuple[int, int]:
-        """Bytes and objects that a run leaves, as long as its output is held."""
-        gc.collect()
-        before = len(gc.get_objects())
-        tracemalloc.start()
-        output = mapping(iter(range(count)), map_task=making, durability="off").run(runtime="inline")
-        gc.collect()
-        left = tracemalloc.get_traced_memory()[0], len(gc.get_objects()) - before
-        tracemalloc.stop()
-        assert len(output.task_outputs) == count
-        return left
-
-    held(10)  # what is made once
-    few, many = held(50), held(350)  # both have more than the 8 MiB that a spool keeps in memory
-    assert (many[0] - few[0]) / 300 < 200
-    assert (many[1] - few[1]) / 300 < 0.5
 
 
 # What tasks may be.
