@@ -354,7 +354,7 @@ class ScheduledRun:
         keeps_warm, state = False, RunState.FAILED
         watching = None
         if self._owned is not None:
-            watching = self._in_background(watch_for_cancel(self._owned, self))
+            watching = self._in_background(watch_for_cancel(self._owned, self.run_id, self.cancel))
         try:
             ended = await asyncio.shield(self._conductor.ended)
             keeps_warm, state = self._package.keeps_warm, ended.state

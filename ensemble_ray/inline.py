@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Self
 
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability, OnUnknown
@@ -167,7 +167,9 @@ class InlineRun:
     async def begin(self) -> None:
         """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
         if self._owned is not None:
-            self._watching = asyncio.get_running_loop().create_task(watch_for_cancel(self._owned, self))
+            self._watching = asyncio.get_running_loop().create_task(
+                watch_for_cancel(self._owned, self.run_id, self.cancel)
+            )
             self._watching.add_done_callback(self._reported)
         try:
             await self._conductor.start()
@@ -268,14 +270,7 @@ async def let_go(owned: OwnedRun | None) -> None:
             await owned.close(RunState.INTERRUPTED)
 
 
-class _Cancellable(Protocol):
-    @property
-    def run_id(self) -> str: ...
-
-    async def cancel(self) -> None: ...
-
-
-async def watch_for_cancel(owned: OwnedRun, run: _Cancellable) -> None:
+async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Awaitable[None]]) -> None:
     """End the run when somebody asks its record for that (S-DUR-52)."""
     while True:
         await asyncio.sleep(CANCEL_POLL_S)
@@ -283,8 +278,8 @@ async def watch_for_cancel(owned: OwnedRun, run: _Cancellable) -> None:
             if await owned.is_cancel_asked():
                 break
         except RecordError as error:  # the run's own facts will tell, if it lasts
-            _log.warning("Run %s: cannot see whether its end was asked for: %s", run.run_id, message_of(error))
-    await run.cancel()
+            _log.warning("Run %s: cannot see whether its end was asked for: %s", run_id, message_of(error))
+    await cancel()
 
 
 def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:

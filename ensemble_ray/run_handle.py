@@ -33,7 +33,6 @@ from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.rerun import check_same, recorded_output
 from ensemble_ray.record.result import assemble, manager_failure
-from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.run_life import RunLife
@@ -168,9 +167,7 @@ class Run(RunLife):
         self._state = outcome.state
         if outcome.warning:
             _log.warning("%s", outcome.warning)
-        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
-        trace_id = next((str(found) for found in trace_ids if found is not None), None)
-        output = assemble(plan, outcome, capture_mode=mode, trace_id=trace_id)
+        output = assemble(plan, outcome, capture_mode=mode, trace_id=self._trace_id)
         await self._finish(output, mode)
         return output
 
@@ -279,14 +276,5 @@ class Run(RunLife):
 
     def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:
         """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
-        options = {} if self._options is None else self._options.model_dump(mode="json", exclude_none=True)
-        return {
-            **run_data(planned, self._definition),
-            "ensemble_id": self.id,
-            "options": options,
-            **budget_data(self._budget),
-            "origin": self._origin.place,
-            "overrides": dict(self._origin.overrides),
-            "runtime": self._runtime.name,
-            "capture_mode": mode.value,
-        }
+        told = run_data(planned, self._definition)
+        return self._first_data(told, self._options, self._origin, mode)

@@ -34,7 +34,7 @@ from ensemble_ray.listeners import EnsembleListener
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Display", "Watcher"]
+__all__ = ["Display", "TaskWatcher", "Watcher"]
 
 #: Running tasks that the block lists.
 _SHOWN_TASKS = 8
@@ -56,8 +56,8 @@ _TOLD_ANYWAY = {
 }
 
 
-class Watcher(EnsembleListener):
-    """Hands the events that progress needs to a display."""
+class TaskWatcher(EnsembleListener):
+    """Hands beginnings and ends of tasks to a display; of a hundred thousand of them nothing else is sent."""
 
     def __init__(self, take: Callable[[Event], None]) -> None:
         self._take = take
@@ -77,6 +77,10 @@ class Watcher(EnsembleListener):
     def on_task_failed(self, event: TaskFailedEvent) -> None:
         """A task failed."""
         self._take(event)
+
+
+class Watcher(TaskWatcher):
+    """Hands all events that progress needs to a display."""
 
     def on_tool_call(self, event: ToolCallEvent) -> None:
         """A tool was executed."""

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Self
 
-from ensemble_ray.cli.display import Display
+from ensemble_ray.cli.display import Display, TaskWatcher
 from ensemble_ray.cli.item_progress import ItemTally
 from ensemble_ray.cli.progress import label_of
 from ensemble_ray.cli.terminal import one_line
 from ensemble_ray.errors import message_of
-from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent
 from ensemble_ray.listeners import EnsembleListener
 
 if TYPE_CHECKING:
@@ -29,25 +29,6 @@ __all__ = ["ItemDisplay"]
 _EVERY_S = 10.0
 _SHOWN_FAILURES = 20
 _TEXT = 200
-
-
-class _ItemWatcher(EnsembleListener):
-    """Hands on what progress needs; of a hundred thousand tasks nothing else is sent."""
-
-    def __init__(self, take: Callable[[Event], None]) -> None:
-        self._take = take
-
-    def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> None:
-        self._take(EnsembleStartedEvent(ensemble_id=ensemble_id, workflow=workflow, total_tasks=total_tasks))
-
-    def on_task_start(self, event: TaskStartEvent) -> None:
-        self._take(event)
-
-    def on_task_complete(self, event: TaskCompleteEvent) -> None:
-        self._take(event)
-
-    def on_task_failed(self, event: TaskFailedEvent) -> None:
-        self._take(event)
 
 
 class ItemDisplay(Display):
@@ -73,7 +54,7 @@ class ItemDisplay(Display):
         super().__init__(title, is_quiet=is_quiet, clock=clock, is_live=is_live)
         self.items = ItemTally(None if source is None else source.count)
         self._look = None if source is None or source.count is not None else source.look
-        self.listener: EnsembleListener = _ItemWatcher(self._take)
+        self.listener: EnsembleListener = TaskWatcher(self._take)
         self._next_at = _EVERY_S
 
     def __enter__(self) -> Self:

@@ -42,9 +42,7 @@ def window_of(definition: MapDefinition, most_processes: int | None) -> int:
     """
     if definition.max_parallel_tasks is not None:
         return definition.max_parallel_tasks
-    processes = definition.replicas or most_processes or 1
-    if most_processes is None:
-        processes = 1
+    processes = 1 if most_processes is None else definition.replicas or most_processes
     if definition.max_concurrency is not None:
         return math.ceil(definition.max_concurrency * processes * _AHEAD)
     return _PER_PROCESS * processes
@@ -95,21 +93,26 @@ async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
     reader = definition.item_source.open()
     if not isinstance(definition, MapReduceDefinition) or definition.direct_task is None or definition.budget is None:
         return reader, False
+    try:
+        return await _probed(definition, reader, definition.budget)
+    except BaseException:
+        await reader.close()
+        raise
+
+
+async def _probed(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
+    """Read until it is known whether all items fit the budget."""
     taken: list[Entry] = []
     total, is_exhausted = 0, False
-    while not is_exhausted and total <= definition.budget:
-        try:
-            pulled = await reader.next(_PROBE)
-        except BaseException:
-            await reader.close()
-            raise
+    while not is_exhausted and total <= budget:
+        pulled = await reader.next(_PROBE)
         taken.extend(pulled.items)
         is_exhausted = pulled.is_exhausted
         if any(isinstance(entry, RefusedItem) for entry in pulled.items):
             return _Again(taken, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
         items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
         total += await threads.run(_tokens, definition, items)
-    if total > definition.budget or not taken:
+    if total > budget or not taken:
         return _Again(taken, reader, is_exhausted=is_exhausted), False
     await reader.close()
     return ListReader([[entry[1] for entry in taken if not isinstance(entry, RefusedItem)]]), True

@@ -52,7 +52,6 @@ from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.map_reduce_data import fed_run_data
 from ensemble_ray.record.rerun import check_same
-from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
@@ -180,13 +179,12 @@ class MapReduceRun(RunLife):
     def _assembled(self, ended: FedEnded, mode: CaptureMode) -> EnsembleOutput:
         """The output of the run, or its error."""
         definition = self._definition
-        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
         frame = FedFrame(
             run_id=self.id,
             workflow=definition.shown_workflow,
             inputs=self._inputs,
             capture_mode=mode,
-            trace_id=next((str(found) for found in trace_ids if found is not None), None),
+            trace_id=self._trace_id,
             goes_on=definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR,
         )
         collects = definition.item_policy == "collect"
@@ -255,9 +253,8 @@ class MapReduceRun(RunLife):
             rules = rules_of(self._definition, window=window, is_direct=is_direct)
             self._conductor = conductor
             if owned is not None:
-                stack.callback(
-                    asyncio.get_running_loop().create_task(watch_for_cancel(owned, _Cancelling(self))).cancel
-                )
+                watching = asyncio.get_running_loop().create_task(watch_for_cancel(owned, self.id, self.acancel))
+                stack.callback(watching.cancel)
             if self._is_cancelling:
                 conductor.cancel()
             return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
@@ -373,28 +370,4 @@ class MapReduceRun(RunLife):
             inputs=self._inputs,
             items=definition.item_source.identity,
         )
-        options = {} if self._options is None else self._options.model_dump(mode="json", exclude_none=True)
-        return {
-            **data,
-            "ensemble_id": self.id,
-            "options": options,
-            **budget_data(self._budget),
-            "origin": self._origin.place,
-            "overrides": dict(self._origin.overrides),
-            "runtime": self._runtime.name,
-            "capture_mode": mode.value,
-        }
-
-
-class _Cancelling:
-    """A run as `watch_for_cancel` sees it."""
-
-    def __init__(self, run: MapReduceRun) -> None:
-        self._run = run
-
-    @property
-    def run_id(self) -> str:
-        return self._run.id
-
-    async def cancel(self) -> None:
-        await self._run.acancel()
+        return self._first_data(data, self._options, self._origin, mode)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.scenarios.mapping import (
     team,
     trace_of,
 )
+from tests.scenarios.teams import wait_for
 
 
 def test_small_input_is_one_direct_task() -> None:
@@ -73,3 +76,23 @@ def test_direct_task_that_fails_fails_the_run() -> None:
         team(direct_task=lambda _: Task.of("map all"), llm=failing("map"), on_item_error="collect").run(
             runtime="inline"
         )
+
+
+def test_source_is_let_go_when_an_estimator_raises() -> None:
+    """S-MR-80, S-MR-106: what it raises reaches the caller, and the generator is closed."""
+    closed = threading.Event()
+
+    def items() -> Iterator[str]:
+        try:
+            yield from ["a", "b"] * 1000
+        finally:
+            closed.set()
+
+    def fail(_item: object) -> str:
+        raise LookupError("no text")
+
+    with pytest.raises(LookupError, match="no text"):
+        team(items=items(), direct_task=lambda every: Task.of(f"all {every}"), input_estimator=fail).run(
+            runtime="inline"
+        )
+    wait_for(closed)
