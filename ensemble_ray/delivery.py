@@ -133,14 +133,26 @@ async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
     await ready
 
 
-class _Callback:
-    """One `on_*` callable as a listener of its own."""
+class _Callbacks:
+    """One `on_*` callable as a listener: an object with a method for each kind of event it was registered for."""
 
-    def __init__(self, method: str, function: Callable[..., object]) -> None:
-        setattr(self, method, function)
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
 
 
 def listeners_of(definition: HasListeners) -> tuple[object, ...]:
-    """All listeners in order: `listeners`, then the `on_*` callables in table order (S-EVT-2)."""
-    callbacks = (_Callback(method, fn) for method, found in definition.callbacks.items() for fn in found)
-    return (*definition.listeners, *callbacks)
+    """All listeners in order: `listeners`, then the `on_*` callables in table order (S-EVT-2).
+
+    A callable that is registered for several kinds of events is one listener: it is told of them in their order
+    (S-EVT-22). Registered twice for the same kind, it is told twice.
+    """
+    added: list[_Callbacks] = []
+    for method, functions in definition.callbacks.items():
+        for function in functions:
+            # Methods of an object are made anew at each look at them: equal, not the same.
+            mine = (each for each in added if each.function == function and not hasattr(each, method))
+            listener = next(mine, None)
+            if listener is None:
+                added.append(listener := _Callbacks(function))
+            setattr(listener, method, function)
+    return (*definition.listeners, *added)

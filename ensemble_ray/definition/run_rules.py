@@ -122,13 +122,6 @@ else:
     _OnStarted = _OnCompleted = Callbacks[object]
 
 
-class _CallbackListener:
-    """An `on_*` callable in the shape of a listener: an object with one listener method."""
-
-    def __init__(self, method: str, function: Callable[..., object]) -> None:
-        setattr(self, method, function)
-
-
 class RunOptions(Value):
     """What one run does differently from its ensemble: `run(options=RunOptions(max_tokens=100_000))` (S-DOM-68).
 
@@ -278,11 +271,6 @@ class Watched(RunRules):
         """The `on_*` callables by listener method, in the order of registration; kinds without any are left out."""
         given = {method: cast("tuple[Callable[..., object], ...]", getattr(self, method)) for method in EVENT_TYPES}
         return {method: callables for method, callables in given.items() if callables}
-
-    def all_listeners(self) -> tuple[object, ...]:
-        """`listeners` in order, then the `on_*` callables in table order (S-EVT-2), each as a listener of its own."""
-        added = [_CallbackListener(method, function) for method, given in self.callbacks.items() for function in given]
-        return (*self.listeners, *added)
 
     def with_additional_listener(self, listener: object) -> Self:
         """This ensemble with one more listener, behind the others (S-DOM-69)."""

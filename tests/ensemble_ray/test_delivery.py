@@ -13,7 +13,7 @@ import pytest
 from ensemble_ray.context import LogContextFilter, current_log_context
 from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent, Event, TaskStartEvent, TokenEvent
-from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.listeners import EnsembleListener, wanted_by
 from ensemble_ray.outputs import ExitReason
 
 #: Longest wait for what must come, s; a test that needs it has failed.
@@ -278,3 +278,23 @@ async def test_callables_are_listeners_behind_the_objects() -> None:
     ]
     await delivered(Delivery(found), begun(2), token("a"))
     assert (heard, keeper.heard) == (["task 2"], ["a"])
+
+
+async def test_one_callable_hears_all_its_events_in_order_when_it_is_registered_for_several() -> None:
+    """S-EVT-22: one listener with one queue; the same kind registered twice is told twice."""
+    keeper = Keeper()
+    heard: list[str] = []
+
+    def tell(event: TaskStartEvent | TokenEvent) -> None:
+        heard.append(f"task {event.task_index}" if isinstance(event, TaskStartEvent) else event.token)
+
+    found = listeners_of(
+        Team([], {"on_task_start": (tell, keeper.on_token), "on_token": (tell, keeper.on_token, keeper.on_token)})
+    )
+    assert [wanted_by(each) for each in found] == [
+        {"on_task_start", "on_token"},
+        {"on_task_start", "on_token"},
+        {"on_token"},
+    ]
+    await delivered(Delivery(found[:1]), begun(1), token("a"), begun(2), token("b"), begun(3))
+    assert heard == ["task 1", "a", "task 2", "b", "task 3"]

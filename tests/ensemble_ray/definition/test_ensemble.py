@@ -13,14 +13,13 @@ from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES, TaskStartEvent
 from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.listeners import EnsembleListener, call_listener, wanted_by
+from ensemble_ray.listeners import EnsembleListener
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.trace import CaptureMode, ExecutionTrace
 
 MODEL = ScriptedModel()
 FACTS = Task.of("Find facts")
-START = TaskStartEvent(task_description="d", agent_role="r", task_index=1, total_tasks=1)
 
 
 class Recorder(EnsembleListener):
@@ -165,18 +164,6 @@ def test_callables_are_kept_in_order_when_one_or_several_are_given() -> None:
     made = EnsembleDefinition(on_task_start=[print, repr], on_task_failed=str, on_token=None)
     assert made.on_task_start == (print, repr)
     assert made.callbacks == {"on_task_start": (print, repr), "on_task_failed": (str,)}
-
-
-def test_listeners_come_before_callables_when_all_are_asked() -> None:
-    """S-EVT-2: `listeners` in order, then `on_*` in table order; a callable wants its own kind of event alone."""
-    seen: list[object] = []
-    recorder = Recorder()
-    made = EnsembleDefinition(on_token=print, on_task_start=seen.append, listeners=[recorder])
-    first, second, third = made.all_listeners()
-    assert first is recorder
-    assert (wanted_by(second), wanted_by(third)) == ({"on_task_start"}, {"on_token"})
-    call_listener(second, START)
-    assert seen == [START]
 
 
 def test_another_task_list_is_run_when_tasks_are_exchanged() -> None:
