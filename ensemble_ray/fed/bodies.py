@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.items.number_set import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
 from ensemble_ray.metrics import MetricsSum
 from ensemble_ray.outputs import TaskOutput
@@ -92,8 +93,8 @@ class FedBodies:
         self._tool_calls = 0
         #: slots of agents, short hashes of those that were met, and hashes of what is recorded of those of earlier
         self._agents: array[int] = array("q")
-        self._met: set[int] = set()
-        self._recorded_agents: set[int] = set()
+        self._met = NumberSet()
+        self._recorded_agents = NumberSet()
         #: what cannot be pickled stays here: inline, anything may be an output
         self._held: list[_Body] = []
 
@@ -116,10 +117,8 @@ class FedBodies:
         """Keep who is about to take part; gives those that nobody met before, and no record tells of."""
         fresh: list[AgentSummary] = []
         for agent in agents:
-            short = int(agent.object_id[:15], 16)
-            if short in self._met:
+            if not self._met.add(int(agent.object_id[:16], 16)):
                 continue
-            self._met.add(short)
             summary = AgentSummary(
                 role=agent.role,
                 goal=agent.goal,
@@ -127,14 +126,15 @@ class FedBodies:
                 tool_names=tool_names(agent),
                 allow_delegation=agent.allow_delegation,
             )
-            if hash(summary) not in self._recorded_agents:
+            if _hash_of(summary) not in self._recorded_agents:
                 fresh.append(summary)
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in fresh)
         return fresh
 
     def recall(self, agents: Sequence[AgentSummary]) -> None:
         """Keep who took part as the record tells it; objects of another process are known by what they say."""
-        self._recorded_agents.update(map(hash, agents))
+        for summary in agents:
+            self._recorded_agents.add(_hash_of(summary))
         self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)
 
     def _put(
@@ -241,6 +241,10 @@ class FedBodies:
     def _opened(self, packed: bytes) -> _Body:
         found: _Body | int = pickle.loads(packed)  # noqa: S301  our own temporary file, which nobody else can open
         return self._held[found] if isinstance(found, int) else found
+
+
+def _hash_of(summary: AgentSummary) -> int:
+    return hash(summary) & (1 << 64) - 1
 
 
 def _output_of(body: _Body) -> TaskOutput:
