@@ -103,8 +103,7 @@ def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place
             place.until_asking(1, next_ones=3)  # three workers are at it, and none has come to a tool
         else:
             place.until_asking(3)
-        os.kill(zombie.process.pid, signal.SIGSTOP)
-        frozen_at = time.time()
+        frozen_at = freeze(zombie)
         place.server.resume()
         with place.second() as refused:
             assert refused.process.wait(timeout=PATIENCE_S) != 0
@@ -123,6 +122,13 @@ def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place
     assert (place.world.done(), place.world.asked()) == done
     assert place.state() is RunState.COMPLETED
     place.judge(frozen_at)
+
+
+def freeze(running: Program) -> float:
+    """Stop a program; when all its threads stand still. They go on for a while after the signal was sent."""
+    os.kill(running.process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, running.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+    return time.time()
 
 
 def first_to_end(*programs: Program) -> Program:
