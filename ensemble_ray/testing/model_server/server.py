@@ -281,12 +281,11 @@ class ModelServer:
         return reply_of(cast("Answer", script))
 
     def _release(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
-        if self._held is not None:
-            with self._changed:
-                if self._held is not None:
-                    self._held.append(lambda: self._answer(exchange, request, answer))
-                    return
-        self._answer(exchange, request, answer)
+        with self._changed:  # until it is given: no answer is under way once `pause` has returned
+            if self._held is not None:
+                self._held.append(lambda: self._answer(exchange, request, answer))
+                return
+            self._answer(exchange, request, answer)
 
     def _answer(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
         if isinstance(answer, Fault):
