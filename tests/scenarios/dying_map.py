@@ -15,11 +15,13 @@ from tests.scenarios.mapping import reduce_task
 RUN_ID = "dying-map"
 #: Environment variables of the model's address, of the items, of the results, and of the order of work.
 MODEL, ITEMS, RESULTS, MODE = "DYING_MAP_MODEL", "DYING_MAP_ITEMS", "DYING_MAP_RESULTS", "DYING_MAP_MODE"
+#: Environment variable of the model's key, by which its server knows who asks.
+KEY = "DYING_MAP_KEY"
 
 
 def team() -> MapReduceEnsemble:
     """Maps the lines of a file, and brings three answers together at a time."""
-    llm = OpenAIChatModel("m", base_url=os.environ[MODEL], api_key="none")
+    llm = OpenAIChatModel("m", base_url=os.environ[MODEL], api_key=os.environ[KEY])
     worker = Agent(role="Worker", goal="work", llm=llm)
     return MapReduceEnsemble(
         items=os.environ[ITEMS],

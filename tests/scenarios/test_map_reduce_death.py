@@ -20,7 +20,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, Reply
-from tests.scenarios.dying_map import ITEMS, MODE, MODEL, RESULTS, RUN_ID
+from tests.scenarios.dying_map import ITEMS, KEY, MODE, MODEL, RESULTS, RUN_ID
 from tests.scenarios.dying_map import team as dying_team
 from tests.scenarios.mapping import (
     trace_of,
@@ -36,9 +36,23 @@ def state(home: str, run_id: str) -> RunState:
 
 
 @pytest.fixture
-def server(model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelServer:
-    """The model of the map-reduce that dies."""
-    server = model_server(_reply, latency_s=0.005)
+def last() -> int:
+    """Number of the request with which the model falls silent."""
+    return random.randint(2, 44)  # noqa: S311  no secret
+
+
+@pytest.fixture
+def server(
+    model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: int
+) -> ModelServer:
+    """The model of the map-reduce that dies; it falls silent on the way, so that nobody ends before being killed."""
+
+    def reply(asked: Any) -> Reply:
+        if asked.number == last:
+            server.pause()
+        return _reply(asked)
+
+    server = model_server(reply, latency_s=0.005)
     items = tmp_path / "items.jsonl"
     items.write_text("".join(f"{number}\n" for number in range(40)), encoding="utf-8")
     monkeypatch.setenv(MODEL, server.base_url)
@@ -55,19 +69,23 @@ def _reply(asked: Any) -> Reply:
 
 @pytest.mark.parametrize("mode", ["levels", "pipelined"])
 def test_killed_run_goes_on_in_another_process(
-    server: ModelServer, mode: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+    server: ModelServer, last: int, monkeypatch: pytest.MonkeyPatch, *, mode: str, tmp_path: Path, home: str
 ) -> None:
     """S-MR-161, S-MR-164, S-MR-130, S-DUR-34: killed at random moments; no answer on record is asked for again."""
     monkeypatch.setenv(MODE, mode)
-    _killed("from tests.scenarios.dying_map import main; main()", server, random.randint(3, 45))  # noqa: S311  no secret
+    monkeypatch.setenv(KEY, "killed")
+    _killed("from tests.scenarios.dying_map import main; main()", server, last + 1)
     assert state(home, RUN_ID) is RunState.INTERRUPTED
     recorded = _recorded(home)
-    before = len(server.requests)
+    monkeypatch.setenv(KEY, "resumed")
+    server.resume()
     output = resume(RUN_ID, dying_team(), runtime="inline")
     assert sorted(output.raw.replace("(", "").replace(")", "").split("+"), key=int) == [f"{n}" for n in range(40)]
     tasks = len(output.task_outputs)
-    assert len(server.requests) - before == tasks - recorded
-    assert len(server.requests) - tasks <= 4  # what was in flight when it was killed
+    # By who asked: what the killed one sent last may be read after its end.
+    by = [asked.headers["authorization"] for asked in server.requests]
+    assert by.count("Bearer resumed") == tasks - recorded
+    assert by.count("Bearer killed") - recorded <= 4  # what was in flight when it was killed
     rows = [json.loads(line)["index"] for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert sorted(rows) == list(range(40))
     assert len(trace_of(output).agents) == 1
@@ -79,7 +97,7 @@ def _recorded(home: str) -> int:
 
 
 def _killed(script: str, server: ModelServer, asked: int) -> None:
-    """Run a program until the model got so many requests, then kill it."""
+    """Run a program until the model got so many requests, then kill it, which waits for an answer then."""
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stderr=subprocess.PIPE) as process:  # noqa: S603  our own text
         try:
             until(lambda: len(server.requests) >= asked or process.poll() is not None, f"{asked} requests")
