@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from ensemble_ray import (
     Ensemble,
+    ExitReason,
     RateLimit,
     RateLimitedChatModel,
     Runtime,
     Task,
+    TaskCompleteEvent,
     TaskExecutionError,
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, agent, call, task, wait_for
 
 #: One call, and no other for as long as a test may last.
 ONE = RateLimit.of(1, 3600)
@@ -88,10 +92,25 @@ def test_limit_of_a_task_has_a_bucket_of_its_own(runtime: Runtime) -> None:
 
 
 def test_waiting_for_a_permit_holds_nobody_up(runtime: Runtime) -> None:
-    """S-RATE-13: other tasks go on while one waits; the permit comes and the run ends."""
-    slow = RateLimitedChatModel.of(ScriptedModel(otherwise="slow"), RateLimit.of(2, 1))
-    waiting = agent(slow, "Waiting")
+    """S-RATE-13: a task waits for a permit that will not come; another one is done meanwhile."""
+    is_free_done = threading.Event()
+
+    def note(event: TaskCompleteEvent) -> None:
+        if event.agent_role == "Free":
+            is_free_done.set()
+
+    waiting = agent(RateLimitedChatModel.of(ScriptedModel(otherwise="slow"), ONE, wait_timeout=7200), "Waiting")
     tasks = [task(f"w{n}", waiting) for n in range(2)] + [task("free", agent(ScriptedModel("free"), "Free"))]
+    run = Ensemble(tasks=tasks, workflow="parallel", on_task_complete=note).start(runtime=runtime)
+    wait_for(is_free_done)
+    run.cancel()
+    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    assert "free" in [each.raw for each in run.result().task_outputs]
+
+
+def test_permit_comes_to_who_waits_for_it(runtime: Runtime) -> None:
+    """S-RATE-13, S-RATE-11: every call has its turn, and the run ends."""
+    slow = RateLimitedChatModel.of(ScriptedModel(otherwise="slow"), RateLimit.of(2, 0.2))
+    tasks = [task(f"w{n}", agent(slow, "Waiting")) for n in range(3)]
     output = Ensemble(tasks=tasks, workflow="parallel").run(runtime=runtime)
-    assert output.task_outputs[-1].agent_role == "Waiting"
-    assert sorted(each.raw for each in output.task_outputs) == ["free", "slow", "slow"]
+    assert [each.raw for each in output.task_outputs] == ["slow"] * 3
