@@ -206,12 +206,12 @@ def test_async_and_sync_handlers_run_at_the_same_time(runtime: Runtime, tmp_path
 
 
 class Counting:
-    """A handler with state."""
+    """A handler with state; it works on the loop, since two threads could both count before either tells."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def __call__(self, _: TaskHandlerContext) -> str:
+    async def __call__(self, _: TaskHandlerContext) -> str:
         self.count += 1
         return f"{self.count} in {os.getpid()}"
 
