@@ -69,10 +69,14 @@ def test_a_run_goes_on_when_its_provider_fails_in_every_way_that_passes(
 
 def test_a_run_goes_on_when_an_answer_came_too_late(runtime: InlineRuntime, model_server: Servers) -> None:
     """S-DUR-61: a timeout is the provider's fault."""
-    server = model_server([Fault(kind="silence"), "Done"])
-    team = Ensemble(tasks=[task("go", agent(model_at(server, timeout=1.5)))], retry=QUICK)
-    assert team.run(runtime=runtime).raw == "Done"
-    assert len(server.requests) == 2
+    server = model_server(lambda request: "Done" if request.number else Fault(kind="silence"))
+    team = Ensemble(tasks=[task("go", agent(model_at(server, timeout=0.5)))], retry=QUICK.replace(max_attempts=30))
+    output = team.run(runtime=runtime)
+    assert output.raw == "Done"
+    retries = output.task_outputs[0].metrics.retry_count
+    # On a slow machine "Done" may come too late as well, or an attempt may end before it is sent.
+    assert 2 <= len(server.requests) <= retries + 1
+    assert set(server.requests_by_key()) == {server.requests[0].key}
 
 
 def test_a_stream_goes_on_when_it_failed_before_it_began(runtime: InlineRuntime, model_server: Servers) -> None:
@@ -143,7 +147,8 @@ def test_no_more_requests_are_sent_when_an_endpoint_fails_for_everybody(
         workflow=Workflow.PARALLEL,
         parallel_error_strategy="continue_on_error",
         max_parallel_tasks=2,
-        retry=RetryPolicy(first_delay=0, max_delay=0, max_wait=0.05),
+        # Nobody waits for the breaker: while it lets a probe through, one more would be asked.
+        retry=RetryPolicy(first_delay=0, max_delay=0, max_wait=0),
     )
     with caplog.at_level(logging.WARNING, "ensemble_ray"), pytest.raises(ParallelExecutionError) as failed:
         team.run(runtime=runtime)
