@@ -289,7 +289,9 @@ def test_prompts_and_answers_are_shown_at_info_when_verbose(
 def test_library_loggers_have_no_handlers(runtime: Runtime) -> None:
     """S-ENG-22: a logger per module below `ensemble_ray`, none with a handler of ours."""
     Ensemble(tasks=[task("write", agent(ScriptedModel("x")))]).run(runtime=runtime)
-    ours = [name for name in logging.Logger.manager.loggerDict if name.split(".")[0] in {"ensemble_ray", "actors"}]
+    ours = [
+        name for name in list(logging.Logger.manager.loggerDict) if name.split(".")[0] in {"ensemble_ray", "actors"}
+    ]
     assert len(ours) > 10
     assert not [name for name in ours if logging.getLogger(name).handlers]
 
