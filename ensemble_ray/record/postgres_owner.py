@@ -111,12 +111,17 @@ class Claim:
         return False
 
     async def release(self) -> None:
-        """Own the run no more."""
+        """Own the run no more; whoever asks when this has returned finds it free."""
         _held.discard(self)
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(Exception):  # broken already: the server let go by itself
-                await connection.close()
+                try:
+                    # A busy server gets to the end of a connection later than whoever takes the run next comes.
+                    async with asyncio.timeout(self._database.patience_s):
+                        await connection.execute("SELECT pg_advisory_unlock_all()")
+                finally:
+                    await connection.close()
 
     def forget(self) -> None:
         """In a forked child: keep nothing open that would hold the parent's lock when the parent is dead."""
