@@ -66,10 +66,13 @@ class PostgresServer:
         return psycopg.connect(url or self.url(), autocommit=True)
 
     def end_backends(self, url: str) -> int:
-        """End all other connections to a database, as an administrator or a restart would; gives how many."""
+        """End all other connections to a database, as an administrator or a restart would; gives how many.
+
+        They are gone when it returns, with their locks: the server waits up to a minute for each.
+        """
         with self.connection(url) as connection:
             found = connection.execute(
-                "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+                "SELECT count(pg_terminate_backend(pid, 60000)) FROM pg_stat_activity"
                 " WHERE datname = current_database() AND pid <> pg_backend_pid()"
             ).fetchone()
         return 0 if found is None else int(found[0])
