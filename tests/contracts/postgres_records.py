@@ -13,6 +13,8 @@ from ensemble_ray.record.store_postgres import PostgresStore
 from tests.processes import Program, own_environment, program
 
 RUN = "run-1"
+#: How long stores of tests wait for a server that is there, s; so long that a slow machine is no lost server.
+PATIENCE_S = 60.0
 
 #: A process that owns the run, or joins it, and appends: `own` until it is refused, `join` and `fork` a few.
 OTHER = """
@@ -25,7 +27,7 @@ def fact(number):
     return Fact(run="run-1", kind="model", name=f"{sys.argv[2]}#0/{number}/model", at=1.0, data={"number": number})
 
 async def main():
-    store = PostgresStore(sys.argv[1], patience_s=5)
+    store = PostgresStore(sys.argv[1], patience_s=60)
     if sys.argv[2] == "join":
         journal = await store.join("run-1", writer="other")
     else:
@@ -37,7 +39,7 @@ async def main():
         await journal.close()
         return
     if sys.argv[2] == "fork" and os.fork() == 0:
-        time.sleep(60)
+        time.sleep(600)  # longer than anybody waits for the run to be free
         os._exit(0)
     print("ready", flush=True)
     while True:
@@ -55,7 +57,7 @@ asyncio.run(main())
 
 def elsewhere(url: str) -> PostgresStore:
     """A store that shares nothing with others of this process: as in another one."""
-    return PostgresStore(f"{url}&application_name=elsewhere", patience_s=5)
+    return PostgresStore(f"{url}&application_name=elsewhere", patience_s=PATIENCE_S)
 
 
 def fact(name: str = "facts#0/0/model", kind: str = "model", **data: object) -> Fact:

@@ -16,9 +16,9 @@ from ensemble_ray.record.postgres_group import name_of, text_of_name
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.postgres_server import PostgresServer
-from tests.processes import free_ports
 
-from .postgres_records import RUN, elsewhere, fact, until
+from .postgres_records import PATIENCE_S, RUN, elsewhere, fact, until
+from .web_server import closed_port
 
 SECRET = "secret-of-tests"  # noqa: S105  nobody asks for it
 
@@ -31,8 +31,8 @@ def url(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def store(url: str) -> PostgresStore:
-    """Its store, of little patience."""
-    return PostgresStore(url, patience_s=5)
+    """Its store."""
+    return PostgresStore(url, patience_s=PATIENCE_S)
 
 
 # Not there.
@@ -56,17 +56,18 @@ def test_url_that_cannot_be_read_is_refused_without_its_password(url: str) -> No
 
 async def test_server_that_is_not_there_is_named_without_the_password() -> None:
     """S-DUR-5, S-DUR-8: host and database, what is wrong and what to do; for every question."""
-    (port,) = free_ports(1)
-    store = PostgresStore(f"postgresql://me:{SECRET}@127.0.0.1:{port}/records", patience_s=0.1)
-    for question in (store.begin(RUN), store.take(RUN), store.join(RUN, writer="w"), store.facts(RUN), store.runs()):
-        with pytest.raises(
-            RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records: .*refused.* Check that"
-        ) as caught:
-            await question
-        error: BaseException | None = caught.value
-        while error is not None:
-            assert SECRET not in repr(error)
-            error = error.__cause__
+    with closed_port() as port:
+        store = PostgresStore(f"postgresql://me:{SECRET}@127.0.0.1:{port}/records", patience_s=0.1)
+        questions = (store.begin(RUN), store.take(RUN), store.join(RUN, writer="w"), store.facts(RUN), store.runs())
+        for question in questions:
+            with pytest.raises(
+                RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records: .*refused.* Check that"
+            ) as caught:
+                await question
+            error: BaseException | None = caught.value
+            while error is not None:
+                assert SECRET not in repr(error)
+                error = error.__cause__
     assert SECRET not in repr(StoreAddress(home="h", url=f"postgresql://me:{SECRET}@host/db"))
 
 

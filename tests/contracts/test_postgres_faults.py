@@ -22,7 +22,7 @@ from ensemble_ray.record.postgres_group import Entry, Target, commit_group, rend
 from ensemble_ray.record.store_postgres import PostgresStore
 from tests.postgres_server import PostgresServer
 
-from .postgres_records import RUN, another_process, elsewhere, fact, until
+from .postgres_records import PATIENCE_S, RUN, another_process, elsewhere, fact, until
 
 
 @pytest.fixture
@@ -33,8 +33,8 @@ def url(postgres: PostgresServer) -> str:
 
 @pytest.fixture
 def store(url: str) -> PostgresStore:
-    """Its store, of little patience."""
-    return PostgresStore(url, patience_s=5)
+    """Its store."""
+    return PostgresStore(url, patience_s=PATIENCE_S)
 
 
 # Lost connections.
@@ -151,6 +151,25 @@ async def test_owner_owns_again_when_its_connection_was_ended(
     await store.ask_cancel(RUN)
     assert await owned.is_cancel_asked()
     await owned.close(RunState.CANCELLED)
+
+
+async def test_run_is_free_when_it_was_let_go_and_the_server_ends_connections_late(
+    store: PostgresStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-DUR-15: whoever was told of the run's end may go on with it at once; a busy server keeps nobody from it."""
+    owned = await store.begin(RUN)
+    left: list[psycopg.AsyncConnection[object]] = []
+
+    async def later(connection: psycopg.AsyncConnection[object]) -> None:
+        left.append(connection)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(psycopg.AsyncConnection, "close", later)
+        await owned.close(RunState.INTERRUPTED)
+        taken = await store.take(RUN)
+        await taken.close(RunState.COMPLETED)
+    for connection in left:
+        await connection.close()
 
 
 async def test_cancelled_wait_loses_nothing(store: PostgresStore) -> None:
