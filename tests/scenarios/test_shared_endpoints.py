@@ -18,6 +18,7 @@ from ensemble_ray import (
     RetryPolicy,
     tool,
 )
+from ensemble_ray.limits import breaker
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
@@ -25,20 +26,24 @@ from tests.scenarios.teams import Marks, agent, call, task, until
 
 Servers = Callable[..., ModelServer]
 
-#: The endpoint is down for so long after its fifth failure, s: less than a breaker stays open.
-DOWN_S = 3.0
+#: A breaker stays open for so long in Bob's process, s; and the endpoint is down for less after its fifth failure.
+OPEN_S, DOWN_S = 1.0, 0.7
 
 
 @tool(timeout=None, effect="none")
 def listen(path: str, endpoint: str) -> str:
     """Tell that this agent is at work, and come back when its process has heard that the endpoint fails."""
-    Marks(Path(path)).add("bob listens")
 
     def is_open() -> bool:
         line = process_endpoints()._lines.get(endpoint)
         return line is not None and line.breaker.is_open
 
-    until(is_open, "news of the endpoint")
+    usual, breaker.FIRST_OPEN_S = breaker.FIRST_OPEN_S, OPEN_S
+    try:
+        Marks(Path(path)).add("bob listens")
+        until(is_open, "news of the endpoint")
+    finally:
+        breaker.FIRST_OPEN_S = usual
     return "heard"
 
 
