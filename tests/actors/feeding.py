@@ -118,6 +118,18 @@ class Driver:
                 await self._changed.wait()
         return list(self.results.values())
 
+    async def in_run(self, look: Any) -> Any:
+        """What a function finds in the scheduler's part of this run, whatever else the cluster does."""
+        run_id = self.run_id
+        return await in_scheduler(lambda scheduler: look(scheduler._feeds._runs[run_id]))
+
+    async def processes(self) -> list[Any]:
+        """Handles of the run's processes."""
+        found: list[Any] = await self.in_run(
+            lambda run: [each.handle for house in run._houses._processes for each in run._houses.alive(house)]
+        )
+        return found
+
     def texts(self) -> dict[str, str]:
         """What each task gave; a task that gave nothing fails the test."""
         found: dict[str, str] = {}

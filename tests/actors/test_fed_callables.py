@@ -11,7 +11,7 @@ import pytest
 from actors.runtime import RayRuntime
 from ensemble_ray import GuardrailResult, RunState
 from ensemble_ray.record.stores import StoreAddress, store_at
-from tests.actors.feeding import Driver, Placed, at_work, in_scheduler
+from tests.actors.feeding import Driver, Placed, at_work
 from tests.scenarios.teams import Marks, agent
 
 
@@ -22,33 +22,36 @@ def runtime(ray_runtime: RayRuntime) -> RayRuntime:
 
 
 class Counting:
-    """A handler and guardrail that counts its calls."""
+    """Counts its calls, also those of several threads at the same time: each takes a number, in one step."""
 
     def __init__(self) -> None:
-        self.count = 0
-        self._lock = None
+        self._free = list(range(100, 0, -1))
+
+    @property
+    def count(self) -> int:
+        """Calls so far."""
+        return 100 - len(self._free)
+
+
+class Handling(Counting):
+    """A handler that tells its process and its call's number."""
 
     def __call__(self, given: object) -> object:
         del given
-        self.count += 1
-        return f"{os.getpid()}/{self.count}"
+        return f"{os.getpid()}/{self._free.pop()}"
 
 
-class Limiting:
+class Limiting(Counting):
     """A guardrail that lets two answers pass."""
-
-    def __init__(self) -> None:
-        self.count = 0
 
     def __call__(self, given: object) -> GuardrailResult:
         del given
-        self.count += 1
-        return GuardrailResult.success() if self.count <= 2 else GuardrailResult.failure("that is enough")
+        return GuardrailResult.success() if self._free.pop() <= 2 else GuardrailResult.failure("that is enough")
 
 
 async def test_callables_that_tasks_share_are_one_copy(runtime: RayRuntime) -> None:
     """S-SET-31, S-MR-142: in the one process of the run's callables; the caller's own copy is untouched."""
-    handler, guardrail = Counting(), Limiting()
+    handler, guardrail = Handling(), Limiting()
     async with Driver(runtime) as driver:
         driver.houses.start([driver.order("plain", agent(Placed()))])
         driver.houses.start([driver.order(f"map-{n}", handler=handler) for n in range(8)])
@@ -57,7 +60,7 @@ async def test_callables_that_tasks_share_are_one_copy(runtime: RayRuntime) -> N
             [driver.order(f"guarded-{n}", agent(Placed()), output_guardrails=[guardrail]) for n in range(3)]
         )
         await driver.until(12)
-        held = await in_scheduler(lambda self: len(next(iter(self._feeds._runs.values()))._callables._tasks))
+        held = await driver.in_run(lambda run: len(run._callables._tasks))
     assert held == 0
     texts = [result.output.raw for key, result in driver.results.items() if key.startswith("map") and result.output]
     assert sorted(int(text.partition("/")[2]) for text in texts) == list(range(1, 9))

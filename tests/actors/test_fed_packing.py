@@ -9,7 +9,7 @@ import pytest
 
 from actors.runtime import RayRuntime
 from ensemble_ray import tool
-from tests.actors.feeding import Driver, Placed, in_scheduler
+from tests.actors.feeding import Driver, Placed
 from tests.scenarios.teams import agent
 
 
@@ -33,23 +33,17 @@ def own_tool(number: int) -> object:
 async def test_agents_with_tools_of_their_own_work_by_the_hundred(runtime: RayRuntime) -> None:
     """S-MR-142: in a few processes, which keep 64 of their kinds at most; one that was let go of works again."""
     model = Placed()
-    workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(200)]
+    workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(100)]
     async with Driver(runtime) as driver:
         for turn in range(2):
-            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(200)])
-            await driver.until(200 * (turn + 1))
-        kept = await in_scheduler(kinds_kept)
-        sizes = await asyncio.gather(*(handle.__ray_call__.remote(kinds_hosted) for handle in await processes_of()))
-    assert len(driver.texts()) == 400
+            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(100)])
+            await driver.until(100 * (turn + 1))
+        kept = await driver.in_run(lambda run: len(run._kinds))
+        sizes = await in_processes(driver, kinds_hosted)
+    assert len(driver.texts()) == 200
     assert kept == 64
     assert 1 <= len([size for size in sizes if size]) <= 4
     assert max(sizes) <= 64
-
-
-def kinds_kept(scheduler: Any) -> int:
-    """How many kinds the scheduler keeps of its one fed run."""
-    (run,) = scheduler._feeds._runs.values()
-    return len(run._kinds)
 
 
 def kinds_hosted(house: Any) -> int:
@@ -57,17 +51,15 @@ def kinds_hosted(house: Any) -> int:
     return sum((len(run.kinds) for run in house._host._runs.values()), 0)
 
 
-async def processes_of() -> list[Any]:
-    """Handles of all agent processes of the scheduler."""
-    found: list[Any] = await in_scheduler(lambda self: [process.handle for process in self._pool._living])
-    return found
+async def in_processes(driver: Driver, look: Any) -> list[Any]:
+    """What a function finds in each of the run's processes."""
+    return await asyncio.gather(*(handle.__ray_call__.remote(look) for handle in await driver.processes()))
 
 
 async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> None:
     """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
 
-    def forget(scheduler: Any) -> None:
-        (run,) = scheduler._feeds._runs.values()
+    def forget(run: Any) -> None:
         run._kinds._things.clear()
         run._kinds._idle.clear()
 
@@ -82,11 +74,11 @@ async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> 
             driver.houses.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
             await driver.until(6 * (turn + 1))
             if not turn:
-                await in_scheduler(forget)
-        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+                await driver.in_run(forget)
+        await in_processes(driver, forget_hosted)
         driver.houses.start([driver.order("one", worker)])
         await driver.until(13)
-        await asyncio.gather(*(handle.__ray_call__.remote(forget_hosted) for handle in await processes_of()))
+        await in_processes(driver, forget_hosted)
         driver.houses.start([driver.order(f"more-{n}", worker) for n in range(6)])
         await driver.until(19)
     assert len(driver.texts()) == 19
