@@ -15,16 +15,23 @@ from actors.fed_wire import FedBatch, FedPackage
 from actors.feeds import Feeds
 from actors.processes import ProcessPool
 from actors.wire import WireReport, unpack_result
-from ensemble_ray import Task
+from ensemble_ray import ChatResponse, Task
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
 from ensemble_ray.ids import instance_of
-from tests.actors.feeding import Placed
 from tests.scenarios.teams import PATIENCE_S, agent
 
 PACKAGE = FedPackage(
     run_id="fed", session="driver/1", frame=RunFrame(run_id="fed", workflow="map", total_tasks=0, durability="off")
 )
+
+
+class Silent:
+    """A model that never answers: what is reported of its tasks, the test says."""
+
+    async def chat(self, messages: object, tools: object = ()) -> ChatResponse:
+        await asyncio.Event().wait()
+        raise AssertionError
 
 
 class Bench:
@@ -34,7 +41,7 @@ class Bench:
         self.pool = ProcessPool()
         self.feeds = Feeds(self.pool, lambda: 4)
         self.packer = Packer()
-        self.worker = agent(Placed())
+        self.worker = agent(Silent())
 
     def batch(self, number: int, *keys: str, **fields: Any) -> FedBatch:
         """Orders of those keys; by an agent, unless a handler does them."""
