@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import ray
 
+from actors import journal
 from actors.journal import JournalLine, open_journal
 from actors.processes import ProcessPool
 from actors.wire import RunPlace
@@ -29,9 +30,12 @@ def fact(number: int) -> Fact:
     return Fact(run=RUN, kind="model", name=f"a#0/{number}/model", at=1.0, data={"number": number})
 
 
-async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(ray_cluster: str, tmp_path: Path) -> None:
+async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
+    ray_cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-DUR-1, S-DUR-3, S-DUR-7: Ray starts it again; what was not known to have arrived is sent again."""
     del ray_cluster
+    monkeypatch.setattr(journal, "_PAUSES_S", (0.1,) * 900)  # however long this machine takes to start it
     address = StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     line = line_to(address, RUN, "elsewhere")

@@ -48,6 +48,7 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
         await run.wait()
     assert caught.value.run_id == "r"
     assert next(looks, None) is None
-    assert [record.message for record in caplog.records] == [
+    ours = [record for record in caplog.records if record.name == ray_run.__name__]  # other threads log too
+    assert [record.message for record in ours] == [
         "Run r: the scheduler's process died; the run goes on when it is back"
     ]
