@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import ray
-import ray.exceptions
 
 from actors import spawn
 from actors.accounts import close_account
-from actors.failures import last_line
 from actors.fed_run import FedRun
 from actors.fed_wire import FedBatch, FedPackage, FedPage, driver_of
+from actors.handles import begin_events
 from actors.kind_houses import most_replicas
 from actors.processes import ProcessPool
 from actors.wire import WireReport
@@ -76,10 +75,7 @@ class Feeds:
         watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
         watch.add_done_callback(lambda _: self._watches.pop(run.session, None))
         if hub is not None and not package.is_again:
-            try:
-                await hub.begin.remote(package.run_id)
-            except ray.exceptions.RayError as error:  # one that is started anew knows of no earlier run
-                _log.warning("Run %s: the event hub cannot be reached: %s", package.run_id, last_line(error))
+            await begin_events(hub, package.run_id)
         return hub
 
     def feed(self, run_id: str, session: str, batch: FedBatch) -> bool:

@@ -36,6 +36,7 @@ __all__ = [
     "RemoteCallables",
     "ReportedToolMetrics",
     "SchedulerCourier",
+    "begin_events",
     "pack_event",
     "pauses",
 ]
@@ -43,6 +44,8 @@ __all__ = [
 _log = logging.getLogger(__name__)
 #: How long a message waits before it is sent again to a scheduler that cannot be reached for a moment, s.
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
+#: How long an event hub that is being started again is waited for before it is told once more of a run that begins, s.
+_HUB_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
 #: A callable whose process died so often while it was asked is not asked again: it may well be what kills them.
@@ -164,6 +167,23 @@ class HubSink:
                 await _arrived(self._hub.publish.remote(self._run_id, batch), self._run_id)
         finally:
             self._sending = None
+
+
+async def begin_events(hub: Any, run_id: str) -> None:
+    """Tell the hub of a run that begins.
+
+    One that is just being started again is waited for: what is published meanwhile would be lost, and who asks the driver
+    something would fail. A run begins without it where that takes too long; what is listened to matters less.
+    """
+    for pause_s in (*_HUB_PAUSES_S, None):
+        try:
+            await hub.begin.remote(run_id)
+        except ray.exceptions.RayError as error:
+            if pause_s is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
+                await asyncio.sleep(pause_s)
+                continue
+            _log.warning("Run %s: the event hub cannot be reached: %s", run_id, last_line(error))
+        return
 
 
 async def _arrived(reference: Any, run_id: str) -> None:

@@ -108,6 +108,8 @@ class RayRun:
         is_told = False
         while True:
             try:
+                if is_told and self._is_cancelled:  # `cancel` may have given up before it was back
+                    await self._pulse.given(self._scheduler.cancel.remote(self.run_id))
                 ended: Conducted[bytes, bytes] | None = await self._pulse.given(
                     self._scheduler.wait.remote(self.run_id)
                 )

@@ -17,14 +17,13 @@ from typing import Any, cast
 
 import cloudpickle
 import ray
-import ray.exceptions
 
 from actors import spawn
 from actors.accounts import close_account
 from actors.agent import refuse
-from actors.failures import last_line
 from actors.fed_wire import FedBatch, FedPackage, FedPage
 from actors.feeds import Feeds
+from actors.handles import begin_events
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
@@ -102,10 +101,7 @@ class SchedulerActor:
         hub = spawn.event_hub() if package.is_attended else None
         run = await self._begin(package, hub)
         if hub is not None:
-            try:
-                await hub.begin.remote(package.run_id)
-            except ray.exceptions.RayError as error:  # one that is started anew knows of no earlier run
-                _log.warning("Run %s: the event hub cannot be reached: %s", package.run_id, last_line(error))
+            await begin_events(hub, package.run_id)
         await run.begin()
         return hub
 

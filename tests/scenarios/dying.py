@@ -1,10 +1,11 @@
-"""Agents whose processes tests kill: a tool that tells its process and stays, and what to wait for before the kill."""
+"""Processes that tests kill: agents' with a tool that tells its process and stays, shared actors'; what to wait for."""
 
 from __future__ import annotations
 
 import os
 import signal
 from pathlib import Path
+from typing import Any, cast
 
 from ensemble_ray import Agent, Run, tool
 from ensemble_ray.record.runs import RunDirectory
@@ -37,6 +38,25 @@ def kill_first(marks: Marks) -> None:
     pid = int(until(lambda: marks.lines, "the process's id")[0])
     assert pid != os.getpid()
     os.kill(pid, signal.SIGKILL)
+
+
+def process_of(name: str) -> int:
+    """The process of the shared actor of that name in this process's cluster; returns when there is one."""
+    import ray
+
+    def alive() -> list[int]:
+        known = cast("dict[str, dict[str, Any]]", cast("Any", ray)._private.state.actors())
+        return [each["Pid"] for each in known.values() if (each["Name"], each["State"]) == (name, "ALIVE")]
+
+    (pid,) = until(alive, f"the process of {name}")
+    return pid
+
+
+def kill_actor(name: str) -> None:
+    """End the process of a shared actor and return when it is gone; Ray starts another."""
+    pid = process_of(name)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not Path(f"/proc/{pid}").exists(), f"the end of {name}")
 
 
 def until_recorded(home: str, run: Run) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import resource
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import pytest
 
 from ensemble_ray import Ensemble, RecordError
+from tests.scenarios.dying import process_of
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, task
 
 if TYPE_CHECKING:
@@ -30,14 +31,6 @@ def full_disk(pid: int) -> Generator[None, None, None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
 
-def scheduler_process() -> int:
-    """The process of the cluster's scheduler."""
-    import ray
-
-    found = cast("dict[str, dict[str, Any]]", cast("Any", ray)._private.state.actors())
-    return next(int(actor["Pid"]) for actor in found.values() if actor["Name"] == "scheduler" and actor["Pid"])
-
-
 def test_run_ends_with_an_error_when_the_disk_of_the_scheduler_is_full(
     ray_runtime: RayRuntime, scripted: Callable[..., ScriptedModel], tmp_path: Path
 ) -> None:
@@ -52,7 +45,7 @@ def test_run_ends_with_an_error_when_the_disk_of_the_scheduler_is_full(
     writer = agent(scripted("one", second, "three", "four"))
     begun = Ensemble(tasks=[task(f"writing {number}", writer) for number in range(4)]).start(runtime=ray_runtime)
     gate.wait("second")
-    with full_disk(scheduler_process()):
+    with full_disk(process_of("scheduler")):
         gate.add("full")
         with pytest.raises(RecordError, match="Cannot write"):
             begun.result(PATIENCE_S)

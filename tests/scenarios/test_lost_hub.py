@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import Ensemble
+from tests.scenarios.dying import kill_actor
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, task
 
 if TYPE_CHECKING:
@@ -15,13 +16,6 @@ if TYPE_CHECKING:
 
     from actors.runtime import RayRuntime
     from ensemble_ray.testing import ScriptedModel
-
-
-def kill_hub() -> None:
-    """Kill the cluster's event hub; Ray starts another."""
-    import ray
-
-    ray.kill(ray.get_actor("event_hub", namespace="ensemble_ray"), no_restart=False)
 
 
 # Few tasks are sent one by one and answered by replies; many share messages, there and back.
@@ -44,7 +38,7 @@ def test_results_arrive_when_the_event_hub_dies(
     )
     begun = team.start(runtime=ray_runtime)
     marks.wait("at work")
-    kill_hub()
+    kill_actor("event_hub")
     marks.add("hub is dead")
     output = begun.result(PATIENCE_S)
     assert sorted(each.raw for each in output.task_outputs) == [f"done: part {number}" for number in range(count)]
@@ -64,6 +58,6 @@ def test_run_begins_when_the_event_hub_has_just_died(ray_runtime: RayRuntime, tm
 
     team = Ensemble(tasks=[task("part", handler=handle)], listeners=[Watcher()])
     assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "done"
-    kill_hub()
+    kill_actor("event_hub")
     assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "done"
     assert marks.lines == ["done", "done"]

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -23,7 +20,7 @@ from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runtime import RunHandle, RunRequest
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.dying import marks_of, staying, until_recorded
+from tests.scenarios.dying import kill_actor, marks_of, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
 
 
@@ -35,22 +32,12 @@ async def hold_on(path: str) -> str:
     return "never"
 
 
-def process_of(actor: str) -> int:
-    """The id of an actor's process among the descendants of this one; other clusters' are left alone."""
-    listed = subprocess.run(["ps", "-eo", "pid=,ppid=,args="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
-    rows = [line.split(None, 2) for line in listed.stdout.splitlines()]
-    parents = {int(pid): int(ppid) for pid, ppid, *_ in rows}
-
-    def is_ours(pid: int) -> bool:
-        while pid in parents:
-            if pid == os.getpid():
-                return True
-            pid = parents[pid]
-        return False
-
-    found = [int(pid) for pid, _, *args in rows if args and args[0].startswith(f"ray::{actor}") and is_ours(int(pid))]
-    (only,) = found
-    return only
+@tool(timeout=None, effect="none")
+async def linger(path: str) -> str:
+    """Tell this process's id and stay until this is cancelled."""
+    Marks(Path(path)).add(os.getpid())
+    await asyncio.Event().wait()
+    return "never"
 
 
 def test_run_goes_on_when_the_scheduler_dies(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
@@ -62,7 +49,7 @@ def test_run_goes_on_when_the_scheduler_dies(ray_runtime: Runtime, home: str, tm
     run = Ensemble(tasks=tasks, listeners=[watcher]).start(runtime=ray_runtime)
     until(lambda: marks.lines, "the task")
     until_recorded(home, run)
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    kill_actor("scheduler")
     until(lambda: len(marks.lines) == 2, "the task in another process")
     marks.add("over")
     output = run.result(timeout_s=PATIENCE_S)
@@ -81,7 +68,7 @@ def test_death_of_the_scheduler_fails_runs_that_are_not_recorded(ray_runtime: Ru
     _, worker = staying(marks)
     run = Ensemble(tasks=[task("go", worker)], durability="off").start(runtime=ray_runtime)
     until(lambda: marks.lines, "the task")
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    kill_actor("scheduler")
     with pytest.raises(EnsembleError, match="the scheduler's process died, and the run is not recorded") as caught:
         run.result(timeout_s=PATIENCE_S)
     assert caught.value.run_id == run.id
@@ -99,7 +86,7 @@ def test_cancelled_run_ends_when_the_scheduler_dies_meanwhile(ray_runtime: Runti
     run.cancel()
     facts = RunDirectory(Path(home), run.id).facts
     until(lambda: [each for each in facts() if each.data.get("type") == "CancelRequested"], "the record of the wish")
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    kill_actor("scheduler")
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
     assert len(held.lines) == 1
 
@@ -145,15 +132,15 @@ def test_end_is_told_when_the_scheduler_died_after_it(
 ) -> None:
     """S-DUR-32, S-SET-27: nobody had fetched it; it is folded from the record, and a cancelled run stays cancelled."""
     held, late = Marks(tmp_path / "held"), LateRuntime(ray_runtime)
-    model = ScriptedModel(call("hold_on", marks_of(held)) if is_cancelled else "done")
-    run = Ensemble(tasks=[task("go", agent(model, tools=[hold_on], isolation="process"))]).start(runtime=late)
+    model = ScriptedModel(call("linger", marks_of(held)) if is_cancelled else "done")
+    run = Ensemble(tasks=[task("go", agent(model, tools=[linger]))]).start(runtime=late)
     if is_cancelled:
         until(lambda: held.lines, "the task")
         run.cancel()
     wanted = RunState.CANCELLED if is_cancelled else RunState.COMPLETED
     until(lambda: RunDirectory(Path(home), run.id).state() is wanted, "the end")
     until(lambda: run.id not in [each.run_id for each in run_blocking(Vault().kept())], "the vault to forget it")
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    kill_actor("scheduler")
     late.gate.set()
     output = run.result(timeout_s=PATIENCE_S)
     assert output.exit_reason is (ExitReason.CANCELLED if is_cancelled else ExitReason.COMPLETED)
@@ -161,16 +148,32 @@ def test_end_is_told_when_the_scheduler_died_after_it(
     assert len(held.lines) == int(is_cancelled)
 
 
+class Unreadable:
+    """A package of another version: it can be kept, and not be loaded."""
+
+    run_id = "unreadable"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (int, ("of another version",))
+
+
+def kept_names() -> list[bytes]:
+    """What lies in the vault, readable or not."""
+    from ray.experimental import internal_kv
+
+    return cast("list[bytes]", internal_kv._internal_kv_list("run:", namespace=b"ensemble_ray"))
+
+
 def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime) -> None:
     """S-DUR-32, S-CONV-32: a driver that comes meanwhile waits for it; what it cannot read in the vault harms nobody."""
-    vault = Vault()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pickle.dumps", lambda *_, **__: b"of another version")
-        run_blocking(vault.keep(cast("RunPackage", SimpleNamespace(run_id="unreadable"))))
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
-    team = Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))])
-    assert team.start(runtime=RayRuntime()).result(PATIENCE_S).raw == "fine"
-    assert run_blocking(vault.kept()) == []
+    team = Ensemble(tasks=[task("go", agent(ScriptedModel(otherwise="fine")))])
+    assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
+    run_blocking(Vault().keep(cast("RunPackage", Unreadable())))
+    assert b"run:unreadable" in kept_names()
+    kill_actor("scheduler")
+    begun = team.start(runtime=RayRuntime())
+    assert begun.result(PATIENCE_S).raw == "fine"
+    assert not {b"run:unreadable", f"run:{begun.id}".encode()} & set(kept_names())
 
 
 def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(
@@ -183,10 +186,10 @@ def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(
     until(lambda: marks.lines, "the task")
     until_recorded(home, run)
     taken = run_blocking(store_at(StoreAddress(home=home)).take(run.id, by_force=True))
-    os.kill(process_of("SchedulerActor"), signal.SIGKILL)
+    kill_actor("scheduler")
     with pytest.raises(RunExistsError, match=f"process {os.getpid()}"):
         run.result(timeout_s=PATIENCE_S)
-    assert run_blocking(Vault().kept()) == []
+    assert run.id not in [each.run_id for each in run_blocking(Vault().kept())]
     run_blocking(taken.close(RunState.CANCELLED))
 
 
@@ -199,8 +202,6 @@ def test_run_is_cancelled_when_that_was_asked_while_there_was_no_scheduler(
     run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
     until(lambda: marks.lines, "the task")
     until_recorded(home, run)
-    scheduler = process_of("SchedulerActor")
-    os.kill(scheduler, signal.SIGKILL)
-    until(lambda: not Path(f"/proc/{scheduler}").exists(), "its end")
+    kill_actor("scheduler")
     run.cancel()
     assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
