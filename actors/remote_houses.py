@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.exceptions
 
+from actors.accounts import shared_spending
 from actors.attendance import Attendance
 from actors.connection import Pulse
 from actors.failures import last_line, ours
 from actors.fed_packing import Packed, Packer
 from actors.fed_results import ended_here, read_result
 from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
+from actors.handles import LimiterLine
 from actors.process_houses import MOST_DEATHS
 from actors.wire import RunPlace
 from ensemble_ray.errors import EnsembleError
@@ -76,6 +78,8 @@ class RemoteHouses:
         self._pulse = Pulse(request.run_id)
         self._attendance = Attendance(request, self._pulse)
         self._driver = new_object_id()
+        #: what this process spends itself, drawn from the run's one account (S-BUD-8)
+        self.spending = shared_spending(request.frame, LimiterLine(), self._driver)
         self._numbers = itertools.count(1)
         #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
         self._session = ""
@@ -140,6 +144,8 @@ class RemoteHouses:
         self._is_closed = True
         for job in (*self._feeding, *self._jobs, *filter(None, [self._collecting])):
             job.cancel()
+        if self.spending is not None:
+            self.spending.close()
         try:
             if not self._pulse.is_gone:
                 keep = self._keeps_warm and not self.failed.done()

@@ -15,6 +15,7 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.spending import spending_here
 
 if TYPE_CHECKING:
     from ensemble_ray.context import Services
@@ -34,6 +35,7 @@ class InlineFeed:
         #: tasks at work whose handlers or guardrails are asked
         self._called: dict[str, Task] = {}
         self._request = request
+        self.spending = spending_here(request.frame.budget, request.frame.cost)
         ports = RunnerPorts(
             clock=clock,
             journal=request.journal,
@@ -41,7 +43,7 @@ class InlineFeed:
             callables=LocalCallables(self._called),
             services=services,
             tool_metrics=request.tool_metrics,
-            spending=request.spending,
+            spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         self._houses = LocalHouses(TaskRunner(request.frame, ports, {}), {}, self._deliver, grace_s=grace_s)

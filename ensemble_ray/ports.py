@@ -180,6 +180,10 @@ class SpendingAccount(Protocol):
         """A request is over and cost so much, nothing by default; never waits."""
         ...
 
+    def close(self) -> None:
+        """The run is over for this process: what it has not said by now need not be heard."""
+        ...
+
 
 class CpuPool(Protocol):
     """Runs stateless functions outside this process, so that cores add up (S-SET-35)."""

@@ -76,8 +76,6 @@ class FeedRequest:
     on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
     #: what this process writes the run's facts with
     journal: Journal
-    #: what this process may spend, also where it makes agents; None: the run has no budget
-    spending: Spending | None = None
     #: where the run is recorded; None: nowhere
     store: StoreAddress | None = None
     #: told the result of each order, once, on the library's loop; several at a time
@@ -95,6 +93,11 @@ class FedHouses(Protocol):
     @property
     def most_processes(self) -> int | None:
         """How many processes a kind of agents may get; None: this one is all there is."""
+        ...
+
+    @property
+    def spending(self) -> Spending | None:
+        """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
         ...
 
     def start(self, orders: Sequence[TaskOrder]) -> None:

@@ -103,6 +103,10 @@ class Spending:
         self._answers[kind] = (count + 1, total + output_tokens)
         self._account.settle(claim, price(self._costs, input_tokens, output_tokens))
 
+    def close(self) -> None:
+        """Nobody makes requests for the run here any more."""
+        self._account.close()
+
     def gave_nothing(self, claim: str) -> None:
         """A request was not answered."""
         self._account.settle(claim)

@@ -22,7 +22,6 @@ from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import resume_data
-from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
@@ -249,6 +248,7 @@ class MapReduceRun(RunLife):
             watch.on_error = conductor.break_off
             houses = await self._runtime.feed(self._request(conductor, mode, journal))
             stack.push_async_callback(houses.close)
+            self._spending = houses.spending
             self._items.window = window = window_of(self._definition, houses.most_processes)
             rules = rules_of(self._definition, window=window, is_direct=is_direct)
             self._conductor = conductor
@@ -326,11 +326,9 @@ class MapReduceRun(RunLife):
             # An account of its own for each owner of the run, who knows what was spent before (S-BUD-6, S-BUD-7).
             spent = NOTHING if resumption is None else resumption.spent
             frame = replace(frame, budget=replace(frame.budget, spent=spent, account=f"{self.id}/{new_object_id()}"))
-        self._spending = spending_here(frame.budget, frame.cost)
         return FeedRequest(
             run_id=self.id,
             frame=frame,
-            spending=self._spending,
             events=self,
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
             on_unknown=definition.on_unknown,

@@ -106,3 +106,6 @@ class LocalAccount:
     def settle(self, claim: str, spent: Amount = NOTHING) -> None:
         """A request is over."""
         self._room.settle(claim, spent)
+
+    def close(self) -> None:
+        """Nobody else has to hear anything."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ensemble_ray.limits.account import exhausted
 from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["RemoteAccount", "RemoteDesk"]
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 #: Pause before a desk that could not be reached is asked again, s.
 _RETRY_S = 0.1
 
@@ -57,7 +58,7 @@ class RemoteAccount:
         self._life = ""
         self._base = budget.spent
         self._open: dict[str, Amount] = {}
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         #: what this process has spent
         self.spent = NOTHING
 
@@ -71,7 +72,7 @@ class RemoteAccount:
         """
         while True:
             claim = f"{self._budget.account}/{self._holder}/{next(self._numbers)}"
-            call = asyncio.create_task(self._claim(claim, estimate))
+            call = self._start(self._claim(claim, estimate))
             try:
                 # Shielded: a claim that is granted to a caller that has left must be heard, so that it can be given back.
                 reply = await asyncio.shield(call)
@@ -89,6 +90,11 @@ class RemoteAccount:
         self._open.pop(claim, None)
         self.spent += spent
         self._start(self._tell(claim))
+
+    def close(self) -> None:
+        """End what still waits for the desk: one that is gone for good would be asked for ever."""
+        for task in self._background:
+            task.cancel()
 
     async def _claim(self, claim: str, amount: Amount) -> MayGo | MayNot | None:
         while True:
@@ -132,7 +138,8 @@ class RemoteAccount:
             else:
                 return
 
-    def _start(self, work: Coroutine[object, object, None]) -> None:
+    def _start(self, work: Coroutine[object, object, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+        return task

@@ -8,9 +8,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from actors import spawn
-from ensemble_ray import Ensemble, ExitReason, OpenAIChatModel, Runtime
+from ensemble_ray import (
+    AgentSynthesizer,
+    ChatResponse,
+    Ensemble,
+    ExitReason,
+    MapEnsemble,
+    OpenAIChatModel,
+    Runtime,
+    Task,
+    TokenUsage,
+)
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.testing import ModelServer, ScriptedModel
+from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.scenarios.dying import kill_first, marks_of, stay, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, answer, call, task, until
 
@@ -50,6 +60,28 @@ def test_account_is_rebuilt_when_the_limiters_process_died(ray_runtime: Runtime,
     output = run.result(timeout_s=PATIENCE_S)
     assert (output.exit_reason, len(model.calls)) == (ExitReason.BUDGET_EXHAUSTED, 2)
     assert output.metrics.total_tokens == 800
+
+
+def test_requests_that_make_agents_draw_from_the_same_account(ray_runtime: Runtime) -> None:
+    """S-BUD-8, S-BUD-2: the caller's process makes an agent for each item, other processes work with it."""
+    said = '{"role": "Maker", "goal": "make", "backstory": "made"}'
+
+    def reply(asked: ScriptedCall) -> ChatResponse:
+        is_making = len(asked.messages) == 1
+        return ChatResponse(said if is_making else "made", usage=TokenUsage(50, 50))
+
+    model = ScriptedModel(otherwise=reply)
+    output = MapEnsemble(
+        items=range(20),
+        map_task=lambda item: Task(description=f"Make {item}", expected_output="A thing"),
+        llm=model,
+        agent_synthesizer=AgentSynthesizer.llm_based(),
+        max_parallel_tasks=1,
+        max_tokens=1000,
+    ).run(runtime=ray_runtime)
+    assert output.exit_reason is ExitReason.BUDGET_EXHAUSTED
+    # With the estimate of an answer of 50 tokens, one more request would not be sent when 900 to 1,000 are spent.
+    assert 8 <= len(model.calls) <= 10
 
 
 async def _limiters_process() -> int:
