@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -147,6 +148,12 @@ def until_recorded(home: str, run_id: str, stimulus: str) -> None:
         return any(fact.data.get("type") == stimulus for fact in facts)
 
     until(is_recorded, f"{stimulus} in the record of {run_id}")
+
+
+def told_by_us(records: Sequence[logging.LogRecord], level: int = logging.NOTSET) -> list[logging.LogRecord]:
+    """Records of the library alone, from that level on: others of a process, its garbage too, log when they like."""
+    ours = [record for record in records if record.name.partition(".")[0] in {"ensemble_ray", "actors"}]
+    return [record for record in ours if record.levelno >= level]
 
 
 class Watcher(EnsembleListener):

@@ -26,7 +26,7 @@ from ensemble_ray import (
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.delegating import hand, run_of, team, worker
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, answer, by_task, call, task, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, agent, answer, by_task, call, task, told_by_us, wait_for
 
 
 @tool
@@ -68,7 +68,7 @@ def test_run_ends_early_when_its_budget_is_exhausted(
     told = dict(watcher.heard)["on_ensemble_completed"]
     assert isinstance(told, tuple)
     assert told[-1] is ExitReason.BUDGET_EXHAUSTED
-    (warned,) = [record.getMessage() for record in caplog.records]
+    (warned,) = [record.getMessage() for record in told_by_us(caplog.records)]
     assert warned.startswith(
         "Budget exhausted: the limit is max_tokens 520, 400 tokens are spent, and the next request would need 1"
     )

@@ -19,7 +19,7 @@ from ensemble_ray import (
     TaskStartEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, task, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, agent, task, told_by_us, wait_for
 
 
 def go(runtime: Runtime, *answers: object, **fields: object) -> object:
@@ -96,7 +96,7 @@ def test_failing_listener_disturbs_nobody(runtime: Runtime, caplog: pytest.LogCa
     output = go(runtime, "x", "y", listeners=[Broken(), watcher])
     assert output.raw == "y"  # type: ignore[attr-defined]
     assert watcher.lines == ["start t0", "complete t0", "start t1", "complete t1"]
-    warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = told_by_us(caplog.records, logging.WARNING)
     assert [record.getMessage() for record in warnings] == ["Listener Broken.on_task_start raised"] * 2
     assert all("listener broke" in str(record.exc_info[1]) for record in warnings if record.exc_info)
 

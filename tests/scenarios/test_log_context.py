@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray import Ensemble, LogContextFilter, Runtime, TaskExecutionError, tool
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, agent, by_task, call, task
+from tests.scenarios.teams import PATIENCE_S, agent, by_task, call, task, told_by_us
 
 
 @tool
@@ -108,8 +108,9 @@ def test_lines_of_the_library_carry_the_run(inline_runtime: Runtime, caplog: pyt
     caplog.handler.addFilter(LogContextFilter())
     with caplog.at_level(logging.INFO, logger="ensemble_ray"):
         output = Ensemble(tasks=[task("go", agent(ScriptedModel("x")))]).run(runtime=inline_runtime)
-    assert caplog.records
-    assert {record.ensemble_id for record in caplog.records} == {output.run_id}  # type: ignore[attr-defined]
-    inside = [record for record in caplog.records if record.name.startswith("ensemble_ray.execute")]
+    told = told_by_us(caplog.records)
+    assert told
+    assert {record.ensemble_id for record in told} == {output.run_id}  # type: ignore[attr-defined]
+    inside = [record for record in told if record.name.startswith("ensemble_ray.execute")]
     assert inside
     assert {record.agent_role for record in inside} == {"Writer"}  # type: ignore[attr-defined]

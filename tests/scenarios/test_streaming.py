@@ -25,7 +25,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, told_by_us
 
 
 @tool
@@ -111,7 +111,7 @@ def test_model_that_cannot_stream_runs_without(inline_runtime: Runtime, caplog: 
     worker = agent(Plain(), tools=[look], stream=True)
     output = Ensemble(tasks=[task("go", worker)], listeners=[watcher]).run(runtime=inline_runtime)
     assert (output.raw, tokens(watcher)) == ("whole", [])
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in told_by_us(caplog.records, logging.WARNING)]
     assert warnings == ["Model Plain cannot stream; running without streaming"]
 
 

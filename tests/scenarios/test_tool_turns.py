@@ -22,7 +22,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, call, task
+from tests.scenarios.teams import Marks, Watcher, agent, call, task, told_by_us
 from tests.scenarios.test_tool_loop import Echo, Misconfigured, add, results_of
 
 
@@ -154,7 +154,7 @@ def test_blank_answer_is_an_empty_success(
     model = ScriptedModel(ChatResponse(text=blank))
     output = Ensemble(tasks=[task("go", agent(model))]).run(runtime=inline_runtime)
     assert output.raw == ""
-    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    warnings = [record.getMessage() for record in told_by_us(caplog.records, logging.WARNING)]
     assert warnings == ["Agent 'Writer' returned empty response for task 'go'"]
 
 
