@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -27,20 +30,11 @@ from ensemble_ray import (
 )
 from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
+from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, ServedRequest
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Watcher, agent, call, task, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def server(model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModelServer:
-    """The model of the team that dies; it answers each request once."""
-    server = model_server(answers())
-    monkeypatch.setenv(MODEL, server.base_url)
-    monkeypatch.setenv(MARKS, str(tmp_path / "marks"))
-    return server
 
 
 def die(*, is_placed: bool = False) -> None:
@@ -52,21 +46,63 @@ def die(*, is_placed: bool = False) -> None:
     assert done.returncode == DIED, done.stderr
 
 
+@dataclass
+class Died:
+    """A run whose process died, as it left it, and its model, which answers each request of a test once."""
+
+    place: Path
+    server: ModelServer
+    #: what the model says next
+    left: list[object]
+    #: how many requests came before the test
+    before: int = 0
+
+    @property
+    def requests(self) -> list[ServedRequest]:
+        """What the model was asked in the run: before its process died, and in the test."""
+        return [*self.server.requests[:2], *self.server.requests[self.before :]]
+
+
+@pytest.fixture(scope="module")
+def died(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Died]:
+    """The team has run once in a process of its own, which died."""
+    left = answers()
+    with ModelServer(lambda _: left.pop(0)) as server, pytest.MonkeyPatch.context() as patch:
+        place = tmp_path_factory.mktemp("died")
+        patch.setenv(MODEL, server.base_url)
+        patch.setenv(MARKS, str(place / "marks"))
+        patch.setenv("ENSEMBLE_RAY_HOME", str(place / "home"))
+        patch.delenv("ENSEMBLE_RAY_STORE", raising=False)
+        die()
+        yield Died(place, server, left)
+
+
+@pytest.fixture
+def server(died: Died, home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Died:
+    """The dead run is in the home of the test, and its model says what is left to say."""
+    shutil.copytree(died.place / "home", home, dirs_exist_ok=True)
+    shutil.copy(died.place / "marks", tmp_path / "marks")
+    monkeypatch.setenv(MODEL, died.server.base_url)
+    monkeypatch.setenv(MARKS, str(tmp_path / "marks"))
+    died.left[:] = answers()[2:]
+    died.before = len(died.server.requests)
+    return died
+
+
 def state(home: str, run_id: str = RUN_ID) -> RunState:
     """How the record says that a run stands."""
     return RunDirectory(Path(home), run_id).state()
 
 
-def test_run_goes_on_when_its_process_died(server: ModelServer, home: str) -> None:
+def test_run_goes_on_when_its_process_died(server: Died, home: str) -> None:
     """S-DUR-30, S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-38: one run, as if nothing had happened; each request once."""
-    die()
     assert state(home) is RunState.INTERRUPTED
     assert len(server.requests) == 2
     output = resume(RUN_ID, team())
     assert output.raw == "actor + five"
     assert [each.raw for each in output.task_outputs] == ["actor", "five", "actor + five"]
     assert (output.run_id, output.exit_reason) == (RUN_ID, ExitReason.COMPLETED)
-    assert sorted(server.requests_by_key().values()) == [1, 1, 1]
+    assert sorted(Counter(request.key for request in server.requests).values()) == [1, 1, 1]
     assert output.metrics.total_llm_call_count == 3
     assert output.total_tool_calls == 1
     assert output.trace is not None
@@ -77,16 +113,14 @@ def test_run_goes_on_when_its_process_died(server: ModelServer, home: str) -> No
     assert state(home) is RunState.COMPLETED
 
 
-async def test_run_goes_on_from_async_code(server: ModelServer) -> None:
+async def test_run_goes_on_from_async_code(server: Died) -> None:
     """S-DUR-35: the same contract; by the beginning of its id."""
-    die()
     assert (await aresume(RUN_ID[:3], team())).raw == "actor + five"
     assert len(server.requests) == 3
 
 
-def test_inputs_and_options_are_the_recorded_ones_when_a_run_goes_on(server: ModelServer) -> None:
+def test_inputs_and_options_are_the_recorded_ones_when_a_run_goes_on(server: Died) -> None:
     """S-DUR-35: the topic of then; the model sees as much of the tool's output as it would have."""
-    die()
     output = resume(RUN_ID, team())
     assert output.task_outputs[0].task_description == "Name a word about Ray"
     told = [str(each["content"]) for each in server.requests[2].messages if each["role"] == "tool"]
@@ -94,8 +128,13 @@ def test_inputs_and_options_are_the_recorded_ones_when_a_run_goes_on(server: Mod
     assert "letters" not in told[0]
 
 
-def test_definition_is_found_where_it_came_from(server: ModelServer, home: str) -> None:
+def test_definition_is_found_where_it_came_from(
+    model_server: Callable[..., ModelServer], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str
+) -> None:
     """S-DUR-35: nobody passes it."""
+    server = model_server(answers())
+    monkeypatch.setenv(MODEL, server.base_url)
+    monkeypatch.setenv(MARKS, str(tmp_path / "marks"))
     die(is_placed=True)
     assert resume("latest").raw == "actor + five"
     assert len(server.requests) == 3
@@ -105,14 +144,12 @@ def test_definition_is_found_where_it_came_from(server: ModelServer, home: str) 
 @pytest.mark.usefixtures("server")
 def test_definition_is_asked_for_when_a_program_made_it() -> None:
     """S-DUR-35: it says what to do."""
-    die()
     with pytest.raises(ValidationError, match=rf"resume\('{RUN_ID}', ensemble\)"):
         resume(RUN_ID)
 
 
-def test_another_definition_is_refused_with_what_differs(server: ModelServer, home: str) -> None:
+def test_another_definition_is_refused_with_what_differs(server: Died, home: str) -> None:
     """S-DUR-36: by its path; nothing is asked, and the run can still go on with the one it was begun with."""
-    die()
     with pytest.raises(ValidationError, match="of another definition") as caught:
         resume(RUN_ID, team(goal="be quick"))
     assert "goal" in str(caught.value)
@@ -123,18 +160,16 @@ def test_another_definition_is_refused_with_what_differs(server: ModelServer, ho
     assert resume(RUN_ID, team()).raw == "actor + five"
 
 
-def test_another_definition_goes_on_when_that_is_allowed(server: ModelServer) -> None:
+def test_another_definition_goes_on_when_that_is_allowed(server: Died) -> None:
     """S-DUR-36: what is recorded is used all the same; what is asked from now on is asked by the new one."""
-    die()
     output = resume(RUN_ID, team(goal="be quick"), allow_changes=True)
     assert output.raw == "actor + five"
     assert len(server.requests) == 3
     assert "be quick" in str(server.requests[2].messages[0]["content"])
 
 
-def test_completed_run_gives_its_recorded_output(server: ModelServer) -> None:
+def test_completed_run_gives_its_recorded_output(server: Died) -> None:
     """S-DUR-35: nothing is asked, no task runs; the output is that of the first time."""
-    die()
     first = resume(RUN_ID, team())
     again = resume(RUN_ID, team())
     assert len(server.requests) == 3
@@ -142,9 +177,8 @@ def test_completed_run_gives_its_recorded_output(server: ModelServer) -> None:
     assert (again.exit_reason, again.metrics) == (first.exit_reason, first.metrics)
 
 
-def test_run_dies_twice_and_goes_on_twice(server: ModelServer, tmp_path: Path) -> None:
+def test_run_dies_twice_and_goes_on_twice(server: Died, tmp_path: Path) -> None:
     """S-DUR-16, S-DUR-30: each owner under a higher epoch; what both recorded is used."""
-    die()
     marks = tmp_path / "marks"
     marks.unlink()  # so that the tool's process dies in it again
     script = f"from tests.scenarios.dying_run import team; import ensemble_ray; ensemble_ray.resume({RUN_ID!r}, team())"
