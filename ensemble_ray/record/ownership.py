@@ -21,8 +21,9 @@ except ImportError:  # a system without file locks: nobody is kept out there, an
 
 __all__ = ["Ownership"]
 
-#: Somebody who looks whether a run has an owner holds the lock for a moment; so try again before giving up.
-_TRIES = 5
+#: Somebody who looks whether a run has an owner holds the lock for a moment, which is long where the machine is busy; so
+#: try again before giving up. A new owner has then said who it is, too.
+_TRIES = 20
 _PAUSE_S = 0.01
 
 
