@@ -6,6 +6,14 @@ import socket
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+#: One example that took longer than 200 ms because the machine was busy is no failure, nor are inputs that take long to
+#: draw; and a test that fails has failed for everybody: the examples are the same in every run.
+settings.register_profile(
+    "core", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("core")
 
 
 def _refuse(*_args: object, **_kwargs: object) -> object:

@@ -90,7 +90,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=200)
 @given(value=st.lists(json_values, max_size=4) | st.dictionaries(st.text(), json_values, max_size=4))
 def test_object_in_prose_is_found_whatever_it_holds(value: object) -> None:
     """S-OUT-12: exactly the text of the object, whatever its strings contain."""

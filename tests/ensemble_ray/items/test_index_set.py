@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from ensemble_ray.items.index_set import IndexSet
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(indices=st.lists(st.integers(0, 70) | st.integers(0, 10**18) | st.integers(520_000, 530_000), max_size=12))
 def test_set_knows_what_was_put_in(indices: list[int]) -> None:
     """S-MR-126, S-MR-130: as a set of Python would, also indices that are far out."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ensemble_ray.items.number_set import NumberSet
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(numbers=st.lists(st.integers(0, 3000) | st.integers(2**64 - 3000, 2**64 - 1), max_size=30))
 def test_set_knows_what_was_put_in(numbers: list[int]) -> None:
     """S-MR-130: as a set of Python would, up to the largest hash."""

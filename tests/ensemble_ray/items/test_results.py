@@ -170,9 +170,6 @@ async def test_item_has_one_row_when_its_run_is_resumed(tmp_path: Path, name: st
 
 @settings(
     max_examples=40,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())

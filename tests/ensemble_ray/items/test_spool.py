@@ -55,7 +55,7 @@ def _trace(task_traces: Sequence[TaskTrace]) -> ExecutionTrace:
     )
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60)
 @given(bodies=st.lists(st.binary(max_size=40), max_size=12), data=st.data())
 def test_bodies_come_back_when_asked_for_in_any_order(bodies: list[bytes], data: st.DataObject) -> None:
     """S-MR-132: puts and gets may be mixed; an empty body is one too."""

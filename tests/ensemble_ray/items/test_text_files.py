@@ -18,9 +18,6 @@ from tests.ensemble_ray.items.reading import entries_of
 
 SEEDED = settings(
     max_examples=60,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 JSON: st.SearchStrategy[Any] = st.recursive(

@@ -12,7 +12,7 @@ from ensemble_ray.limits.budget import NOTHING, Amount, Budget, Go, Refuse, RunB
 from ensemble_ray.metrics import CostConfiguration
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+SEEDED = settings(max_examples=150)
 
 
 def tokens(count: int) -> Amount:

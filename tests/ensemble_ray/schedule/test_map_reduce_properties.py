@@ -23,7 +23,7 @@ from ensemble_ray.schedule.map_reduce_words import (
 from tests.ensemble_ray.schedule.feeding import Feed, Work, leaves
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=60, deadline=None, derandomize=True, database=None)
+SEEDED = settings(max_examples=60)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,7 @@ _EXPRESSIONS = st.recursive(
 )
 
 
-@settings(max_examples=60, derandomize=True, deadline=None)
+@settings(max_examples=60)
 @given(_EXPRESSIONS)
 def test_value_is_what_python_says_when_only_shared_operators_occur(expression: str) -> None:
     """S-BIT-1, S-BIT-2: where both grammars agree, so do the values."""
@@ -181,7 +181,7 @@ def test_value_is_what_python_says_when_only_shared_operators_occur(expression: 
     assert float(calculate(expression)) == expected
 
 
-@settings(max_examples=80, derandomize=True, deadline=None)
+@settings(max_examples=80)
 @given(st.text(alphabet="0123456789.+-*/%^() x", max_size=40))
 def test_answer_is_a_value_or_a_reason_when_input_is_anything(expression: str) -> None:
     """S-BIT-5, S-BIT-6: never an exception, never a complex number."""
