@@ -20,7 +20,8 @@ __all__ = ["USER_ERRORS", "DaemonThreads", "call_user", "is_async_callable", "th
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_Job = Callable[[], None]
+#: Does the work, and gives what tells its caller.
+_Job = Callable[[], Callable[[], None]]
 #: What user code may raise that is its own failure. `sys.exit` in a model or a handler ends its task, never our loop;
 #: a real Ctrl-C comes to the main thread, where no user code of ours runs.
 USER_ERRORS = (Exception, SystemExit, KeyboardInterrupt)
@@ -57,15 +58,19 @@ class DaemonThreads:
             else:
                 future.set_result(cast("R", result))
 
-        def job() -> None:
+        def job() -> Callable[[], None]:
             result: R | None = None
             error: BaseException | None = None
             try:
                 result = context.run(function, *args, **kwargs)
             except BaseException as caught:  # noqa: BLE001  whatever user code raises belongs to the waiting caller
                 error = _storable(caught)
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(settle, result, error)
+
+            def tell() -> None:
+                with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(settle, result, error)
+
+            return tell
 
         self._submit(job)
         try:
@@ -85,9 +90,12 @@ class DaemonThreads:
 
     def _work(self, inbox: queue.SimpleQueue[_Job]) -> None:
         while True:
-            inbox.get()()
+            tell = inbox.get()()
+            # Idle before its caller hears of the end: whoever calls next finds this thread, and makes no new one.
             with self._lock:
                 self._idle.append(inbox)
+            tell()
+            del tell  # nothing of a call is kept until the next one
 
 
 def _storable(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 import threading
+import weakref
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
@@ -46,7 +47,7 @@ async def test_awaitable_is_awaited_when_sync_code_gave_one() -> None:
 async def test_loop_serves_others_while_sync_code_blocks() -> None:
     """S-CONV-16: a blocking call holds up nobody."""
     release = threading.Event()
-    blocked = asyncio.ensure_future(call_user(release.wait, 10))
+    blocked = asyncio.ensure_future(call_user(release.wait, 60))
     assert await call_user(lambda: "served") == "served"
     assert not blocked.done()
     release.set()
@@ -56,7 +57,7 @@ async def test_loop_serves_others_while_sync_code_blocks() -> None:
 async def test_many_blocking_calls_run_at_the_same_time() -> None:
     """S-CONV-16, S-SET-48: no pool bounds them; each waits for all others here."""
     barrier = threading.Barrier(100)
-    assert len(await asyncio.gather(*(call_user(barrier.wait, 10) for _ in range(100)))) == 100
+    assert len(await asyncio.gather(*(call_user(barrier.wait, 60) for _ in range(100)))) == 100
 
 
 async def test_context_variables_are_carried_in_and_not_out() -> None:
@@ -118,10 +119,23 @@ async def test_abandoned_thread_is_counted_until_it_returns() -> None:
 
 
 async def test_idle_thread_is_used_again() -> None:
-    """Starting a thread costs more than most tools: calls one after the other share one or two."""
+    """Starting a thread costs more than most tools: calls one after the other share one."""
     threads = DaemonThreads("test")
     seen = {(await threads.run(threading.get_ident)) for _ in range(50)}
-    assert len(seen) < 10
+    assert len(seen) == 1
+
+
+async def test_nothing_of_a_call_is_kept_when_it_has_ended() -> None:
+    """S-SET-48: a thread that waits for its next call holds neither what it called nor what that gave."""
+    threads = DaemonThreads("test")
+
+    class Large:
+        """What is looked for afterwards."""
+
+    given = weakref.ref(await threads.run(Large))
+    async with asyncio.timeout(60):
+        while given() is not None:  # noqa: ASYNC110  the thread lets go in its own time
+            await asyncio.sleep(0)
 
 
 def test_thread_survives_when_the_loop_is_closed_before_it_returns() -> None:
