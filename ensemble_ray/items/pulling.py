@@ -147,10 +147,12 @@ class _PumpedReader(ABC):
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GATHER_S):
                 await self._there.wait()
-        with self._lock:
-            self._is_due = True
-            is_nothing_there = not self._come and not self._has_ended
-        if is_nothing_there:
+        while True:
+            with self._lock:
+                self._is_due = True
+                if self._come or self._has_ended:
+                    return
+                self._there.clear()  # it may have been set for what an earlier pull took
             await self._there.wait()
 
     def _take(self, count: int) -> Pulled:

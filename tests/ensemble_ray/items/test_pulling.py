@@ -6,9 +6,16 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
+from ensemble_ray.items import pulling
 from ensemble_ray.items.pulling import AsyncReader, ThreadReader, numbered
 from ensemble_ray.items.sources import source_of
 from tests.ensemble_ray.items.reading import entries_of, read_all
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that is let go is waited for as long as it takes: these sources come to their end, on a busy machine late."""
+    monkeypatch.setattr(pulling, "_CLOSE_S", 60.0)
 
 
 class Steps:
@@ -85,6 +92,28 @@ async def test_what_is_there_is_given_when_a_source_is_slow() -> None:
     rest = asyncio.ensure_future(read_all(reader))
     may_go.set()
     assert [*first, *await rest] == [(0, "a"), (1, "b"), (2, "c")]
+
+
+async def test_pull_goes_on_waiting_when_it_is_woken_for_an_item_that_another_took() -> None:
+    """S-MR-121: word of an item that an earlier pull took is no item."""
+    may_go, inside = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def source() -> Iterator[str]:
+        loop.call_soon_threadsafe(inside.set)
+        may_go.wait()
+        yield "a"
+
+    reader = ThreadReader(lambda: numbered(source()))
+    pull = asyncio.ensure_future(reader.next(1))
+    await inside.wait()
+    reader._wake()  # as a thread does that was held up between giving an item and telling of it
+    late = asyncio.ensure_future(asyncio.sleep(3 * pulling._GATHER_S))
+    done, _ = await asyncio.wait({pull, late}, return_when=asyncio.FIRST_COMPLETED)
+    assert done == {late}
+    may_go.set()
+    assert (await pull).items == [(0, "a")]
+    await reader.close()
 
 
 async def test_items_come_before_the_error_when_a_source_fails() -> None:
