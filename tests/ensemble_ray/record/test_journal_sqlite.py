@@ -16,6 +16,17 @@ from ensemble_ray.record.store_sqlite import SqliteStore
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, rows
 
 
+class Watched:
+    """A value that notes who renders it."""
+
+    def __init__(self, seen: list[threading.Thread]) -> None:
+        self._seen = seen
+
+    def __str__(self) -> str:
+        self._seen.append(threading.current_thread())
+        return "watched"
+
+
 async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
     """S-DUR-5: one SQLite file, two locks, and what lists need; for their owner only."""
     run = await SqliteStore(tmp_path).begin(RUN, origin="team.yaml")
@@ -59,24 +70,19 @@ async def test_record_holds_readable_text(tmp_path: Path) -> None:
 
 async def test_appending_touches_no_file(tmp_path: Path) -> None:
     """Facts are rendered and written in the writer's thread; here they are only queued."""
-    seen: list[str] = []
-
-    class Watched:
-        def __str__(self) -> str:
-            seen.append(threading.current_thread().name)
-            return "watched"
-
+    seen: list[threading.Thread] = []
     run = await SqliteStore(tmp_path).begin(RUN)
-    await run.journal.append([fact(value=Watched())], until=Until.WRITTEN)
-    assert seen == ["ensemble-ray-record"]
+    await run.journal.append([fact(value=Watched(seen))], until=Until.WRITTEN)
+    assert [thread.name for thread in seen] == ["ensemble-ray-record"]
     await run.close(RunState.COMPLETED)
 
 
 async def test_runs_share_one_thread(tmp_path: Path) -> None:
     """However many there are."""
+    seen: list[threading.Thread] = []
     runs = [await SqliteStore(tmp_path).begin(f"run-{number}") for number in range(20)]
-    await asyncio.gather(*(run.journal.append([fact()], until=Until.WRITTEN) for run in runs))
-    assert sum(thread.name == "ensemble-ray-record" for thread in threading.enumerate()) == 1
+    await asyncio.gather(*(run.journal.append([fact(value=Watched(seen))], until=Until.WRITTEN) for run in runs))
+    assert (len(seen), len(set(seen))) == (20, 1)
     for run in runs:
         await run.close(RunState.COMPLETED)
 
