@@ -4,6 +4,7 @@ import asyncio
 import errno
 import logging
 import os
+import shutil
 import sqlite3
 import subprocess
 from collections.abc import Callable
@@ -61,33 +62,46 @@ async def test_writer_is_told_when_its_fact_comes_while_the_failure_is_told(tmp_
             await journal._pushed([fact()], 0, Until.WRITTEN)  # pyright: ignore[reportPrivateUsage]  behind the check, as in that race
 
 
-@pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
-async def test_writer_is_told_when_the_disk_is_full(tmp_path: Path, until: str) -> None:
-    """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
-    rest = f"""
-async def main():
-    run = await store.begin("run-1")
+@pytest.fixture(scope="module")
+def full_disks(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """What writers left on disks that became full, one after the other in a process, and what each was told."""
+    rest = """
+async def write(home, until):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    run = await SqliteStore(home).begin("run-1")
     await run.journal.append([fact(-1)], until=Until.WRITTEN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, resource.RLIM_INFINITY))
     for turn in range(1000):
         try:
-            await run.journal.append([fact(turn, text="x" * 500)], until=Until.{until})
+            await run.journal.append([fact(turn, text="x" * 500)], until=until)
             if not turn % 50:
                 await run.journal.flush()
         except RecordError as error:
-            print(turn, error)
+            print(until.name, turn, error)
             break
     try:
         await run.close(RunState.FAILED)
     except RecordError:
-        print("told")
+        print(until.name, "told")
+
+async def main():
+    for until in Until:
+        await write(pathlib.Path(sys.argv[1], until.name), until)
 asyncio.run(main())
 """
-    told, end = (await output_of(rest, tmp_path)).splitlines()
+    home = tmp_path_factory.mktemp("full")
+    return home, asyncio.run(output_of(rest, home)).splitlines()
+
+
+@pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
+async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list[str]], until: str) -> None:
+    """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
+    home = full_disks[0] / until
+    told, end = (line.split(" ", 1)[1] for line in full_disks[1] if line.startswith(until))
     turn, message = told.split(" ", 1)
     assert end == "told"
-    assert message.startswith(f"Cannot write the run's record to {tmp_path}/runs/{RUN}/{RECORD}: ")
-    store = SqliteStore(tmp_path)
+    assert message.startswith(f"Cannot write the run's record to {home}/runs/{RUN}/{RECORD}: ")
+    store = SqliteStore(home)
     facts = await store.facts(RUN)
     assert [fact.name for fact in facts] == [f"a#0/{number}/model" for number in range(-1, len(facts) - 1)]
     assert len(facts) == int(turn) + 1 or until == "TAKEN"
@@ -177,33 +191,40 @@ async def test_commit_goes_on_when_its_turn_comes(tmp_path: Path) -> None:
 # Damage.
 
 
-async def _recorded(home: Path, groups: int) -> Path:
-    """A record whose writer was killed: its log was never brought into the file."""
-    rest = f"""
-import signal
+@pytest.fixture(scope="module")
+def killed_writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a writer that was killed after 20 groups: its log was never brought into the file."""
+    rest = """
 async def main():
     run = await store.begin("run-1")
-    for group in range({groups}):
+    for group in range(20):
         await run.journal.append([fact(group, text="x" * 900), fact(group + 100)], until=Until.WRITTEN)
-    print("done", flush=True)
     os._exit(1)
 asyncio.run(main())
 """
+    home = tmp_path_factory.mktemp("killed")
     with pytest.raises(subprocess.CalledProcessError):
-        await output_of(rest, home)
-    return home / "runs" / RUN / RECORD
+        asyncio.run(output_of(rest, home))
+    return home
+
+
+@pytest.fixture
+def recorded(killed_writer: Path, tmp_path: Path) -> Path:
+    """The record that it left, in a copy of its home."""
+    shutil.copytree(killed_writer, tmp_path, dirs_exist_ok=True)
+    return tmp_path / "runs" / RUN / RECORD
 
 
 @pytest.mark.parametrize("has_shm", [True, False])
-async def test_last_group_is_missing_when_it_was_torn(tmp_path: Path, *, has_shm: bool) -> None:
+async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: Path, *, has_shm: bool) -> None:
     """S-DUR-9: the others are read, and the run goes on after them."""
-    path = await _recorded(tmp_path, 5)
+    path = recorded
     log = path.with_name(f"{RECORD}-wal")
     os.truncate(log, log.stat().st_size - 1000)
     if not has_shm:
         path.with_name(f"{RECORD}-shm").unlink()
     store = SqliteStore(tmp_path)
-    names = [f"a#0/{number}/model" for group in range(4) for number in (group, group + 100)]
+    names = [f"a#0/{number}/model" for group in range(19) for number in (group, group + 100)]
     taken = await store.take(RUN)
     assert [fact.name for fact in taken.earlier] == names
     await taken.journal.append([fact("b#0/0/model")], epoch=taken.epoch, until=Until.WRITTEN)
@@ -245,9 +266,11 @@ def _no_data(path: Path) -> None:
         (_no_data, "The record is damaged: fact 3 in {path} cannot be read (the data of a fact is an object)"),
     ],
 )
-async def test_damaged_record_is_told(tmp_path: Path, damage: Callable[[Path], None], text: str) -> None:
+async def test_damaged_record_is_told(
+    recorded: Path, tmp_path: Path, damage: Callable[[Path], None], text: str
+) -> None:
     """S-DUR-9: by name, to readers and to whoever wants to go on; never guessed at. Lists show the run all the same."""
-    path = await _recorded(tmp_path, 20)
+    path = recorded
     connection = sqlite3.connect(path)  # the last one to close brings the log into the file
     connection.execute("SELECT count(*) FROM facts").fetchone()
     connection.close()
