@@ -17,7 +17,7 @@ from ensemble_ray.listeners import EnsembleListener, wanted_by
 from ensemble_ray.outputs import ExitReason
 
 #: Longest wait for what must come, s; a test that needs it has failed.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def token(text: str) -> TokenEvent:

@@ -13,7 +13,7 @@ from ensemble_ray.events import EVENT_TYPES, Event, TokenEvent
 from ensemble_ray.loop import bridge
 
 #: Longest wait for what must come, s; a test that needs it has failed.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 def token(text: str) -> TokenEvent:

@@ -14,7 +14,7 @@ import pytest
 from ensemble_ray.loop import bridge, library_loop, on_library_loop, run_blocking, submit
 
 #: Longest wait for what must come, s; a test that needs it has failed.
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 field: ContextVar[str] = ContextVar("field", default="unset")
 

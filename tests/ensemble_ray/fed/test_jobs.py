@@ -54,7 +54,7 @@ async def test_jobs_are_stopped_when_the_run_has_ended() -> None:
     jobs.do(hang())
     await asyncio.sleep(0)
     jobs.leave()
-    await asyncio.wait_for(is_stopped.wait(), 5)
+    await asyncio.wait_for(is_stopped.wait(), 60)
     assert failed == []
 
 

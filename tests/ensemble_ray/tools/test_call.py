@@ -169,7 +169,7 @@ async def test_error_passes_when_it_ends_the_run(error: Exception, kind: str, ca
 
 async def test_context_is_each_calls_own_when_two_tasks_share_a_tool() -> None:
     """S-TOOL-35, S-TOOL-36: one tool object, two calls at once, each with its role, logger and key."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=60)
     seen: dict[str, ToolContext] = {}
 
     def work(text: str) -> ToolResult:
@@ -239,7 +239,7 @@ async def test_loop_goes_on_when_a_tool_blocks() -> None:
 
     def work(_text: str) -> ToolResult:
         daemon.append(threading.current_thread().daemon)
-        release.wait(30)
+        release.wait(60)
         return ToolResult.success(json.dumps(dict(_fields())))
 
     with log_context({"task.index": "3"}):

@@ -38,9 +38,9 @@ def _says(text: str) -> ToolResult:
 
 
 async def _is_released(lock: Path) -> bool:
-    """Whether everybody who held the lock is gone within ten seconds."""
+    """Whether everybody who held the lock is gone within a minute."""
     with lock.open("w") as file:
-        for _ in range(1000):
+        for _ in range(6000):
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
