@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray.cli.passages import at_most_tokens, passages_of, select_passages, topics
@@ -14,7 +14,15 @@ from ensemble_ray.errors import ValidationError
 LONGEST, MOST_TOKENS = 1900, 1500
 
 
-@given(st.text(max_size=9000) | st.text(alphabet="ab \n.\u6f22", max_size=9000))
+#: Anything, and what places to cut are made of; repeated, since texts that are drawn by the character are seldom long.
+_PIECES = st.text(max_size=40) | st.text(alphabet="ab \n.\u6f22", max_size=40)
+_TEXTS = st.lists(st.tuples(_PIECES, st.integers(1, 300)), max_size=4).map(
+    lambda repeated: "".join(piece * times for piece, times in repeated)
+)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(_TEXTS)
 def test_no_passage_can_overflow_a_window(text: str) -> None:
     """Whatever the text is made of; and no character of it is lost but white space and rulers."""
     passages = list(passages_of("x", text))
