@@ -7,16 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from ensemble_ray.cli.app import invoke
 from tests.processes import own_directory, own_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 
 TEAM = """
 import asyncio
@@ -41,9 +42,10 @@ team = Ensemble(tasks=[first, second])
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A directory for one test: records and the team."""
     with own_directory() as directory:
+        monkeypatch.setenv("ENSEMBLE_RAY_HOME", own_environment(directory)["ENSEMBLE_RAY_HOME"])
         (directory / "my_team.py").write_text(TEAM, encoding="utf-8")
         yield directory
 
@@ -74,32 +76,48 @@ def running(place: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def _state(place: Path) -> tuple[str, int]:
-    (found,) = json.loads(_call(place, "runs", "--json").stdout)
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Calls a command in this process, which is not the run's; gives its exit code and what it printed."""
+
+    def call(*arguments: str) -> tuple[int, str]:
+        capsys.readouterr()
+        code = invoke(arguments)
+        return code, capsys.readouterr().out
+
+    return call
+
+
+def _state(here: Callable[..., tuple[int, str]]) -> tuple[str, int]:
+    (found,) = json.loads(here("runs", "--json")[1])
     return found["state"], found["tasks_done"]
 
 
-def test_run_ends_when_another_process_cancels_it(place: Path, running: subprocess.Popen[str]) -> None:
+def test_run_ends_when_another_process_cancels_it(
+    place: Path, running: subprocess.Popen[str], here: Callable[..., tuple[int, str]]
+) -> None:
     """S-DUR-52, S-DUR-53, S-DUR-15: within seconds; nobody else may run or remove it while it runs."""
-    assert _state(place) == ("running", 1)
-    assert _call(place, "delete", "far").returncode == 2
+    assert _state(here) == ("running", 1)
+    assert here("delete", "far")[0] == 2
     taken = _call(place, "resume", "far")
     assert taken.returncode == 2
     assert f"{running.pid}" in taken.stderr
     cancelled = _call(place, "cancel", "far")
     assert (cancelled.returncode, cancelled.stdout) == (0, "Run far: cancelled\n")
     assert running.wait(PATIENCE_S) == 130
-    assert _state(place) == ("cancelled", 1)
+    assert _state(here) == ("cancelled", 1)
 
 
-def test_run_goes_on_when_its_process_was_killed(place: Path, running: subprocess.Popen[str]) -> None:
+def test_run_goes_on_when_its_process_was_killed(
+    place: Path, running: subprocess.Popen[str], here: Callable[..., tuple[int, str]]
+) -> None:
     """S-DUR-34, S-DUR-50, S-DUR-51: it is interrupted then; what was done is not done again."""
     os.killpg(running.pid, signal.SIGKILL)
     running.wait(PATIENCE_S)
-    assert _state(place) == ("interrupted", 1)
+    assert _state(here) == ("interrupted", 1)
     (place / "hurry").touch()
     resumed = _call(place, "resume", "latest")
     assert (resumed.returncode, resumed.stdout) == (0, "slow\n")
     assert (place / "done.txt").read_text(encoding="utf-8") == "quick "
-    assert _state(place) == ("completed", 2)
-    assert _call(place, "delete", "far").stdout == "Removed far\n"
+    assert _state(here) == ("completed", 2)
+    assert here("delete", "far") == (0, "Removed far\n")
