@@ -12,8 +12,8 @@ from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.testing import ScriptedModel
+from tests.contracts.web_server import closed_port
 from tests.postgres_server import PostgresServer
-from tests.processes import free_ports
 from tests.scenarios.teams import agent, task
 
 
@@ -63,12 +63,12 @@ def test_database_is_chosen_by_the_environment(postgres: PostgresServer, monkeyp
 
 def test_no_model_is_asked_when_the_database_is_not_there() -> None:
     """S-DUR-5: the error says which and what to do."""
-    (port,) = free_ports(1)
     model = ScriptedModel("never")
     with_agent = Ensemble(tasks=[task("Write", agent(model))])
     synthesized = Ensemble(tasks=[Task.of("Write")], llm=model, agent_synthesizer=AgentSynthesizer.llm_based())
-    runtime = InlineRuntime(store=f"postgresql://me:secret@127.0.0.1:{port}/records")
-    for team in (with_agent, synthesized):
-        with pytest.raises(RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records.*Check that"):
-            team.run(runtime=runtime)
+    with closed_port() as port:
+        runtime = InlineRuntime(store=f"postgresql://me:secret@127.0.0.1:{port}/records")
+        for team in (with_agent, synthesized):
+            with pytest.raises(RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records.*Check that"):
+                team.run(runtime=runtime)
     assert not model.calls
