@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetters
 from ensemble_ray.items.sources import NO_ITEMS, source_of
-from tests.ensemble_ray.items.reading import entries_of
+from tests.ensemble_ray.items.reading import entries_of, read_all
 
 
 class Dataset:
@@ -129,7 +129,7 @@ async def test_file_is_the_same_when_the_folder_changes(tmp_path: Path, monkeypa
     source = source_of("a.JSONL")
     monkeypatch.chdir("/")
     assert source.identity == {"kind": "jsonl", "path": str(tmp_path / "a.JSONL")}
-    assert (await source.open().next(2)).items == [(0, 1)]
+    assert await read_all(source.open()) == [(0, 1)]
 
 
 async def test_iterator_is_refused_when_an_earlier_run_consumed_it() -> None:
@@ -147,7 +147,7 @@ async def test_iterator_is_refused_when_an_earlier_run_consumed_it() -> None:
     for several in ([1], Countdown(), Ticks(), Dataset()):
         source = source_of(several)
         await source.open().close()
-        assert (await source.open().next(1)).items
+        assert await read_all(source.open())
 
 
 async def test_source_is_found_empty_when_first_pulled() -> None:
