@@ -7,6 +7,7 @@ messages, three quarters of its cost, is passed by.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
@@ -156,7 +157,9 @@ def _failure_of(error: APIError) -> Failure:
         while root.__cause__ is not None:
             root = root.__cause__
         # The package's transport calls a refused connection a timeout; what began the chain tells them apart.
-        if isinstance(root, TimeoutError) or (root is error and isinstance(error, APITimeoutError)):
+        # A connection that was not made in time ends with the cancellation by which that limit is kept.
+        is_late = isinstance(root, TimeoutError | asyncio.CancelledError)
+        if is_late or (root is error and isinstance(error, APITimeoutError)):
             return Failure(timed_out=True, cause=error.__cause__)
         return Failure(reason=str(root) or type(root).__name__, cause=error.__cause__)
     if isinstance(error, APIStatusError):

@@ -73,7 +73,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: 
         ) as response:
             return Answered(response.status, response.headers, await response.read())
     except _failures() as error:
-        raise CallFailedError(_no_answer(error)) from error
+        raise CallFailedError(_no_answer(error, timeout_s)) from error
 
 
 @contextlib.asynccontextmanager
@@ -99,7 +99,7 @@ async def open_stream(
             whole = b"" if streams else await response.read()
             yield Answered(response.status, response.headers, whole), response.content.iter_any()
     except _failures() as error:
-        raise CallFailedError(_no_answer(error)) from error
+        raise CallFailedError(_no_answer(error, timeout_s)) from error
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:
@@ -118,10 +118,10 @@ def _failures() -> tuple[type[Exception], ...]:
     return (aiohttp.ClientError, TimeoutError, OSError)
 
 
-def _no_answer(error: Exception) -> Failure:
+def _no_answer(error: Exception, timeout_s: float) -> Failure:
     import aiohttp
 
-    if isinstance(error, aiohttp.ConnectionTimeoutError):
+    if isinstance(error, aiohttp.ConnectionTimeoutError) and timeout_s > _CONNECT_TIMEOUT_S:
         return Failure(reason=f"no connection within {_CONNECT_TIMEOUT_S:g} s", cause=error)
     if isinstance(error, TimeoutError):
         return Failure(timed_out=True, cause=error)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
 import logging
+import socket
 import subprocess
 import sys
-from contextlib import aclosing
 from typing import cast
 
 import openai
@@ -17,6 +19,8 @@ from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage
 from ensemble_ray.testing import Fault, ModelServer, Reply
 from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
+
+from .web_server import closed_port
 
 KEY = "sk-very-secret"
 HELLO = [ChatMessage("user", "hello")]
@@ -111,14 +115,16 @@ async def test_the_error_tells_what_to_do_when_the_key_is_wrong(way: Way, caplog
 
 async def test_the_error_names_the_endpoint_when_nobody_listens(way: Way) -> None:
     """S-ERR-31: an unreachable endpoint is the package's connection error, with the place and what to check."""
-    with ModelServer("hi") as server:
-        gone = server.base_url
-    model = OpenAIChatModel("m", base_url=gone, client_options=way)
-    with pytest.raises(openai.APIConnectionError, match=f"Cannot reach endpoint {gone}: .*Check that it is running"):
-        await model.chat(HELLO)
-    with pytest.raises(openai.APIConnectionError, match="Cannot reach endpoint"):
-        async for _ in model.stream(HELLO):
-            pass
+    with closed_port() as port:
+        gone = f"http://127.0.0.1:{port}/v1"
+        model = OpenAIChatModel("m", base_url=gone, client_options=way)
+        with pytest.raises(
+            openai.APIConnectionError, match=f"Cannot reach endpoint {gone}: .*Check that it is running"
+        ):
+            await model.chat(HELLO)
+        with pytest.raises(openai.APIConnectionError, match="Cannot reach endpoint"):
+            async for _ in model.stream(HELLO):
+                pass
 
 
 async def test_a_failed_call_is_not_repeated_when_nothing_else_was_asked(way: Way) -> None:
@@ -177,6 +183,23 @@ async def test_the_call_ends_when_the_model_takes_too_long(way: Way) -> None:
             await anext(model.stream(HELLO))
 
 
+async def test_the_call_ends_when_no_connection_is_made_in_time(way: Way) -> None:
+    """S-SET-10: that is the same limit, told with the time that was given."""
+    with contextlib.ExitStack() as opened:
+        full = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # nobody accepts, and no more than one or two may wait for that
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)  # noqa: FBT003  the library's own signature
+            waiting.connect_ex(full.getsockname())
+        model = OpenAIChatModel(
+            "m", base_url=f"http://127.0.0.1:{full.getsockname()[1]}/v1", api_key=KEY, timeout=0.1, client_options=way
+        )
+        with pytest.raises(openai.APITimeoutError, match=r"gave no answer within 0.1 s. Raise `timeout`"):
+            await model.chat(HELLO)
+        with pytest.raises(openai.APITimeoutError):
+            await anext(model.stream(HELLO))
+
+
 async def test_fragments_stay_delivered_when_the_stream_is_cut(way: Way) -> None:
     """S-STR-5: what came before the failure came; the failure is an error."""
     with ModelServer(Reply(text="one two three", cut_after=2)) as server:
@@ -193,13 +216,33 @@ async def test_fragments_stay_delivered_when_the_stream_is_cut(way: Way) -> None
 
 
 async def test_fragments_come_while_the_model_is_still_producing(way: Way) -> None:
-    """S-STR-8: not in one batch at the end."""
-    with ModelServer(Reply(text="one two three", fragment_delay_s=0.1)) as server:
-        model = OpenAIChatModel("m", base_url=server.base_url, client_options=way)
-        async with aclosing(model.stream(HELLO)) as parts:
+    """S-STR-8: not in one batch at the end; here each is made when the one before it has come."""
+    asked: asyncio.Queue[Exchange] = asyncio.Queue()
+
+    def produce(exchange: Exchange, text: str) -> None:
+        exchange.piece(b"data: %s\n\n" % json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
+
+    def handle(exchange: Exchange) -> None:
+        exchange.start(content_type="text/event-stream")
+        produce(exchange, "one ")
+        asked.put_nowait(exchange)
+
+    connections: set[Connection] = set()
+    server = await serve_http(handle, lambda _: None, connections=connections)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        model = OpenAIChatModel("m", base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, client_options=way)
+        async with contextlib.aclosing(model.stream(HELLO)) as parts:
             assert await anext(parts) == "one "
-            assert server.in_flight == 1
-            assert [part async for part in parts][:2] == ["two ", "three"]
+            exchange = asked.get_nowait()
+            for text in ("two ", "three"):
+                produce(exchange, text)
+                assert await anext(parts) == text
+            exchange.piece(b"data: [DONE]\n\n")
+            exchange.end()
+            assert [part async for part in parts] == [ChatResponse("one two three")]
+        for connection in tuple(connections):
+            connection.cut()
 
 
 async def test_usage_is_asked_for_when_streaming(way: Way) -> None:
@@ -320,7 +363,7 @@ async def test_the_effect_is_named_when_a_request_is_part_of_one(way: Way) -> No
             await model.chat(HELLO)
             await model.chat(HELLO)
         with use_effect_key("effect-2"):
-            async with aclosing(model.stream(HELLO)) as parts:
+            async with contextlib.aclosing(model.stream(HELLO)) as parts:
                 assert [part async for part in parts]
         await model.chat(HELLO)
         sent = [request.headers.get("idempotency-key") for request in server.requests]
