@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import json
 import os
@@ -43,19 +44,22 @@ sys.stdin.read()
 PATIENCE_S = 180.0
 
 
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """A home of its own, so that no server of this machine is met or stopped."""
-    monkeypatch.setenv("ENSEMBLE_RAY_HOME", str(tmp_path))
-    yield tmp_path
-    local_server.release_all()
+@pytest.fixture(autouse=True, scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A home of these tests' own, so that no server of this machine is met or stopped; theirs is loaded once."""
+    with pytest.MonkeyPatch.context() as patched:
+        path = tmp_path_factory.mktemp("models")
+        patched.setenv("ENSEMBLE_RAY_HOME", str(path))
+        yield path
+        local_server.release_all()
 
 
 def record_of(home: Path) -> dict[str, list[list[int]]]:
-    """What the registry says now."""
+    """What the registry says now; under its lock, since the server rewrites it every second."""
     (file,) = (home / "models").glob("*.json")
-    text = file.read_text(encoding="utf-8")
-    return json.loads(text) if text else {}  # read without the lock: empty for the moment in which it is rewritten
+    with file.open(encoding="utf-8") as stream:
+        fcntl.flock(stream, fcntl.LOCK_SH)
+        return json.load(stream)
 
 
 def holder(home: Path) -> subprocess.Popen[str]:
@@ -129,11 +133,11 @@ async def test_the_server_is_started_again_when_it_died(home: Path) -> None:
     assert Process(*record_of(home)["server"]) != server  # type: ignore[arg-type]  # as above
 
 
-def test_processes_share_one_server_when_they_use_the_same_model(home: Path) -> None:
+def test_processes_share_one_server_when_they_use_the_same_model(tmp_path: Path) -> None:
     """S-SET-47: started once by whoever is first, listed holders, stopped by the last one that leaves."""
-    with holder(home) as one, holder(home) as two:
+    with holder(tmp_path) as one, holder(tmp_path) as two:
         assert [first_word(one), first_word(two)] == ["True", "True"]
-        record = record_of(home)
+        record = record_of(tmp_path)
         server = Process(*record["server"])  # type: ignore[arg-type]  # a pair of numbers
         assert sorted(pid for pid, _ in record["holders"]) == sorted([one.pid, two.pid])
         assert one.stdin is not None
@@ -141,17 +145,17 @@ def test_processes_share_one_server_when_they_use_the_same_model(home: Path) -> 
         one.stdin.close()
         assert one.wait(PATIENCE_S) == 0
         assert server.is_alive
-        assert [pid for pid, _ in record_of(home)["holders"]] == [two.pid]
+        assert [pid for pid, _ in record_of(tmp_path)["holders"]] == [two.pid]
         two.stdin.close()
         assert two.wait(PATIENCE_S) == 0
         assert not server.is_alive, "the last holder stops it before it ends"
 
 
-def test_the_server_ends_itself_when_its_holders_were_killed(home: Path) -> None:
+def test_the_server_ends_itself_when_its_holders_were_killed(tmp_path: Path) -> None:
     """S-SET-47: a holder that died does not count."""
-    with holder(home) as only:
+    with holder(tmp_path) as only:
         assert first_word(only) == "True"
-        server = Process(*record_of(home)["server"])  # type: ignore[arg-type]  # a pair of numbers
+        server = Process(*record_of(tmp_path)["server"])  # type: ignore[arg-type]  # a pair of numbers
         only.kill()
         only.wait()
         wait_until_dead(server)
