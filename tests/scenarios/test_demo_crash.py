@@ -13,6 +13,8 @@ from tests.processes import own_directory, own_environment
 ROOT = Path(__file__).resolve().parents[2]
 #: Generous: four processes start on two cores while other things run.
 PATIENCE_S = 180.0
+#: Longer than the test.
+_FOR_EVER_S = 3600.0
 
 
 def test_the_demo_is_killed_half_way_and_asks_nothing_again() -> None:
@@ -40,15 +42,12 @@ def test_the_demo_is_killed_half_way_and_asks_nothing_again() -> None:
     assert "interrupted" in next(line for line in told.splitlines() if line.startswith("crashed "))
     rows = [line.split() for line in ended.stdout.splitlines()]
     before, after = next((int(row[1]), int(row[2])) for row in rows if row[:1] == ["answered"])
-    assert before >= 4
-    assert before + after == 9, "eight notes and their digest"
+    assert (before, after) == (4, 5), "eight notes and their digest"
     assert ["asked", "again", "though", "answered", "0"] in rows
-    # Nine different requests; what was answered before the kill came once, the rest at most once for each process.
-    assert sum(counts.values()) == 9
-    assert set(counts) <= {1, 2}
-    assert counts[2] <= after
+    # Nine different requests; what was answered before the kill came once, what was on its way then came twice.
+    assert sorted(counts.elements()) == [1, 1, 1, 1, 1, 2, 2, 2, 2]
 
 
 def _note(number: int) -> Reply:
-    """The first half comes quickly, so that the other half is on its way when the demo is killed."""
-    return Reply(text="It says a thing.", latency_s=0.1 if number < 4 else 1.5)
+    """All eight are asked before one is answered, and the first four are still on their way when the demo is killed."""
+    return Reply(text="It says a thing.", latency_s=_FOR_EVER_S if number < 4 else 0.0)
