@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -13,9 +15,10 @@ import pytest
 from actors.runtime import RayRuntime
 from actors.vault import Vault
 from actors.wire import RunPackage
-from ensemble_ray import Ensemble, EnsembleError, ExitReason, RunExistsError, RunState, Runtime, tool
+from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.loop import run_blocking
+from ensemble_ray.messages import Fact
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runtime import RunHandle, RunRequest
@@ -40,55 +43,133 @@ async def linger(path: str) -> str:
     return "never"
 
 
-def test_run_goes_on_when_the_scheduler_dies(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
-    """S-DUR-32, S-DUR-37, S-DUR-38: what is recorded is used; the caller sees one run."""
-    marks, watcher = Marks(tmp_path / "marks"), Watcher()
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A run that is under way, and what its tool and its model tell."""
+
+    run: Run
+    marks: Marks
+    models: tuple[ScriptedModel, ...]
+    watcher: Watcher
+
+
+@dataclass(frozen=True, slots=True)
+class Cases:
+    """Runs that were under way when the scheduler died."""
+
+    home: Path
+    recorded: Case
+    unrecorded: Case
+    #: whose end was asked for before
+    cancelled: Case
+    #: whose end was asked for when there was no scheduler
+    cancelled_late: Case
+    #: which somebody else has taken
+    taken: Case
+
+    @property
+    def all(self) -> tuple[Case, ...]:
+        """Each of them."""
+        return (self.recorded, self.unrecorded, self.cancelled, self.cancelled_late, self.taken)
+
+    def facts(self, case: Case) -> Sequence[Fact]:
+        """What is recorded of one."""
+        return RunDirectory(self.home, case.run.id).facts()
+
+
+def under_way(marks: Marks, runtime: Runtime, **fields: object) -> Case:
+    """A run whose second task stays until `over`."""
+    first, watcher = ScriptedModel("first"), Watcher()
     model, worker = staying(marks)
-    first = ScriptedModel("first")
     tasks = [task("one", agent(first)), task("go", worker)]
-    run = Ensemble(tasks=tasks, listeners=[watcher]).start(runtime=ray_runtime)
-    until(lambda: marks.lines, "the task")
-    until_recorded(home, run)
+    run = Ensemble(tasks=tasks, listeners=[watcher], **fields).start(runtime=runtime)  # type: ignore[arg-type]  # its fields
+    return Case(run, marks, (first, model), watcher)
+
+
+def held(marks: Marks, runtime: Runtime) -> Case:
+    """A run whose only task does not hear of being stopped."""
+    model, watcher = ScriptedModel(call("hold_on", marks_of(marks)), "never"), Watcher()
+    worker = agent(model, tools=[hold_on], isolation="process")
+    return Case(Ensemble(tasks=[task("go", worker)]).start(runtime=runtime), marks, (model,), watcher)
+
+
+@pytest.fixture(scope="module")
+def cases(ray_runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cases]:
+    """One death for all of these runs."""
+    home, place = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("marks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENSEMBLE_RAY_HOME", str(home))
+        patch.delenv("ENSEMBLE_RAY_STORE", raising=False)
+        found = Cases(
+            home,
+            recorded=under_way(Marks(place / "recorded"), ray_runtime),
+            unrecorded=under_way(Marks(place / "unrecorded"), ray_runtime, durability="off"),
+            cancelled=held(Marks(place / "cancelled"), ray_runtime),
+            cancelled_late=under_way(Marks(place / "cancelled late"), ray_runtime),
+            taken=under_way(Marks(place / "taken"), ray_runtime),
+        )
+        for case in found.all:
+            until(lambda marks=case.marks: marks.lines, "the task")
+    for case in (found.recorded, found.cancelled_late, found.taken):
+        until_recorded(str(home), case.run)
+    store = store_at(StoreAddress(home=str(home)))
+    taken = run_blocking(store.take(found.taken.run.id, by_force=True))
+    found.cancelled.run.cancel()
+    until(
+        lambda: [each for each in found.facts(found.cancelled) if each.data.get("type") == "CancelRequested"],
+        "the record of the wish",
+    )
     kill_actor("scheduler")
-    until(lambda: len(marks.lines) == 2, "the task in another process")
-    marks.add("over")
-    output = run.result(timeout_s=PATIENCE_S)
+    found.cancelled_late.run.cancel()
+    yield found
+    for case in found.all:
+        case.marks.add("over")
+        case.run.cancel()
+        case.run.join(PATIENCE_S)
+    run_blocking(taken.close(RunState.CANCELLED))
+
+
+def test_run_goes_on_when_the_scheduler_dies(cases: Cases, ray_runtime: Runtime) -> None:
+    """S-DUR-32, S-DUR-37, S-DUR-38: what is recorded is used; the caller sees one run."""
+    case = cases.recorded
+    until(lambda: len(case.marks.lines) == 2, "the task in another process")
+    case.marks.add("over")
+    output = case.run.result(timeout_s=PATIENCE_S)
     assert [each.raw for each in output.task_outputs] == ["first", "survived"]
-    assert (len(first.calls), len(model.calls)) == (1, 2)
+    assert [len(model.calls) for model in case.models] == [1, 2]
     assert output.metrics.total_llm_call_count == 3
-    facts = RunDirectory(Path(home), run.id).facts()
-    assert [fact.data["is_restart"] for fact in facts if fact.kind == "resume"] == [True]
-    assert RunDirectory(Path(home), run.id).state() is RunState.COMPLETED
+    assert case.watcher.lines.count("complete go") == 1
+    assert [fact.data["is_restart"] for fact in cases.facts(case) if fact.kind == "resume"] == [True]
+    assert RunDirectory(cases.home, case.run.id).state() is RunState.COMPLETED
     assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
 
 
-def test_death_of_the_scheduler_fails_runs_that_are_not_recorded(ray_runtime: Runtime, tmp_path: Path) -> None:
+def test_death_of_the_scheduler_fails_runs_that_are_not_recorded(cases: Cases, ray_runtime: Runtime) -> None:
     """S-DUR-32, S-CONV-32, S-PAR-34: the caller hears of it; a scheduler comes back by itself."""
-    marks = Marks(tmp_path / "marks")
-    _, worker = staying(marks)
-    run = Ensemble(tasks=[task("go", worker)], durability="off").start(runtime=ray_runtime)
-    until(lambda: marks.lines, "the task")
-    kill_actor("scheduler")
+    run = cases.unrecorded.run
     with pytest.raises(EnsembleError, match="the scheduler's process died, and the run is not recorded") as caught:
         run.result(timeout_s=PATIENCE_S)
     assert caught.value.run_id == run.id
-    marks.add("over")
     assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
 
 
-def test_cancelled_run_ends_when_the_scheduler_dies_meanwhile(ray_runtime: Runtime, home: str, tmp_path: Path) -> None:
+def test_cancelled_run_ends_when_the_scheduler_dies_meanwhile(cases: Cases) -> None:
     """S-DUR-32, S-SET-27: the wish is in the record; nothing is started again."""
-    held = Marks(tmp_path / "held")
-    model = ScriptedModel(call("hold_on", marks_of(held)), "never")
-    worker = agent(model, tools=[hold_on], isolation="process")
-    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
-    until(lambda: held.lines, "the task")
-    run.cancel()
-    facts = RunDirectory(Path(home), run.id).facts
-    until(lambda: [each for each in facts() if each.data.get("type") == "CancelRequested"], "the record of the wish")
-    kill_actor("scheduler")
-    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
-    assert len(held.lines) == 1
+    assert cases.cancelled.run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+    assert len(cases.cancelled.marks.lines) == 1
+
+
+def test_run_is_cancelled_when_that_was_asked_while_there_was_no_scheduler(cases: Cases) -> None:
+    """S-DUR-32, S-SET-27: the wish is not lost with the process that did not hear of it."""
+    assert cases.cancelled_late.run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
+
+
+def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(cases: Cases) -> None:
+    """S-DUR-32, S-DUR-17: somebody else has it; no later scheduler begins it again."""
+    run = cases.taken.run
+    with pytest.raises(RunExistsError, match=f"process {os.getpid()}"):
+        run.result(timeout_s=PATIENCE_S)
+    assert run.id not in [each.run_id for each in run_blocking(Vault().kept())]
 
 
 class LateRun:
@@ -174,34 +255,3 @@ def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime) -> No
     begun = team.start(runtime=RayRuntime())
     assert begun.result(PATIENCE_S).raw == "fine"
     assert not {b"run:unreadable", f"run:{begun.id}".encode()} & set(kept_names())
-
-
-def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(
-    ray_runtime: Runtime, home: str, tmp_path: Path
-) -> None:
-    """S-DUR-32, S-DUR-17: somebody else has it; no later scheduler begins it again."""
-    marks = Marks(tmp_path / "marks")
-    _, worker = staying(marks)
-    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
-    until(lambda: marks.lines, "the task")
-    until_recorded(home, run)
-    taken = run_blocking(store_at(StoreAddress(home=home)).take(run.id, by_force=True))
-    kill_actor("scheduler")
-    with pytest.raises(RunExistsError, match=f"process {os.getpid()}"):
-        run.result(timeout_s=PATIENCE_S)
-    assert run.id not in [each.run_id for each in run_blocking(Vault().kept())]
-    run_blocking(taken.close(RunState.CANCELLED))
-
-
-def test_run_is_cancelled_when_that_was_asked_while_there_was_no_scheduler(
-    ray_runtime: Runtime, home: str, tmp_path: Path
-) -> None:
-    """S-DUR-32, S-SET-27: the wish is not lost with the process that did not hear of it."""
-    marks = Marks(tmp_path / "marks")
-    _, worker = staying(marks)
-    run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
-    until(lambda: marks.lines, "the task")
-    until_recorded(home, run)
-    kill_actor("scheduler")
-    run.cancel()
-    assert run.result(timeout_s=PATIENCE_S).exit_reason is ExitReason.CANCELLED
