@@ -129,9 +129,13 @@ class Held:
         run.cancel()
         output = run.result(PATIENCE_S)
         assert output.exit_reason is ExitReason.CANCELLED
-        self._let_go.set()
+        self.let_go()
         self._before = len(self.llm.calls)
         return output
+
+    def let_go(self) -> None:
+        """The model hangs no more; nor does the thread that did."""
+        self._let_go.set()
 
     @property
     def asked_since(self) -> list[str]:

@@ -294,6 +294,7 @@ def test_run_that_is_running_is_refused() -> None:
         resume("busy", ensemble, runtime="inline")
     run.cancel()
     run.result(PATIENCE_S)
+    cut.let_go()
 
 
 class Fruit(BaseModel):
