@@ -56,6 +56,7 @@ class ItemDisplay(Display):
         self._look = None if source is None or source.count is not None else source.look
         self.listener: EnsembleListener = TaskWatcher(self._take)
         self._next_at = _EVERY_S
+        self._is_over = False
 
     def __enter__(self) -> Self:
         if self._look is not None and not self._is_quiet:
@@ -64,7 +65,17 @@ class ItemDisplay(Display):
 
     def _looked(self, look: Callable[[], int]) -> None:
         with contextlib.suppress(OSError):  # the run tells what is wrong with its items
-            self.items.total = look()
+            total = look()
+            with self._lock:
+                if not self._is_over:
+                    self.items.total = total
+
+    def has_all(self) -> None:
+        """The run took all items: there were as many as have ended, however far the look through their file has come."""
+        with self._lock:
+            self._is_over = True
+            if self._look is not None:
+                self.items.total = self.items.ended
 
     def is_recorded(self, tasks: int) -> None:
         """So many tasks were done when the run went on."""

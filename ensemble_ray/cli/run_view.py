@@ -100,6 +100,8 @@ class ItemView(RunView):
 
     def summary(self, output: EnsembleOutput | None) -> Sequence[str]:
         """Counts, where rows and failed items are, and the first failures."""
+        if output is not None and output.is_complete:
+            self.items.has_all()
         lines = [self.display.summary()]
         if self._definition.results is not None:
             lines.append(f"Rows: {_rows_in(self._definition.results, self.items.items.items_done)}")

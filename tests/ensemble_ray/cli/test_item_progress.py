@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -89,3 +92,24 @@ def test_a_log_shows_a_line_every_ten_seconds_and_the_first_failures(capsys: pyt
     assert lines[-1].endswith("map-79: no 79; further ones are only counted")
     assert len(lines) == 24
     assert display.summary().startswith("60/1,000 items, 40 failed in 30.0 s")
+
+
+def test_how_many_there_were_is_told_at_the_end_although_their_file_is_still_looked_through() -> None:
+    """S-MR-185: a run that took all items knows how many there were."""
+    goes_on, looking = threading.Event(), queue.SimpleQueue[threading.Thread]()
+
+    def look() -> int:
+        looking.put(threading.current_thread())
+        goes_on.wait()
+        return 9
+
+    with ItemDisplay("a file", source=replace(source_of([1, 2]), count=None, look=look), is_live=False) as display:
+        for key in ("map-0", "map-1"):
+            display.listener.on_task_start(_started(key))
+            display.listener.on_task_complete(_completed(key))
+    assert display.summary().startswith("2 items in ")
+    display.has_all()
+    assert display.summary().startswith("2/2 items in ")
+    goes_on.set()
+    looking.get(timeout=60).join()
+    assert display.summary().startswith("2/2 items in ")
