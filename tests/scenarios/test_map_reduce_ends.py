@@ -23,6 +23,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.inline_feed import InlineFeed
+from ensemble_ray.items import pulling
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.testing import ScriptedModel
@@ -74,8 +75,11 @@ def hanging() -> Iterator[Hanging]:
         ("source", ["0"]),
     ],
 )
-def test_cancel_waits_for_no_user_code(hanging: Hanging, place: str, done: list[str]) -> None:
+def test_cancel_waits_for_no_user_code(
+    hanging: Hanging, monkeypatch: pytest.MonkeyPatch, place: str, done: list[str]
+) -> None:
     """S-SET-27, S-MR-47: what was completed is in the output; nothing starts any more."""
+    monkeypatch.setattr(pulling, "_CLOSE_S", 0.01)  # a source that hangs is given a moment, then left
     fields: dict[str, Any] = {"items": hanging.items()} if place == "source" else {place: hanging}
     fields |= {"direct_task": map_task} if place == "input_estimator" else {}
     fields |= {"llm": ScriptedModel(otherwise="text")} if place == "token_estimator" else {}
