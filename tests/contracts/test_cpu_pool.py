@@ -81,13 +81,20 @@ def where(n: int) -> tuple[int, int]:
 def meet(here: str, there: str) -> str:
     """Come back only when another call of this function is there at the same time."""
     Path(here).touch()
-    until = time.monotonic() + 60
+    until = time.monotonic() + 85
     while not Path(there).exists():
         if time.monotonic() > until:
             msg = "nobody came"
             raise TimeoutError(msg)
         time.sleep(0.01)
     return here
+
+
+async def until_exists(mark: Path) -> None:
+    """Return when a call of `meet` is at work."""
+    async with asyncio.timeout(90):
+        while not mark.exists():  # noqa: ASYNC110, ASYNC240  the other process has no event to set, and a look is short
+            await asyncio.sleep(0.02)
 
 
 def sleep(seconds: float) -> str:
@@ -143,12 +150,15 @@ async def test_error_arrives_when_something_cannot_travel(pool: CpuPool) -> None
     assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
 
 
-async def test_call_is_given_up_when_its_time_is_over(pool: CpuPool) -> None:
+async def test_call_is_given_up_when_its_time_is_over(pool: CpuPool, tmp_path: Path) -> None:
     """S-SET-34: TimeoutError; a call beside it ends well, and so do later ones, with all processors."""
-    beside = asyncio.ensure_future(pool.run(pack(sleep), {"seconds": 1.5}, timeout_s=60))
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    beside = asyncio.ensure_future(pool.run(pack(meet), {"here": str(begun), "there": str(over)}, timeout_s=90))
+    await until_exists(begun)
     with pytest.raises(TimeoutError):
-        await pool.run(pack(sleep), {"seconds": 3600}, timeout_s=0.5)
-    assert await beside == "rested"
+        await pool.run(pack(sleep), {"seconds": 3600}, timeout_s=0.2)
+    over.touch()
+    assert await beside == str(begun)
     calls = [pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) for _ in range(4)]
     assert await asyncio.gather(*calls) == ["rested"] * 4
 
@@ -159,8 +169,7 @@ async def test_call_is_given_up_when_its_caller_is_cancelled(pool: CpuPool, tmp_
     running = asyncio.ensure_future(
         pool.run(pack(meet), {"here": str(started), "there": str(tmp_path / "never")}, timeout_s=None)
     )
-    while not started.exists():  # noqa: ASYNC110  the other process has no event to set
-        await asyncio.sleep(0.02)
+    await until_exists(started)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -172,12 +181,15 @@ async def test_call_is_given_up_when_its_caller_is_cancelled(pool: CpuPool, tmp_
     assert await asyncio.gather(*calls) == [one, two]
 
 
-async def test_only_one_call_fails_when_its_process_dies(pool: CpuPool) -> None:
+async def test_only_one_call_fails_when_its_process_dies(pool: CpuPool, tmp_path: Path) -> None:
     """S-ERR-19: a crash is an error of the call that made it; others end well."""
-    beside = asyncio.ensure_future(pool.run(pack(sleep), {"seconds": 0.5}, timeout_s=60))
+    begun, over = tmp_path / "begun", tmp_path / "over"
+    beside = asyncio.ensure_future(pool.run(pack(meet), {"here": str(begun), "there": str(over)}, timeout_s=90))
+    await until_exists(begun)
     with pytest.raises(ToolExecutionError, match="ended unexpectedly"):
         await pool.run(pack(die), {}, timeout_s=60)
-    assert await beside == "rested"
+    over.touch()
+    assert await beside == str(begun)
     assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
 
 
