@@ -4,6 +4,8 @@ import subprocess
 import sys
 import tomllib
 
+import pytest
+
 from tests.architecture.project import ROOT
 
 #: Loaded by the first run, command or tool that needs them, and never by the import of the package.
@@ -31,21 +33,24 @@ def test_contracts_are_the_ones_that_the_design_names() -> None:
     assert seams == {"ensemble_ray.runtime -> actors.runtime"}
 
 
-def test_import_of_the_package_loads_neither_ray_nor_a_models_sdk() -> None:
-    """The face is light: what costs time comes with the first use of it."""
-    assert _loaded_by("import ensemble_ray") == []
-
-
-def test_definitions_are_made_without_ray_or_a_models_sdk() -> None:
-    """A team is declared, and its plan made, before anything heavy is loaded."""
-    team = "Ensemble(tasks=[Task(description='{x}', expected_output='e', agent=agent)]).plan({'x': '1'})"
+@pytest.fixture(scope="module")
+def loaded() -> tuple[list[str], list[str]]:
+    """Which of the late modules a fresh process has loaded: after it imported the package, and after it made a plan."""
+    tell = f"print(*sorted({set(LATE)!r} & sys.modules.keys()))"
     agent = "agent = Agent(role='r', goal='g', llm='openai:m')"
-    assert _loaded_by(f"from ensemble_ray import Agent, Ensemble, Task; {agent}; {team}") == []
-
-
-def _loaded_by(code: str) -> list[str]:
-    """Which of the late modules a fresh process has loaded after that code."""
-    told = f"{code}; import sys; print(*sorted({set(LATE)!r} & sys.modules.keys()))"
-    command = [sys.executable, "-c", told]
+    team = "Ensemble(tasks=[Task(description='{x}', expected_output='e', agent=agent)]).plan({'x': '1'})"
+    code = f"import sys, ensemble_ray; {tell}; from ensemble_ray import Agent, Ensemble, Task; {agent}; {team}; {tell}"
+    command = [sys.executable, "-c", code]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)  # noqa: S603  our own code
-    return ended.stdout.split()
+    imported, planned = ended.stdout.splitlines()
+    return imported.split(), planned.split()
+
+
+def test_import_of_the_package_loads_neither_ray_nor_a_models_sdk(loaded: tuple[list[str], list[str]]) -> None:
+    """The face is light: what costs time comes with the first use of it."""
+    assert loaded[0] == []
+
+
+def test_definitions_are_made_without_ray_or_a_models_sdk(loaded: tuple[list[str], list[str]]) -> None:
+    """A team is declared, and its plan made, before anything heavy is loaded."""
+    assert loaded[1] == []
