@@ -177,9 +177,10 @@ class FedBodies:
         """Whether that task gave an output."""
         return level < len(self._levels) and self._levels[level].has(number)
 
-    def item(self, number: int) -> object:
-        """The item of a map that is done, where items are kept."""
-        return self._body(0, number).item
+    def mapped(self, number: int) -> tuple[object, TaskOutput]:
+        """The item of a map that is done, None where items are not kept, and its output."""
+        body = self._body(0, number)
+        return body.item, _output_of(body)
 
     @property
     def last(self) -> tuple[int, int] | None:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ItemLog", "ItemStream"]
 
+#: A reader is told of so many results at a time, at most: the run goes on with what it has not read yet in its window.
+_MOST_AT_ONCE = 32
+_PART_OF_WINDOW = 8
+
 
 class ItemLog:
     """Results of one run's items."""
@@ -112,21 +116,26 @@ class ItemLog:
         """All results, the past ones first."""
         return ItemStream(self)
 
-    async def next(self, reader: int, cursor: int) -> ItemResult | None:
-        """The result at that place, when it has come; None after the last one."""
+    async def come(self, reader: int, cursor: int) -> int:
+        """How many results have come, when there is one at that place; that place itself after the last one.
+
+        A reader is told of a few more at a time: each question wakes two threads. Those count as read when it asks again.
+        """
         async with self._changed:
             self._readers[reader] = cursor
             self._changed.notify_all()
             await self._changed.wait_for(lambda: cursor < len(self._came) or self._is_over)
-        if cursor >= len(self._came):
-            await self.leave(reader)
-            return None
-        came = self._came[cursor]
+        most = min(_MOST_AT_ONCE, max(1, self.window // _PART_OF_WINDOW))
+        return min(len(self._came), cursor + most)
+
+    def result(self, place: int) -> ItemResult:
+        """The result at a place that has come; in the reader's thread, since reading it is work."""
+        came = self._came[place]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
             return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
-        output = self._bodies.output(0, came)
-        return ItemResult(index=self._indices[cursor], item=self._bodies.item(came), output=output)
+        item, output = self._bodies.mapped(came)
+        return ItemResult(index=self._indices[place], item=item, output=output)
 
     async def leave(self, reader: int) -> None:
         """A reader comes no more, and is waited for no more."""
@@ -144,18 +153,19 @@ class ItemStream:
     def __iter__(self) -> Iterator[ItemResult]:
         cursor = 0
         try:
-            while (result := run_blocking(self._log.next(id(self), cursor))) is not None:
-                cursor += 1
-                yield result
+            while (end := run_blocking(self._log.come(id(self), cursor))) > cursor:
+                yield from map(self._log.result, range(cursor, end))
+                cursor = end
         finally:
             run_blocking(self._log.leave(id(self)))
 
     async def __aiter__(self) -> AsyncIterator[ItemResult]:
         cursor = 0
         try:
-            while (result := await bridge(self._log.next(id(self), cursor))) is not None:
-                cursor += 1
-                yield result
+            while (end := await bridge(self._log.come(id(self), cursor))) > cursor:
+                for place in range(cursor, end):
+                    yield self._log.result(place)
+                cursor = end
         finally:
             await bridge(self._log.leave(id(self)))
 

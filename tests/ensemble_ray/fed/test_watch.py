@@ -48,7 +48,7 @@ async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:
     watch.failed(0, ["all"], RecordError("no"), 1)
     await watch.close()
     assert list(log.failed_items) == []
-    assert await log.next(1, 0) is None
+    assert await log.come(1, 0) == 0
 
 
 async def test_room_is_what_the_slowest_reader_leaves() -> None:
@@ -57,13 +57,45 @@ async def test_room_is_what_the_slowest_reader_leaves() -> None:
     watch = RunWatch(log)
     assert await watch.room(lambda: 0) == 2
     watch.completed(0, 0, 0, output("a"))
-    assert (await log.next(1, 0)) is not None  # it is at work on the first one
+    assert await log.come(1, 0) == 1  # it is at work on the first one
     assert await watch.room(lambda: 0) == 1
     watch.completed(1, 1, 1, output("b"))
     waiting = asyncio.create_task(watch.room(lambda: 0))
     await asyncio.sleep(0)
     assert not waiting.done()
-    assert (await log.next(1, 1)) is not None
+    assert await log.come(1, 1) == 2
     assert await waiting == 1
     await log.leave(1)
     assert await watch.room(lambda: 0) == 2
+
+
+async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
+    """S-MR-131: what it has not asked beyond waits for it, and counts."""
+    outputs = [output(str(number)) for number in range(40)]
+    log = log_of(*outputs)
+    log.window = 80
+    for number in range(40):
+        log.completed(number, number)
+    assert await log.come(1, 0) == 10
+    assert log.result(9).index == 9
+    assert await log.room(lambda: 0) == 40
+    assert await log.come(1, 10) == 20
+    assert await log.room(lambda: 0) == 50
+    log.window = 1000
+    assert await log.come(1, 0) == 32
+
+
+def test_all_results_are_read_in_their_order_when_they_come_in_parts() -> None:
+    """S-MR-131: from a thread and from another loop."""
+    outputs = [output(str(number)) for number in range(40)]
+    log = log_of(*outputs)
+    log.window = 80
+    for number in reversed(range(40)):
+        log.completed(number, number)
+    log.close()
+
+    async def read() -> list[int]:
+        return [result.index async for result in log.stream()]
+
+    assert [result.index for result in log.stream()] == list(reversed(range(40)))
+    assert asyncio.run(read()) == list(reversed(range(40)))
