@@ -29,7 +29,7 @@ from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.scenarios.dying import kill_first, marks_of, stay, staying, until_recorded
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, task_of, until, wait_for
 
 
 @tool(effect="idempotent")
@@ -203,16 +203,28 @@ def test_death_of_a_process_in_a_cancelled_run_is_no_failure(ray_runtime: Runtim
 
 
 def test_task_fails_when_its_process_died_the_third_time(ray_runtime: Runtime, home: str) -> None:
-    """S-DUR-31, S-DUR-23: a tool that kills is called again as long as that makes sense; the model is asked once."""
-    watcher, model = Watcher(), ScriptedModel(call("die"), "never")
-    run = Ensemble(tasks=[task("go", agent(model, tools=[die]))], listeners=[watcher]).start(runtime=ray_runtime)
-    with pytest.raises(TaskExecutionError) as caught:
+    """S-DUR-31, S-DUR-23, S-PAR-34, S-PAR-24: a tool that kills is called again as long as that makes sense.
+
+    The model is asked once. An agent is an id: its next task is sent to another process.
+    """
+    watcher = Watcher()
+    model = ScriptedModel(otherwise=lambda asked: call("die") if task_of(asked) == "bad" else "fine")
+    worker = agent(model, tools=[die])
+    run = Ensemble(
+        tasks=[task("bad", worker), task("good", worker)],
+        workflow="parallel",
+        max_parallel_tasks=1,
+        parallel_error_strategy="continue_on_error",
+        listeners=[watcher],
+    ).start(runtime=ray_runtime)
+    with pytest.raises(ParallelExecutionError) as caught:
         run.result(timeout_s=PATIENCE_S)
-    cause = caught.value.__cause__
+    cause = caught.value.failed_task_causes["bad"]
     assert isinstance(cause, AgentExecutionError)
     assert str(cause).startswith("Agent 'Writer' failed: its process died 3 times with this task (")
-    assert len(model.calls) == 1
-    assert len(watcher.of(TaskFailedEvent)) == 1
+    assert [task_of(asked) for asked in model.calls] == ["bad", "good"]
+    assert [each.raw for each in caught.value.completed_task_outputs] == ["fine"]
+    assert watcher.lines.count("failed bad") == len(watcher.of(TaskFailedEvent)) == 1
     assert RunDirectory(Path(home), run.id).state() is RunState.FAILED
 
 
@@ -224,36 +236,21 @@ def test_model_hears_of_an_unknown_outcome_when_the_process_died_in_a_tool(ray_r
     assert len(model.calls) == 2
 
 
-def test_second_task_gets_a_fresh_process_when_the_first_ones_died(ray_runtime: Runtime) -> None:
-    """S-PAR-34, S-PAR-24: an agent is an id; its next task is sent to another process."""
-    worker = agent(
-        ScriptedModel(otherwise=lambda asked: call("die") if "bad" in str(asked.messages[1]) else "fine"), tools=[die]
-    )
-    bad, good = task("bad", worker), task("good", worker)
-    with pytest.raises(ParallelExecutionError) as caught:
-        Ensemble(
-            tasks=[bad, good], workflow="parallel", max_parallel_tasks=1, parallel_error_strategy="continue_on_error"
-        ).start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
-    assert [each.raw for each in caught.value.completed_task_outputs] == ["fine"]
-
-
 def vanish(_asked: object) -> GuardrailResult:
     """A guardrail that ends the process of the run's callables."""
     os._exit(1)
 
 
-@pytest.mark.parametrize("what", ["guardrail", "handler"])
-def test_death_of_the_callables_process_fails_its_task(ray_runtime: Runtime, what: str) -> None:
-    """S-DUR-31, S-PAR-34, S-SET-31, S-CONV-32: the third time; no class of Ray in the chain."""
-    if what == "guardrail":
-        doomed = task("go", agent(ScriptedModel("x")), output_guardrails=[vanish])
-    else:
-        doomed = task("go", handler=vanish, effect="none")
-    with pytest.raises(TaskExecutionError) as caught:
-        Ensemble(tasks=[doomed]).start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
-    assert isinstance(caught.value.__cause__, AgentExecutionError)
-    assert not [each for each in links(caught.value) if type(each).__module__.startswith("ray")]
-    assert "died 3 times" in str(caught.value.__cause__)
+def test_death_of_the_callables_process_fails_its_task(ray_runtime: Runtime) -> None:
+    """S-DUR-31, S-PAR-34, S-SET-31, S-CONV-32: the third time, of a guardrail as of a handler; no class of Ray in the chain."""
+    guarded = task("go", agent(ScriptedModel("x")), output_guardrails=[vanish])
+    handled = task("go", handler=vanish, effect="none")
+    for run in [Ensemble(tasks=[doomed]).start(runtime=ray_runtime) for doomed in (guarded, handled)]:
+        with pytest.raises(TaskExecutionError) as caught:
+            run.result(timeout_s=PATIENCE_S)
+        assert isinstance(caught.value.__cause__, AgentExecutionError)
+        assert not [each for each in links(caught.value) if type(each).__module__.startswith("ray")]
+        assert "died 3 times" in str(caught.value.__cause__)
 
 
 def test_handler_is_not_called_again_when_its_process_died_in_it(ray_runtime: Runtime) -> None:

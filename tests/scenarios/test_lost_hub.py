@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from ensemble_ray import Ensemble
 from tests.scenarios.dying import kill_actor
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, task, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,12 +16,12 @@ if TYPE_CHECKING:
     from ensemble_ray.testing import ScriptedModel
 
 
-# Few tasks are sent one by one and answered by replies; many share messages, there and back.
-@pytest.mark.parametrize("count", [2, 6])
 def test_results_arrive_when_the_event_hub_dies(
-    count: int, ray_runtime: RayRuntime, scripted: Callable[..., ScriptedModel], tmp_path: Path
+    ray_runtime: RayRuntime, scripted: Callable[..., ScriptedModel], tmp_path: Path
 ) -> None:
     """S-PAR-34: never a hang; what is listened to matters less than what is done. The next run is heard as ever."""
+    # Few tasks are sent one by one and answered by replies; many share messages, there and back.
+    counts = (2, 6)
     marks = Marks(tmp_path / "marks")
 
     def handle(context: object) -> str:
@@ -31,17 +29,20 @@ def test_results_arrive_when_the_event_hub_dies(
         marks.wait("hub is dead")
         return f"done: {getattr(context, 'description', '')}"
 
-    team = Ensemble(
-        tasks=[task(f"part {number}", handler=handle) for number in range(count)],
-        workflow="parallel",
-        listeners=[Watcher()],
-    )
-    begun = team.start(runtime=ray_runtime)
-    marks.wait("at work")
+    begun = [
+        Ensemble(
+            tasks=[task(f"part {number}", handler=handle) for number in range(count)],
+            workflow="parallel",
+            listeners=[Watcher()],
+        ).start(runtime=ray_runtime)
+        for count in counts
+    ]
+    until(lambda: len(marks.lines) == sum(counts), "all tasks at work")
     kill_actor("event_hub")
     marks.add("hub is dead")
-    output = begun.result(PATIENCE_S)
-    assert sorted(each.raw for each in output.task_outputs) == [f"done: part {number}" for number in range(count)]
+    for run, count in zip(begun, counts, strict=True):
+        output = run.result(PATIENCE_S)
+        assert sorted(each.raw for each in output.task_outputs) == [f"done: part {number}" for number in range(count)]
     watcher = Watcher()
     again = Ensemble(tasks=[task("again", agent(scripted("fine")))], listeners=[watcher])
     assert again.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
