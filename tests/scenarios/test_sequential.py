@@ -38,11 +38,11 @@ def test_tasks_run_one_at_a_time_in_list_order(runtime: Runtime) -> None:
         return f"did {task_of(asked)}"
 
     model, watcher = ScriptedModel(otherwise=reply), Watcher()
-    tasks = [task(f"step {n}", agent(model, f"Worker {n}")) for n in range(4)]
+    tasks = [task(f"step {n}", agent(model, f"Worker {n}")) for n in range(3)]
     output = Ensemble(tasks=tasks, listeners=[watcher]).run(runtime=runtime)
-    assert seen == [(f"step {n}", 1) for n in range(4)]
-    assert [each.raw for each in output.task_outputs] == [f"did step {n}" for n in range(4)]
-    assert watcher.lines == [line for n in range(4) for line in (f"start step {n}", f"complete step {n}")]
+    assert seen == [(f"step {n}", 1) for n in range(3)]
+    assert [each.raw for each in output.task_outputs] == [f"did step {n}" for n in range(3)]
+    assert watcher.lines == [line for n in range(3) for line in (f"start step {n}", f"complete step {n}")]
 
 
 def test_output_describes_the_run_when_it_completed(runtime: Runtime) -> None:
