@@ -35,36 +35,37 @@ async def ended(process: Process) -> None:
 
 
 async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
-    """S-SET-42: by its kind; one at work is given to nobody else; what is not kept, or cooled, ends."""
+    """S-SET-42, S-MR-141, S-HIER-1: by its kind, and those for several nodes by where they were begun; then it ends.
+
+    Lists of processes show what is a manager's. One at work is given to nobody else.
+    """
     pool = ProcessPool()
-    agent, host = pool.take(), pool.take("callables")
-    assert agent.name != host.name
+    agent, spread = pool.take(), pool.take(is_spread=True)
+    host, manager = pool.take("callables"), pool.take("manager")
+    everyone = (manager, host, spread, agent)
     agent.busy.add("a#0")
-    for process in (host, agent):
+    for process in everyone:
         pool.give_back(process, keep=True)
     assert pool.take() is agent
     assert not agent.busy
     assert pool.take("callables") is host
-    assert await pid_of(agent) != await pid_of(host)
+    assert pool.take("manager") is manager
+    assert pool.take(is_spread=True) is spread
+    pids = await asyncio.gather(*map(pid_of, everyone))
+    assert len({process.name for process in everyone}) == len(set(pids)) == 4
+    title = await asyncio.to_thread(Path("/proc", str(pids[0]), "cmdline").read_text)
+    assert title.startswith("ray::ManagerActor")
+    told: list[Process] = []
+    spread.on_death = manager.on_death = lambda process, _: told.append(process)
+    pool.end(spread)
+    pool.end(manager)
     pool.give_back(agent, keep=False)
     pool.give_back(host, keep=True)
     pool.cool()
-    assert [agent.is_alive, host.is_alive] == [False, False]
-    await asyncio.gather(ended(agent), ended(host))
-
-
-async def test_process_of_a_manager_is_nobody_elses(ray_cluster: str) -> None:
-    """S-HIER-1, S-SET-42: it is kept for managers, and lists of processes show what it is."""
-    pool = ProcessPool()
-    manager = pool.take("manager")
-    pool.give_back(manager, keep=True)
-    agent = pool.take()
-    assert agent is not manager
-    place = Path("/proc", str(await pid_of(manager)), "cmdline")
-    assert (await asyncio.to_thread(place.read_text)).startswith("ray::ManagerActor")
-    assert pool.take("manager") is manager
-    pool.end(agent)
-    pool.end(manager)
+    assert [process.is_alive for process in everyone] == [False] * 4
+    async with asyncio.timeout(PATIENCE_S):
+        await asyncio.gather(*pool._watches, *map(ended, everyone))
+    assert told == []  # an end that was wanted is no failure
 
 
 async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray_cluster: str) -> None:
@@ -104,27 +105,3 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
     fresh = pool.take()
     assert fresh not in {busy, idle}
     pool.give_back(fresh, keep=False)
-
-
-async def test_death_is_not_told_when_the_pool_ended_it(ray_cluster: str) -> None:
-    """An end that was wanted is no failure."""
-    pool = ProcessPool()
-    process = pool.take()
-    await pid_of(process)
-    process.on_death = lambda *_: pytest.fail("told")
-    pool.end(process)
-    async with asyncio.timeout(PATIENCE_S):
-        await asyncio.gather(*pool._watches)
-
-
-async def test_process_that_is_spread_is_not_one_that_was_placed_where_there_was_room(ray_cluster: str) -> None:
-    """S-MR-141, S-SET-42: replicas of a run on several nodes take only those that were begun for that."""
-    pool = ProcessPool()
-    plain, spread = pool.take(), pool.take(is_spread=True)
-    assert await pid_of(plain) != await pid_of(spread)
-    for process in (plain, spread):
-        pool.give_back(process, keep=True)
-    assert pool.take(is_spread=True) is spread
-    assert pool.take() is plain
-    pool.end(plain)
-    pool.end(spread)

@@ -63,7 +63,7 @@ async def process_of(runtime: RayRuntime, marks: Marks) -> int:
     return int(marks.lines[known])
 
 
-async def test_second_run_is_refused_when_one_of_that_id_runs(runtime: RayRuntime, tmp_path: Path) -> None:
+async def test_second_run_is_refused_when_one_of_that_id_runs(ray_runtime: RayRuntime, tmp_path: Path) -> None:
     """S-SET-39, S-CONV-32: our own class; the first is not disturbed. Nothing is recorded, so the id is free again."""
     marks = Marks(tmp_path / "marks")
 
@@ -73,7 +73,7 @@ async def test_second_run_is_refused_when_one_of_that_id_runs(runtime: RayRuntim
         return "first"
 
     off = RunOptions(durability="off")
-    begun = Ensemble(tasks=[handled("wait", wait)]).start(runtime=runtime, run_id="twice", options=off)
+    begun = Ensemble(tasks=[handled("wait", wait)]).start(runtime=ray_runtime, run_id="twice", options=off)
     until(lambda: "begun" in marks.lines, "the first run")
     assert "twice" in await spawn.scheduler().states.remote()
     with pytest.raises(RunExistsError, match="Run 'twice' is running: wait for its end") as caught:
@@ -82,10 +82,10 @@ async def test_second_run_is_refused_when_one_of_that_id_runs(runtime: RayRuntim
     marks.add("go")
     assert (await begun.aresult()).raw == "first"
     again = Ensemble(tasks=[handled("again", lambda: "second")])
-    assert (await again.arun(runtime=runtime, run_id="twice", options=off)).raw == "second"
+    assert (await again.arun(runtime=ray_runtime, run_id="twice", options=off)).raw == "second"
 
 
-async def test_one_of_two_runs_is_refused_when_they_are_begun_at_the_same_time(runtime: RayRuntime) -> None:
+async def test_one_of_two_runs_is_refused_when_they_are_begun_at_the_same_time(ray_cluster: str) -> None:
     """S-SET-39, S-DUR-15: with one id; the other is not disturbed."""
     team = Ensemble(tasks=[handled("once", lambda: "done")])
     both = await asyncio.gather(
@@ -119,8 +119,8 @@ async def test_task_fails_when_its_process_is_killed_and_nothing_is_recorded(
         return "never"
 
     doomed = task("doomed", agent(ScriptedModel(call("hold")), "Doomed", tools=[hold]))
-    fine = task("fine", agent(ScriptedModel(call("where"), "done"), "Fine", tools=[pid_tool(marks)]))
-    after = task("after", agent(ScriptedModel(), "After"), context=[doomed])
+    other = agent(ScriptedModel(call("where"), "done"), "Fine", tools=[pid_tool(marks)])
+    fine, after = task("fine", other), task("after", other, context=[doomed])
     watcher = Watcher()
     begun = Ensemble(
         tasks=[doomed, fine, after],
@@ -160,4 +160,5 @@ async def test_process_serves_the_next_run_when_it_was_left_in_order(runtime: Ra
     first = await process_of(runtime, marks)
     assert await process_of(runtime, marks) == first
     await spawn.scheduler().cool.remote()
-    assert await process_of(runtime, marks) != first
+    place = Path("/proc", str(first))
+    await asyncio.to_thread(until, lambda: not place.exists(), "the end of the process")
