@@ -157,7 +157,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.
         """
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=self.is_planned)
         news: AsyncIterable[Event | ItemResult] = begun.events() if isinstance(begun, Run) else begun.items()
         async with aclosing(streamed(begun, news)) as told:
             async for each in told:
@@ -171,9 +171,10 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
+        is_heard: bool = True,
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`."""
+        """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
         if not self.is_planned:
             from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
 
@@ -184,6 +185,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
                 run_id=run_id,
                 options=options,
                 is_watched=is_watched,
+                is_heard=is_heard,
                 origin=self.source,
                 resumption=resumption,
             )
@@ -227,7 +229,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         options: RunOptions | None = None,
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
-        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
+        begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=False)
         async with aclosing(streamed(begun, begun.items())) as told:
             async for each in told:
                 yield each
@@ -240,9 +242,10 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
+        is_heard: bool = True,
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
-        """Begin a run, or go on with one; see `Startable.begin`."""
+        """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
         from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
 
         return MapReduceRun(
@@ -252,6 +255,7 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
             run_id=run_id,
             options=options,
             is_watched=is_watched,
+            is_heard=is_heard,
             origin=self.source,
             resumption=resumption,
         )

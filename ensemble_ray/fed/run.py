@@ -86,12 +86,13 @@ class MapReduceRun(RunLife):
         run_id: str | None = None,
         options: RunOptions | None = None,
         is_watched: bool = True,
+        is_heard: bool = True,
         origin: Origin | None = None,
         resumption: Resumption | None = None,
     ) -> None:
-        """Begin, or go on; `is_watched` says whether `events()` or `items()` will be asked."""
+        """Begin, or go on; `is_watched` says whether `items()` or `events()` will be asked, `is_heard` that `events()` may."""
         chosen = definition.with_options(options)
-        super().__init__(chosen, run_id=run_id or new_run_id(), runtime=runtime, is_watched=is_watched)
+        super().__init__(chosen, run_id=run_id or new_run_id(), runtime=runtime, is_watched=is_watched and is_heard)
         self._definition = chosen
         self._inputs = {str(name): text_of(value) for name, value in {**chosen.inputs, **(inputs or {})}.items()}
         self._options = options
