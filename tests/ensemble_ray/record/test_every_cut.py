@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,7 +100,8 @@ async def test_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path) -> 
     models, results = _count(facts)
     assert (len(whole.asked), len(whole.called)) == (models, results) == (5, 5)
     assert facts[-1].kind == "end"
-    for cut in range(1, len(facts)):
+
+    async def go_on(cut: int) -> None:
         run_id, again = f"cut-{cut}", Counted()
         await _torn(store, facts[:cut], run_id)
         output = await aresume(run_id, again.team(), runtime=runtime)
@@ -113,6 +115,8 @@ async def test_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path: Path) -> 
         assert output.trace.started_at == expected.trace.started_at
         assert output.trace.task_traces[0].started_at <= output.trace.completed_at
 
+    await asyncio.gather(*(go_on(cut) for cut in range(1, len(facts))))
+
 
 async def test_run_that_was_cut_twice_comes_to_the_same_end(tmp_path: Path) -> None:
     """S-DUR-30, S-DUR-38: a resumed run that dies is resumed again; the same holds for what both recorded."""
@@ -124,9 +128,12 @@ async def test_run_that_was_cut_twice_comes_to_the_same_end(tmp_path: Path) -> N
     await aresume("second", Counted().team(), runtime=runtime)
     longer = await store.facts("second")
     assert "resume" in [fact.kind for fact in longer]
-    for cut in range(middle + 1, len(longer)):
+
+    async def go_on(cut: int) -> None:
         run_id, again = f"cut-{cut}", Counted()
         await _torn(store, longer[:cut], run_id)
         output = await aresume(run_id, again.team(), runtime=runtime)
         assert _essence(output) == _essence(expected)
         assert len(again.asked) == _count(longer)[0] - _count(longer[:cut])[0]
+
+    await asyncio.gather(*(go_on(cut) for cut in range(middle + 1, len(longer))))

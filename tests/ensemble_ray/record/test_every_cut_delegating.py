@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -88,7 +89,8 @@ async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path
     runtime, store, whole = InlineRuntime(home=tmp_path), SqliteStore(tmp_path), Counted()
     expected = await _team(whole, kind).arun(runtime=runtime, run_id="whole")
     facts = await store.facts("whole")
-    for cut in range(1, len(facts)):
+
+    async def go_on(cut: int) -> None:
         run_id, again = f"cut-{cut}", Counted()
         await _torn(store, facts[:cut], run_id)
         output = await aresume(run_id, _team(again, kind), runtime=runtime)
@@ -101,6 +103,8 @@ async def test_delegating_run_comes_to_the_same_end_wherever_it_was_cut(tmp_path
         lost = {f.name for f in done if f.kind == "tool_intent"} - {f.name for f in done if f.kind == "tool_result"}
         assert len(again.called) == sum(fact.kind == "tool_intent" for fact in rest) + len(lost), where
 
+    await asyncio.gather(*(go_on(cut) for cut in range(1, len(facts))))
+
 
 async def test_delegating_run_that_was_cut_twice_comes_to_the_same_end(tmp_path: Path) -> None:
     """S-DUR-70, S-DUR-30, S-DUR-38: what both lives recorded is used."""
@@ -111,12 +115,15 @@ async def test_delegating_run_that_was_cut_twice_comes_to_the_same_end(tmp_path:
     await _torn(store, facts[:middle], "second")
     await aresume("second", Counted().hierarchy(), runtime=runtime)
     longer = await store.facts("second")
-    for cut in range(middle + 1, len(longer), 3):
+
+    async def go_on(cut: int) -> None:
         run_id, again = f"cut-{cut}", Counted()
         await _torn(store, longer[:cut], run_id)
         assert _essence(await aresume(run_id, again.hierarchy(), runtime=runtime)) == _essence(expected)
         models, _, judged = _expected(longer[cut:])
         assert (len(again.asked), len(again.judged)) == (len(models), len(judged))
+
+    await asyncio.gather(*(go_on(cut) for cut in range(middle + 1, len(longer), 3)))
 
 
 @pytest.mark.parametrize("kind", ["hierarchy", "peers"])
