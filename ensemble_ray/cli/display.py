@@ -5,10 +5,11 @@ A listener feeds it, on its delivery thread; a terminal redraws on a thread of i
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -126,7 +127,7 @@ class Display:
         is_live: bool | None = None,
     ) -> None:
         self.tally = Tally()
-        self.listener: EnsembleListener = Watcher(self._take)
+        self.listener: EnsembleListener = Watcher(self._hear)
         self._title = title
         self._is_quiet = is_quiet
         self._is_live = not is_quiet and (is_terminal() if is_live is None else is_live)
@@ -135,6 +136,8 @@ class Display:
         self._note = ""
         self._told_at = 0.0
         self._lock = threading.Lock()
+        #: whose turn it is to be told of
+        self._turn = threading.Lock()
         self._live: Any = None
         self._log = _Warnings(self.note_line)
 
@@ -167,6 +170,12 @@ class Display:
         if self._live is not None:
             self._live.stop()
 
+    @contextlib.contextmanager
+    def held(self) -> Generator[None]:
+        """Inside, nothing that happens is told: a run that goes on tells first what it has on record."""
+        with self._turn:
+            yield
+
     def is_recorded(self, tasks: int) -> None:
         """So many tasks were done when the run went on."""
         with self._lock:
@@ -195,6 +204,10 @@ class Display:
         failed = f", {tally.failed} failed" if tally.failed else ""
         total = f" of {tally.total_tasks}" if tally.total_tasks else ""
         return f"{tally.done}{total} tasks{failed} in {at:.1f} s: {tally.summary(at)}"
+
+    def _hear(self, event: Event) -> None:
+        with self._turn:
+            self._take(event)
 
     def _take(self, event: Event) -> None:
         at = self.elapsed_s

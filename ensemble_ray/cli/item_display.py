@@ -54,7 +54,7 @@ class ItemDisplay(Display):
         super().__init__(title, is_quiet=is_quiet, clock=clock, is_live=is_live)
         self.items = ItemTally(None if source is None else source.count)
         self._look = None if source is None or source.count is not None else source.look
-        self.listener: EnsembleListener = TaskWatcher(self._take)
+        self.listener: EnsembleListener = TaskWatcher(self._hear)
         self._next_at = _EVERY_S
         self._is_over = False
 

@@ -265,9 +265,10 @@ class _Watched:
         """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
         with display, _terminable():
             display.note("starting the runtime")
-            begun = begin(display.listener)
-            self.run = begun
-            display.is_recorded(begun.recorded_tasks)
+            with display.held():
+                begun = begin(display.listener)
+                self.run = begun
+                display.is_recorded(begun.recorded_tasks)
             try:
                 return begun.result(), False
             except KeyboardInterrupt:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import threading
 from datetime import timedelta
 from typing import Any
 
@@ -203,6 +204,27 @@ def test_what_the_record_has_counts_as_done_when_a_run_goes_on() -> None:
     tally.is_recorded(2)
     tally.take(BEGIN, 0.0)
     assert (tally.done, tally.total_tasks) == (2, 3)
+
+
+def test_what_the_record_has_is_told_before_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-DUR-51: events come on a thread of their own, and may come before the run's handle does."""
+    with Display("t", clock=Seconds(), is_live=False) as display:
+        listener = display.listener
+        happening = threading.Thread(
+            target=lambda: (
+                listener.on_ensemble_started("r", "parallel", 3),
+                listener.on_task_complete(_completed("c")),
+            )
+        )
+        with display.held():
+            happening.start()
+            happening.join(0.1)
+            assert capsys.readouterr().err == ""
+            display.is_recorded(2)
+        happening.join()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["2 tasks from the record", "    0.0 s  t: 3 tasks, parallel"]
+    assert lines[2].startswith("    0.0 s  done     3/3  c ")
 
 
 def _asks(
