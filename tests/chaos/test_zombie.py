@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -16,9 +17,10 @@ import pytest
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
-from ensemble_ray.testing import ModelServer
+from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.chaos.audit import audit
 from tests.chaos.cluster import ROOT, environment_in
+from tests.chaos.gate import Gate
 from tests.chaos.kills import Kill
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.teams import QUESTIONS
@@ -28,16 +30,17 @@ from tests.processes import Program, own_directory, program
 COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 RUN_ID = "frozen"
 #: Generous: processes start on two cores while other things run.
-PATIENCE_S = 180.0
+PATIENCE_S = 240.0
 
 
 class Place:
     """A directory, a protocol server, and programs that work on one run there."""
 
-    def __init__(self, directory: Path, scenario: Scenario, server: ModelServer) -> None:
+    def __init__(self, directory: Path, scenario: Scenario, server: ModelServer, gate: Gate) -> None:
         self.directory = directory
         self.scenario = scenario
         self.server = server
+        self.gate = gate
         self.world = World(lines=directory / "lines")
         paths = {QUESTIONS: str(self.world.questions)}
         self.environment = environment_in(
@@ -69,10 +72,13 @@ class Place:
         summary = asyncio.run(self.store().summary(RUN_ID))
         return None if summary is None else summary.state
 
-    def until_asking(self, served: int, next_ones: int = 1) -> None:
-        """Wait until that many calls were answered and the next ones are on their way, held by the server."""
-        self.server.wait_served(served, timeout_s=PATIENCE_S)
-        self.server.pause()
+    def held_after(self, answers: int) -> AbstractContextManager[None]:
+        """Meanwhile the server gives so many answers, and holds all others."""
+        return self.gate.closed(self.server, most=answers + 1)
+
+    def until_held(self, answers: int, next_ones: int = 1) -> None:
+        """Wait until those were given, and the next ones are waited for."""
+        self.server.wait_served(answers, timeout_s=PATIENCE_S)
         self.server.wait_in_flight(next_ones, timeout_s=PATIENCE_S)
 
     def judge(self, kill_at: float) -> None:
@@ -90,25 +96,31 @@ def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     """A run of a team of one agent."""
     scenario = SCENARIOS[request.param]
     with own_directory() as directory:
-        world = World(lines=directory / "lines")
-        with ModelServer(lambda asked: scenario.answer(asked, world)) as server:
-            yield Place(directory, scenario, server)
+        world, gate = World(lines=directory / "lines"), Gate()
+
+        def answer(request: ServedRequest) -> Reply | Fault:
+            gate.note(request)
+            return scenario.answer(request, world)
+
+        with ModelServer(answer) as server:
+            yield Place(directory, scenario, server, gate)
 
 
 @pytest.mark.parametrize("place", ["chain", "chain-with-tools", "newsroom"], indirect=True)
 def test_a_frozen_process_does_nothing_more_when_it_wakes_after_a_takeover(place: Place) -> None:
     """S-DUR-15, S-DUR-16, S-DUR-17: it asks nothing, does nothing, writes nothing, and says why it ends."""
-    with place.first() as zombie:
-        if place.scenario.has_manager:
-            place.until_asking(1, next_ones=3)  # three workers are at it, and none has come to a tool
-        else:
-            place.until_asking(3)
-        frozen_at = freeze(zombie)
-        place.server.resume()
-        with place.second() as refused:
-            assert refused.process.wait(timeout=PATIENCE_S) != 0
-            assert str(zombie.process.pid) in refused.text
-            assert "--take-over" in refused.text
+    with contextlib.ExitStack() as opened:
+        # Three workers of a manager are at it, and none has come to a tool.
+        answers, next_ones = (1, 3) if place.scenario.has_manager else (3, 1)
+        with place.held_after(answers):
+            zombie = opened.enter_context(place.first())
+            place.until_held(answers, next_ones)
+            frozen_at = freeze(zombie)
+        if place.scenario.name == "chain":  # once is enough: it is refused before it knows what it would resume
+            with place.second() as refused:
+                assert refused.process.wait(timeout=PATIENCE_S) != 0
+                assert str(zombie.process.pid) in refused.text
+                assert "--take-over" in refused.text
         with place.second("--take-over", name="third") as heir:
             assert heir.process.wait(timeout=PATIENCE_S) == 0, heir.text
             output = heir.text
@@ -144,17 +156,18 @@ def first_to_end(*programs: Program) -> Program:
 
 def test_one_wins_and_the_other_is_told_when_two_resume_at_once(place: Place) -> None:
     """S-DUR-15: the loser names the process that owns the run; nothing is asked twice."""
-    with place.first() as first:
-        place.until_asking(2)
-        first.process.kill()
-        first.process.wait(timeout=PATIENCE_S)
-        killed_at = time.time()
-    with place.second(name="a") as a, place.second(name="b") as b:
-        loser = first_to_end(a, b)
-        winner = b if loser is a else a
-        assert loser.process.returncode != 0
-        assert f"{winner.process.pid}" in loser.text
-        place.server.resume()
+    with contextlib.ExitStack() as opened:
+        with place.held_after(2):  # until one has lost, so that none can end otherwise
+            with place.first() as first:
+                place.until_held(2)
+                first.process.kill()
+                first.process.wait(timeout=PATIENCE_S)
+                killed_at = time.time()
+            a, b = (opened.enter_context(place.second(name=name)) for name in ("a", "b"))
+            loser = first_to_end(a, b)
+            winner = b if loser is a else a
+            assert loser.process.returncode != 0
+            assert f"{winner.process.pid}" in loser.text
         assert winner.process.wait(timeout=PATIENCE_S) == 0, winner.text
     assert place.state() is RunState.COMPLETED
     place.judge(killed_at)
