@@ -57,7 +57,7 @@ _COLUMNS = (
 
 
 class _Clusters:
-    """Clusters that are there: started when first needed, kept for all runs."""
+    """Clusters that are there: started when first needed, kept for all runs. Those that lose nodes are apart."""
 
     def __init__(self) -> None:
         self._opened = contextlib.ExitStack()
@@ -68,7 +68,7 @@ class _Clusters:
         if ground not in {"cluster", "two_nodes"}:
             return None
         if ground not in self._clusters or self._clusters[ground].program.process.poll() is not None:
-            self._clusters[ground] = self._opened.enter_context(cluster_there(has_two_nodes=ground == "two_nodes"))
+            self._clusters[ground] = self._opened.enter_context(cluster_there())
         return self._clusters[ground]
 
     def __enter__(self) -> Self:

@@ -9,100 +9,76 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import io
+import os
 import random
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import cast
+from unittest.mock import patch
 
+from ensemble_ray.cli.app import invoke
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
-from ensemble_ray.testing import ModelServer
-from tests.chaos.audit import Audit, answers_in, audit, difference
-from tests.chaos.audit_delegations import decisions_in
-from tests.chaos.audit_map_reduce import judge_files, outcomes_in
+from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
+from tests.chaos.audit import Audit, answers_in, audit
+from tests.chaos.audit_map_reduce import judge_files
 from tests.chaos.cluster import ROOT, Cluster, environment_in
+from tests.chaos.comparison import OUTPUT, Undisturbed, output_in
+from tests.chaos.gate import Gate, all_read
 from tests.chaos.kills import Kill
 from tests.chaos.moments import ASKED, ENDING, OWNED, Moment, moments
 from tests.chaos.report import Report
 from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
-from tests.chaos.victims import Victim, actors_of, end_session, kill_all, one_of, wait_gone, workers_of
+from tests.chaos.victims import (
+    Ground,
+    Victim,
+    actors_of,
+    end_session,
+    is_there,
+    kill_all,
+    one_of,
+    wait_gone,
+    workers_of,
+)
 from tests.chaos.world import World
 from tests.processes import Program, own_directory, program
 
 __all__ = ["run_with_kills", "undisturbed"]
 
 #: Longest wait for a process that must come or go, s.
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 #: How long a first process of a kind is waited for, s; a scenario need not have each kind.
-_BIRTH_S = 2.0
+_BIRTH_S = 10.0
 #: How often a run is resumed without having been killed before it counts as lost.
 _TRIES = 3
 #: So many answers before the last one a run is about to end: some have a shape of their own, and fewer answers.
 _ABOUT = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
-#: Where the output begins among what a program printed.
-_OUTPUT = '{\n  "'
+#: What a run hears in the environment of its process.
+_HEARD = ("CHAOS_", "ENSEMBLE_RAY_", "OPENAI_")
 _COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 
 
-@dataclass(frozen=True, slots=True)
-class _Undisturbed:
-    """What a run that nobody disturbs gives."""
-
-    output: Mapping[str, object]
-    #: what was decided of delegations, by call
-    decisions: Mapping[str, object]
-    #: of a map-reduce: what its tasks and its items gave
-    tree: Mapping[str, object]
-    has_own_shape: bool
-
-    def differences(self, output: Mapping[str, object], run: _Disturbed) -> list[str]:
-        """Where another run is not the same."""
-        facts = run.facts()
-        decisions, tree = decisions_in(facts), outcomes_in(facts, run.world.letters(), has_own_shape=self.has_own_shape)
-        return [
-            *difference(self.output, output, has_own_shape=self.has_own_shape),
-            *(
-                f"'{name}' was decided as {decisions.get(name)} instead of {self.decisions.get(name)}"
-                for name in sorted({*self.decisions, *decisions})
-                if decisions.get(name) != self.decisions.get(name)
-            ),
-            *(
-                f"{name} gave {tree.get(name)} instead of {self.tree.get(name)}"
-                for name in sorted({*self.tree, *tree})
-                if tree.get(name) != self.tree.get(name)
-            ),
-        ]
-
-
 @cache
-def undisturbed(name: str) -> _Undisturbed:
+def undisturbed(name: str) -> Undisturbed:
     """What a scenario gives when nobody is killed; it does not depend on where it runs."""
     from tests.chaos.scenarios import SCENARIOS
 
     scenario = SCENARIOS[name]
-    with _Disturbed.of(scenario, cluster=None, is_inline=True) as run:
-        run.start_first()
-        output = run.finish()
-        assert output is not None, f"{name} does not even run when nobody is killed:\n" + "\n".join(
-            run.report.violations
-        )
+    with _Disturbed.of(scenario, cluster=None, ground="inline") as run:
+        output = run.run_here()
         assert run.server.stats()["requests"] == scenario.calls or scenario.has_own_shape, run.server.stats()
         assert len(run.world.asked()) == scenario.questions, run.world.asked()
         found = run.judged()
         assert not found.violations, found.violations
         assert not scenario.check(output, run.world)
-        facts, has_own_shape = run.facts(), scenario.has_own_shape
-        tree = outcomes_in(facts, run.world.letters(), has_own_shape=has_own_shape)
-        return _Undisturbed(output, decisions_in(facts), tree, has_own_shape)
+        return Undisturbed.of(output, run.facts(), run.world.letters(), has_own_shape=scenario.has_own_shape)
 
 
 def run_with_kills(
@@ -115,14 +91,16 @@ def run_with_kills(
         victims: Who is killed, by lot; all of the same ground.
         seed: Decides when whom.
         kills: How often at most; a run that ends before is not killed any more.
-        cluster: The one that is there, for victims that live in one.
+        cluster: The one that is there, for victims that live in one; a run that loses its own goes on there.
     """
+    if cluster is not None and any(victim.ground == "two_nodes" for victim in victims):
+        cluster.have_second_node()
     expected = undisturbed(scenario.name) if scenario.is_compared else None
     if scenario.is_fed:
         victims = [victim.in_fed_run() for victim in victims]
     rng = random.Random(f"{scenario.name}/{seed}")  # noqa: S311  repeatable, keeps no secret
     begun = time.monotonic()
-    with _Disturbed.of(scenario, cluster=cluster, is_inline=victims[0].ground == "inline") as run:
+    with _Disturbed.of(scenario, cluster=cluster, ground=victims[0].ground) as run:
         report = run.report
         report.seed, report.victims = seed, "+".join(victim.name for victim in victims)
         try:
@@ -132,7 +110,7 @@ def run_with_kills(
                     break
             output = run.finish()
             if output is not None and expected is not None:
-                report.violations += expected.differences(output, run)
+                report.violations += expected.differences(output, run.facts(), run.world.letters())
             if output is not None:
                 report.violations += scenario.check(output, run.world)
         except (AssertionError, TimeoutError) as error:
@@ -154,37 +132,43 @@ class _Disturbed:
     """One run and all programs that work on it."""
 
     def __init__(
-        self, scenario: Scenario, directory: Path, server: ModelServer, environment: Mapping[str, str]
+        self, scenario: Scenario, directory: Path, server: ModelServer, environment: Mapping[str, str], gate: Gate
     ) -> None:
         self.scenario = scenario
         self.directory = directory
         self.server = server
         self.environment = environment
+        self.gate = gate
         self.world = World(lines=directory / "lines")
         self.run_id = f"chaos-{directory.name}"
         self.report = Report(scenario=scenario.name, victims="", seed=0)
         self.kills: list[Kill] = []
         self.cluster: Cluster | None = None
+        #: whether its first program starts a cluster, also where there is one
+        self.has_own_cluster = False
         self.driver: Program | None = None
         self._programs = contextlib.ExitStack()
 
     @classmethod
     @contextlib.contextmanager
-    def of(cls, scenario: Scenario, *, cluster: Cluster | None, is_inline: bool) -> Generator[_Disturbed, None, None]:
+    def of(cls, scenario: Scenario, *, cluster: Cluster | None, ground: Ground) -> Generator[_Disturbed, None, None]:
         """A run with a directory and a server of its own."""
         with own_directory() as directory, contextlib.ExitStack() as opened:
-            world = World(lines=directory / "lines")
-            server = opened.enter_context(ModelServer(lambda request: scenario.answer(request, world)))
-            joining = {} if cluster is None else cluster.environment
+            world, gate = World(lines=directory / "lines"), Gate()
+
+            def answer(request: ServedRequest) -> Reply | Fault:
+                gate.note(request)
+                return scenario.answer(request, world)
+
+            server = opened.enter_context(ModelServer(answer))
             environment = environment_in(
                 directory,
-                **joining,
                 OPENAI_BASE_URL=server.base_url,
-                ENSEMBLE_RAY_RUNTIME="inline" if is_inline else "ray",
+                ENSEMBLE_RAY_RUNTIME="inline" if ground == "inline" else "ray",
                 **{QUESTIONS: str(world.questions), **scenario.environment},
             )
-            run = cls(scenario, directory, server, environment)
-            run.cluster = cluster
+            run = cls(scenario, directory, server, environment, gate)
+            run.cluster, run.has_own_cluster = cluster, ground == "own_cluster"
             opened.enter_context(run._programs)
             yield run
 
@@ -192,8 +176,22 @@ class _Disturbed:
 
     def start_first(self) -> None:
         """Begin the run."""
+        self._start(*self._first())
+
+    def _first(self) -> list[str]:
         inputs = [part for name, value in self.scenario.inputs.items() for part in ("--input", f"{name}={value}")]
-        self._start("run", self.scenario.target, *inputs, "--run-id", self.run_id)
+        return ["run", self.scenario.target, *inputs, "--run-id", self.run_id]
+
+    def run_here(self) -> Mapping[str, object]:
+        """Run it in this process, where nobody is killed; gives its output."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_HEARD)}
+        ours = {name: value for name, value in self.environment.items() if name.startswith(_HEARD)}
+        printed = io.StringIO()
+        with patch.dict(os.environ, kept | ours, clear=True), contextlib.redirect_stdout(printed):
+            code = invoke([*self._first(), "--json", "--quiet"])
+        assert code == self.scenario.exit_code, f"{self.scenario.name} does not even run when nobody is killed"
+        assert self.state() is RunState.COMPLETED
+        return output_in(printed.getvalue())
 
     def _go_on(self) -> None:
         """Resume the run; one that recorded no plan has not begun, and is begun."""
@@ -206,7 +204,9 @@ class _Disturbed:
         self.report.runs += 1
         log = self.directory / f"log-{self.report.runs}"
         command = [*_COMMAND, *arguments, "--json", "--quiet"]
-        self.driver = self._programs.enter_context(program(command, log=log, env=self.environment, cwd=ROOT))
+        joins = self.cluster is not None and not (self.has_own_cluster and self.report.runs == 1)
+        environment = {**self.environment, **(self.cluster.environment if self.cluster and joins else {})}
+        self.driver = self._programs.enter_context(program(command, log=log, env=environment, cwd=ROOT))
         self.report.story.append(" ".join(arguments))
 
     def _has_ended(self) -> bool:
@@ -236,10 +236,12 @@ class _Disturbed:
         """Wait for the moment, kill, and see to it that the run goes on; False when the run ended before."""
         if not self._until_reached(self._wait_for(moment)):
             return False
-        time.sleep(moment.delay_s)
-        if self._is_over():
-            return False
-        at = self._kill(moment.victim, rng)
+        with contextlib.nullcontext() if moment.most is None else self.gate.closed(self.server, moment.most):
+            time.sleep(moment.delay_s)
+            if self._is_over():
+                return False
+            at = self._kill(moment.victim, rng)
+            read_at = all_read(self.server)
         if at is None:
             return not self._is_over()
         victim, settled = moment.victim, dict[str, int]()
@@ -254,7 +256,7 @@ class _Disturbed:
                 repeats_calls=victim.repeats_calls,
                 when=str(moment),
                 settled=settled,
-                until=at + victim.lives_on_s,
+                until=max(read_at, at + victim.lives_on_s),
             )
         )
         self.report.story.append(f"kill {moment}")
@@ -322,7 +324,11 @@ class _Disturbed:
                 if self._is_over():
                     return None
                 time.sleep(0.01)
-        return None if pid is None else kill_all([pid])
+        if pid is None:
+            return None
+        at = kill_all([pid])
+        wait_gone(lambda: [str(pid)] if is_there(pid) else [], victim.name)
+        return at
 
     def _kill_driver(self, victim: Victim, driver: Program) -> float:
         session = driver.process.pid
@@ -354,7 +360,7 @@ class _Disturbed:
                 state = self.state()
                 if state is not RunState.COMPLETED:
                     self.report.violations.append(f"the run gave its output, and its state is {state}")
-                return _json_in(driver.text)
+                return output_in(driver.text)
             self.report.violations.append(f"'{self.report.story[-1]}' and then exit code {code}; state: {self.state()}")
             self.driver = None
             if self.state() is RunState.FAILED:
@@ -389,10 +395,5 @@ class _Disturbed:
         words = [f"story: {' | '.join(self.report.story)}"]
         for number in range(max(1, self.report.runs - 1), self.report.runs + 1):
             text = (self.directory / f"log-{number}").read_text(encoding="utf-8", errors="replace")
-            words.append(f"log {number}: {text.partition(_OUTPUT)[0][-3000:]}")
+            words.append(f"log {number}: {text.partition(OUTPUT)[0][-3000:]}")
         return words
-
-
-def _json_in(text: str) -> Mapping[str, object]:
-    """The output among what a program printed."""
-    return cast("Mapping[str, object]", json.JSONDecoder().raw_decode(text[text.index(_OUTPUT) :])[0])

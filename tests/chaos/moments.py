@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.chaos.scenarios import Scenario
 from tests.chaos.victims import Victim
@@ -17,6 +17,10 @@ OWNED = "owned"
 ASKED = "questions"
 #: Kind of a moment: about all answers were given, so files are being completed and the end is put on record.
 ENDING = "ending"
+#: Kinds of moments that so many more requests must come for.
+_COUNTED = frozenset({"arrived", "served", ASKED})
+#: A run that makes its own shape may have so many requests less than another.
+_FEWER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +31,10 @@ class Moment:
     kind: str
     more: int
     delay_s: float
+
+    #: how many different requests may have come when somebody dies, so that the run is long enough for all who follow;
+    #: None: as many as there are
+    most: int | None = None
 
     def __str__(self) -> str:
         what = {OWNED: "it had an owner", ENDING: "it was about to end"}.get(self.kind, f"{self.more} more {self.kind}")
@@ -53,4 +61,14 @@ def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: rand
         if scenario.is_fed:
             kinds.append(ENDING)
         found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
-    return found
+    return _bounded(found, scenario.calls - (_FEWER if scenario.has_own_shape else 0))
+
+
+def _bounded(found: Sequence[Moment], calls: int) -> list[Moment]:
+    """Each with its bound; whoever dies when the run is about to end may come too late."""
+    bounded: list[Moment] = []
+    left = 1
+    for moment in reversed(found):
+        bounded.append(moment if moment.kind == ENDING else replace(moment, most=calls - left))
+        left += moment.more + 1 if moment.kind in _COUNTED else 1
+    return bounded[::-1]

@@ -60,7 +60,7 @@ class Scenario:
     #: whether it is run undisturbed first, and compared with that
     is_compared: bool = True
     #: longest wait for its end, and for anything else that must come, s
-    patience_s: float = 120.0
+    patience_s: float = 240.0
     #: what is wrong with the output, beside its being unlike that of the undisturbed run
     check: Callable[[Mapping[str, object], World], Sequence[str]] = _nothing_more
 

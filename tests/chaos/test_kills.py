@@ -19,7 +19,7 @@ from tests.chaos.victims import VICTIMS
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster that was there before any of these runs."""
+    """A cluster that was there before any of these runs; the last of them gives it a second node, and loses that."""
     with cluster_there() as there:
         yield there
 
@@ -33,11 +33,11 @@ def killed(scenario: str, victims: Sequence[str], *, seed: int, kills: int, clus
     return report
 
 
-@pytest.mark.parametrize(("scenario", "seed"), [("chain-with-tools", 7), ("dag-with-tools", 103)])
+@pytest.mark.parametrize(("scenario", "seed"), [("chain-with-tools", 11), ("dag-with-tools", 4)])
 def test_a_run_in_one_process_is_continued_when_that_is_killed(scenario: str, seed: int) -> None:
     """S-DUR-3, S-DUR-16, S-DUR-22, S-DUR-23, S-DUR-27, S-DUR-30, S-DUR-35, S-DUR-37, S-DUR-38, S-DUR-51."""
-    report = killed(scenario, ["process"], seed=seed, kills=3)
-    assert report.runs == 4
+    report = killed(scenario, ["process"], seed=seed, kills=2)
+    assert report.runs == 3
 
 
 @pytest.mark.parametrize(("scenario", "seed"), [("newsroom", 4), ("peers", 2)])
@@ -50,9 +50,11 @@ def test_delegations_are_continued_when_their_process_is_killed(scenario: str, s
     assert (report.runs, report.rules_broken) == (3, 0)
 
 
-def test_tasks_go_on_elsewhere_when_their_agents_are_killed(cluster: Cluster) -> None:
-    """S-DUR-31, S-DUR-37: the run needs no resumption, and its driver notices nothing."""
-    assert killed("dag-with-tools", ["agent"], seed=3, kills=2, cluster=cluster).runs == 1
+def test_tasks_go_on_elsewhere_when_their_agents_and_the_scheduler_are_killed(cluster: Cluster) -> None:
+    """S-DUR-30, S-DUR-31, S-DUR-32, S-DUR-37: the run needs no resumption, and its driver notices nothing."""
+    report = killed("dag-with-tools", ["agent", "scheduler"], seed=3, kills=3, cluster=cluster)
+    assert report.runs == 1
+    assert [kill.split()[1] for kill in report.story if kill.startswith("kill")] == ["scheduler", "agent", "scheduler"]
 
 
 @pytest.mark.parametrize(("scenario", "victim", "seed"), [("newsroom", "manager", 3), ("peers", "agent", 8)])
@@ -62,30 +64,21 @@ def test_delegations_go_on_when_who_asked_is_killed(scenario: str, victim: str, 
     assert (report.runs, report.rules_broken) == (1, 0)
 
 
-def test_runs_go_on_when_the_scheduler_is_killed(cluster: Cluster) -> None:
-    """S-DUR-32, S-DUR-30, S-DUR-37."""
-    assert killed("chain-with-tools", ["scheduler"], seed=5, kills=2, cluster=cluster).runs == 1
+def test_nothing_is_asked_again_when_the_event_hub_and_the_driver_are_killed(cluster: Cluster) -> None:
+    """S-DUR-33, S-DUR-35, S-DUR-37: the run goes on and ends, and a later process is given the recorded output.
 
-
-def test_nothing_is_asked_again_when_the_event_hub_is_killed(cluster: Cluster) -> None:
-    """S-DUR-37: events are no part of the record, and their loss repeats nothing."""
-    report = killed("dag", ["hub"], seed=1, kills=1, cluster=cluster)
-    assert (report.runs, report.repeats_in_flight) == (1, 0)
-
-
-def test_the_run_goes_on_and_ends_when_its_driver_is_killed(cluster: Cluster) -> None:
-    """S-DUR-33, S-DUR-35: a later process is given the recorded output."""
-    report = killed("chain", ["driver"], seed=1, kills=1, cluster=cluster)
+    Events are no part of the record, and their loss repeats nothing.
+    """
+    report = killed("chain", ["hub", "driver"], seed=2, kills=2, cluster=cluster)
     assert (report.runs, report.repeats_in_flight) == (2, 0)
     assert "state completed" in report.story
 
 
-def test_a_run_is_continued_on_a_new_cluster_when_all_of_the_old_one_is_killed() -> None:
+def test_a_run_is_continued_on_another_cluster_when_all_of_its_own_is_killed(cluster: Cluster) -> None:
     """S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-51."""
-    assert killed("chain-with-tools", ["cluster"], seed=4, kills=1).runs == 2
+    assert killed("chain-with-tools", ["cluster"], seed=4, kills=1, cluster=cluster).runs == 2
 
 
-def test_a_run_goes_on_when_a_node_is_lost() -> None:
-    """S-DUR-7, S-DUR-31, S-DUR-32: whatever lived there, agents or the scheduler itself."""
-    with cluster_there(has_two_nodes=True) as two_nodes:
-        killed("dag", ["node"], seed=2, kills=1, cluster=two_nodes)
+def test_a_run_goes_on_when_a_node_is_lost(cluster: Cluster) -> None:
+    """S-DUR-7, S-DUR-31: whatever lived there."""
+    killed("dag", ["node"], seed=2, kills=1, cluster=cluster)

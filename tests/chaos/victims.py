@@ -17,9 +17,11 @@ from typing import Literal
 
 __all__ = [
     "VICTIMS",
+    "Ground",
     "Victim",
     "actors_of",
     "end_session",
+    "is_there",
     "kill_all",
     "one_of",
     "processes_of",
@@ -34,7 +36,7 @@ Ground = Literal["inline", "own_cluster", "cluster", "two_nodes"]
 _HELPERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _STARTING = "ray/_private/workers/default_worker.py"
 #: How long killed processes may take to be gone, s.
-_GONE_S = 60.0
+_GONE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,13 @@ def processes_of(session: int) -> Iterator[tuple[int, str]]:
             pid = int(place.name)
             if os.getsid(pid) == session and not _is_zombie(place):
                 yield pid, (place / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process can still do something."""
+    with contextlib.suppress(OSError):
+        return not _is_zombie(Path("/proc", str(pid)))
+    return False
 
 
 def _is_zombie(place: Path) -> bool:
