@@ -111,6 +111,7 @@ def test_death_of_an_agents_process_fails_its_task_when_nothing_is_recorded(
         tasks=[before, task("go", worker), task("never", worker)], listeners=[watcher], durability="off"
     )
     run = ensemble.start(runtime=ray_runtime)
+    until(lambda: "start go" in watcher.lines, "the start")  # what has not been sent dies with the process
     kill_first(marks)
     with pytest.raises(TaskExecutionError) as caught:
         run.result(timeout_s=PATIENCE_S)

@@ -140,18 +140,19 @@ class Unloadable:
         return "here"
 
 
-@pytest.mark.parametrize("what", ["agent", "handler"])
 @pytest.mark.parametrize("first", [True, False])
-def test_agent_that_cannot_be_loaded_is_a_clear_error(ray_runtime: Runtime, what: str, *, first: bool) -> None:
-    """S-CONV-34: never a hang, also when its task is the second; inline it works."""
-    culprit = task("go", agent(Unloadable())) if what == "agent" else task("go", handler=Unloadable())
+def test_agent_that_cannot_be_loaded_is_a_clear_error(ray_runtime: Runtime, *, first: bool) -> None:
+    """S-CONV-34: neither can a handler; never a hang, also when its task is the second; inline it works."""
     before = task("before", agent(ScriptedModel(otherwise="x"), "Other"))
-    ensemble = Ensemble(tasks=[culprit, before] if first else [before, culprit])
-    with pytest.raises(ValidationError) as caught:
-        ensemble.start(runtime=ray_runtime).result(timeout_s=PATIENCE_S)
-    assert "cannot be loaded in a worker process: No module named 'only_here'" in str(caught.value)
-    assert "runtime='inline'" in str(caught.value)
-    assert ensemble.run(runtime="inline").task_outputs
+    culprits = (task("go", agent(Unloadable())), task("go", handler=Unloadable()))
+    ensembles = [Ensemble(tasks=[culprit, before] if first else [before, culprit]) for culprit in culprits]
+    for run in [ensemble.start(runtime=ray_runtime) for ensemble in ensembles]:
+        with pytest.raises(ValidationError) as caught:
+            run.result(timeout_s=PATIENCE_S)
+        assert "cannot be loaded in a worker process: No module named 'only_here'" in str(caught.value)
+        assert "runtime='inline'" in str(caught.value)
+    for ensemble in ensembles:
+        assert ensemble.run(runtime="inline").task_outputs
 
 
 def test_agent_that_cannot_be_loaded_leaves_others_alone(ray_runtime: Runtime) -> None:
