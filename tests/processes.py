@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -28,12 +29,19 @@ _GRACE_S = 20.0
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports on loopback that nobody listens on now."""
+    """Different ports on loopback that nobody listens on now, and that nobody is given who asks for any port.
+
+    The system gives those from 32768 on, Ray its workers those from 10002 to 19999: a port of these could be taken
+    between now and its use, also by the very program that it is meant for.
+    """
     with contextlib.ExitStack() as opened:
-        sockets = [opened.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [int(each.getsockname()[1]) for each in sockets]
+        found: list[int] = []
+        while len(found) < count:
+            trial = opened.enter_context(socket.socket())
+            with contextlib.suppress(OSError):  # somebody has it
+                trial.bind(("127.0.0.1", 20_000 + secrets.randbelow(12_768)))
+                found.append(int(trial.getsockname()[1]))
+        return found
 
 
 @contextlib.contextmanager
