@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,11 @@ from tests.processes import free_ports, own_directory, own_environment, program
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_map_reduce, write_team
 
 RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as asking:
+        return asking.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_team_and_a_map_reduce_run_as_a_job_of_a_cluster() -> None:
@@ -38,6 +44,8 @@ def test_a_team_and_a_map_reduce_run_as_a_job_of_a_cluster() -> None:
         ]
         with program(head, log=directory / "log", env=env, cwd=directory) as cluster:
             cluster.until(lambda: "Ray runtime started" in cluster.text, "the head")
+            # It says so before this one stands, and a job that is submitted waits ten seconds for it.
+            cluster.until(lambda: _listens(agent), "the agent that starts jobs")
             entry_point = (
                 f"ensemble-ray run {team} --input topic=Ray --run-id job --json --quiet && "
                 f"ensemble-ray run {many} --run-id many --quiet"
