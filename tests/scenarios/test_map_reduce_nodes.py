@@ -15,6 +15,8 @@ from tests.processes import program
 from tests.scenarios.spread_run import COUNT
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Generous: processes start on both nodes of a machine on which other things run.
+_PATIENCE_S = 300.0
 
 
 def test_replicas_are_on_all_nodes_and_recorded_on_that_of_the_driver(tmp_path: Path) -> None:
@@ -24,7 +26,7 @@ def test_replicas_are_on_all_nodes_and_recorded_on_that_of_the_driver(tmp_path: 
         environment = {**os.environ, **cluster.environment, "PYTHONPATH": str(ROOT), "ENSEMBLE_RAY_HOME": str(records)}
         command = [sys.executable, "-m", "tests.scenarios.spread_run", str(file)]
         with program(command, log=tmp_path / "log", env=environment, cwd=ROOT) as driver:
-            assert driver.process.wait(timeout=120) == 0, driver.text
+            assert driver.process.wait(timeout=_PATIENCE_S) == 0, driver.text
     came = json.loads(file.read_text(encoding="utf-8"))
     counts = Counter(came["nodes"])
     assert len(counts) == 2
