@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 from pydantic import BaseModel
 
 from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError
@@ -275,9 +276,12 @@ async def test_no_row_is_torn_when_the_disk_is_full(tmp_path: Path) -> None:
     assert await _indices(path) == [0, 1]
 
 
-async def test_rows_are_written_in_groups_when_there_are_many(tmp_path: Path) -> None:
+async def test_rows_are_written_in_groups_when_there_are_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MR-130: a run of any size makes its parquet file piece by piece."""
+    monkeypatch.setattr("ensemble_ray.items.parquet._GROUP_ROWS", 100)
     path = tmp_path / "out.parquet"
-    many = [_result(index) for index in range(10_001)]
+    many = [_result(index) for index in range(201)]
     await _write(path, *many)
-    assert await _indices(path) == list(range(10_001))
+    assert await _indices(path) == list(range(201))
+    groups = parquet.read_metadata(path)
+    assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [100, 100, 1]

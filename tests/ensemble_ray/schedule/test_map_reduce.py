@@ -238,7 +238,7 @@ def test_one_group_is_final_when_an_ordered_level_is_complete() -> None:
 @pytest.mark.parametrize("rules", [by_chunk, by_budget])
 def test_machine_is_small_when_items_are_many(rules: Callable[..., MapReduceRules], order: dict[str, bool]) -> None:
     """S-MR-132: between any two calls it keeps at most 40 bytes for an item."""
-    items = 1_500
+    items = 800
     chance = random.Random(7)  # noqa: S311  a seeded order
     machine = MapReduceMachine(rules(20, window=4, **order))
     running: list[Work] = []
