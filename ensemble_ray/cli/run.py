@@ -265,13 +265,15 @@ class _Watched:
         """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
         with display, _terminable():
             display.note("starting the runtime")
-            with display.held():
-                begun = begin(display.listener)
-                self.run = begun
-                display.is_recorded(begun.recorded_tasks)
             try:
-                return begun.result(), False
+                with display.held():
+                    self.run = begin(display.listener)
+                    display.is_recorded(self.run.recorded_tasks)
+                return self.run.result(), False
             except KeyboardInterrupt:
+                begun = self.run
+                if begun is None:
+                    raise
                 display.note_line("Ending the run; Ctrl-C again leaves at once.")
                 begun.cancel()
                 try:
