@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TEAMS = ROOT / "examples" / "teams"
 COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 #: Generous: Ray starts on two cores while other things run.
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0
 
 Servers = Callable[..., ModelServer]
 
