@@ -8,6 +8,7 @@ run (S-SET-27).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import queue
@@ -127,7 +128,8 @@ async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
 
     def watch() -> None:
         done.wait()
-        loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
 
     threading.Thread(target=watch, name="ensemble-ray-delivery-wait", daemon=True).start()
     await ready

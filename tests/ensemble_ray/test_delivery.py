@@ -118,6 +118,28 @@ async def test_close_waits_until_everything_is_delivered() -> None:
     assert slow.heard == quick.heard == ["last"]
 
 
+def test_listener_goes_on_when_the_loop_that_waited_for_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-EVT-6: nobody waits any more, nothing is raised in any thread."""
+    raised: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", raised.append)
+    slow, before = Waiting(), set(threading.enumerate())
+
+    async def leave() -> None:
+        delivery = Delivery([slow])
+        delivery.emit(token("last"))
+        closing = asyncio.ensure_future(delivery.close())
+        await asyncio.sleep(0)
+        closing.cancel()
+
+    asyncio.run(leave())
+    begun_here = set(threading.enumerate()) - before
+    slow.release.set()
+    for thread in begun_here:
+        thread.join(PATIENCE_S)
+    assert (slow.heard, raised) == (["last"], [])
+    assert not any(thread.is_alive() for thread in begun_here if thread.name.startswith("ensemble-ray"))
+
+
 async def test_closing_again_is_fine() -> None:
     """S-EVT-6: a run that fails while it begins closes more than once."""
     delivery = Delivery([Keeper()])
