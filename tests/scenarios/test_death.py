@@ -180,16 +180,19 @@ def test_all_tasks_of_a_dead_process_fail_once_when_nothing_is_recorded(ray_runt
     assert len(watcher.of(TaskFailedEvent)) == 6
 
 
-@pytest.mark.parametrize("durability", ["effects", "run"])
-def test_all_tasks_of_a_dead_process_go_on_once(ray_runtime: Runtime, tmp_path: Path, durability: str) -> None:
-    """S-DUR-31, S-PAR-12: several at the same time, with what is committed of them."""
-    marks, watcher = Marks(tmp_path / "marks"), Watcher()
-    run = six(marks, watcher, ray_runtime, durability)
-    until(lambda: len(marks.lines) == 12, "all tasks at work again")
-    marks.add("over")
-    assert [each.raw for each in run.result(timeout_s=PATIENCE_S).task_outputs] == ["done"] * 6
-    assert sorted(line for line in watcher.lines if line.startswith("complete")) == [f"complete t{n}" for n in range(6)]
-    assert not watcher.of(TaskFailedEvent)
+def test_all_tasks_of_a_dead_process_go_on_once(ray_runtime: Runtime, tmp_path: Path) -> None:
+    """S-DUR-31, S-PAR-12: several at the same time, with what is committed of them, which depends on the durability."""
+    begun: list[tuple[Marks, Watcher, Run]] = []
+    for durability in ("effects", "run"):
+        marks, watcher = Marks(tmp_path / durability), Watcher()
+        begun.append((marks, watcher, six(marks, watcher, ray_runtime, durability)))
+    for marks, watcher, run in begun:
+        until(lambda here=marks: len(here.lines) == 12, "all tasks at work again")
+        marks.add("over")
+        assert [each.raw for each in run.result(timeout_s=PATIENCE_S).task_outputs] == ["done"] * 6
+        completed = sorted(line for line in watcher.lines if line.startswith("complete"))
+        assert completed == [f"complete t{n}" for n in range(6)]
+        assert not watcher.of(TaskFailedEvent)
 
 
 def test_death_of_a_process_in_a_cancelled_run_is_no_failure(ray_runtime: Runtime, tmp_path: Path) -> None:
