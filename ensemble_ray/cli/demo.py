@@ -66,7 +66,7 @@ def demo(
 def _threads() -> int | None:
     """Threads of the engine: its own choice, but one where the machine is busy already.
 
-    Its threads wait for each other without giving way; where others want the cores, two are five times slower than one.
+    Its threads wait for each other many times per token: where others want the cores, two are slower than one.
     """
     try:
         load = os.getloadavg()[0]
