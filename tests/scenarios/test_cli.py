@@ -163,7 +163,7 @@ def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_s
     environment = _environment(place, server)
     command = [*COMMAND, "run", "my_team:team", "-i", "topic=x", "--runtime", runtime, "--run-id", "stopped"]
     with program(command, log=place / "log", env=environment, cwd=place) as running:
-        server.wait_in_flight(1, timeout_s=PATIENCE_S)
+        running.until(lambda: server.in_flight, "the model call", timeout_s=PATIENCE_S)
         os.killpg(running.process.pid, signal.SIGINT)  # as a terminal does: the whole group gets it
         assert running.process.wait(timeout=PATIENCE_S) == 130, running.text
         server.wait_served(1, timeout_s=PATIENCE_S)
