@@ -101,8 +101,8 @@ def _write(file: Path, **values: object) -> None:
 def _keep(file: Path) -> None:
     from ray.cluster_utils import Cluster as LocalCluster  # the harness that imports this module does not need it
 
-    # No driver of its own, whose workers would be started for nothing, and nobody who reads logs.
-    head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False}
+    # No driver of its own, whose workers would be started for nothing, nobody who reads logs, and nobody who adds nodes.
+    head = {"num_cpus": 2, "include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
     cluster = LocalCluster(initialize_head=True, head_node_args=head)
     _write(file, address=cluster.address)
     node: Any = None
