@@ -52,7 +52,7 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
         _reach(address)
         with _quiet():
             cast("Callable[..., object]", ray.init)(**{**options, **init_options})
-    except (OSError, ValueError, RuntimeError) as error:
+    except Exception as error:  # Ray raises no less than that itself, where its own processes take more than 30 s
         raise EnsembleError(_cannot_connect(address, error)) from error
     return True
 
