@@ -16,9 +16,9 @@ RUN = "run-1"
 #: How long stores of tests wait for a server that is there, s; so long that a slow machine is no lost server.
 PATIENCE_S = 60.0
 
-#: A process that owns the run, or joins it, and appends: `own` until it is refused, `join` and `fork` a few.
+#: A process that owns the run, or joins it, and appends: `own` until it is refused, `join` a few.
 OTHER = """
-import asyncio, os, sys, time
+import asyncio, sys
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.store_postgres import PostgresStore
@@ -38,9 +38,6 @@ async def main():
     if sys.argv[2] == "join":
         await journal.close()
         return
-    if sys.argv[2] == "fork" and os.fork() == 0:
-        time.sleep(600)  # longer than anybody waits for the run to be free
-        os._exit(0)
     print("ready", flush=True)
     while True:
         number += 1
@@ -66,7 +63,7 @@ def fact(name: str = "facts#0/0/model", kind: str = "model", **data: object) -> 
 
 
 def another_process(url: str, what: str, directory: Path) -> AbstractContextManager[Program]:
-    """A process that owns the run (`own`, `fork`) or joins it (`join`)."""
+    """A process that owns the run (`own`) or joins it (`join`)."""
     command = [sys.executable, "-c", OTHER, url, what]
     return program(command, log=directory / f"{what}.log", env=own_environment(directory), cwd=Path.cwd())
 
