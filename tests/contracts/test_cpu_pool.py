@@ -29,7 +29,7 @@ from ensemble_ray.tools.registry import resolve_tools
 @cache
 def _local_pool() -> LokyCpuPool:
     """One for all tests: what one of them does to it, the next ones find mended, and processes need not start anew."""
-    return LokyCpuPool(workers=2)
+    return LokyCpuPool(workers=2, idle_s=600.0)  # none leaves while tests of another adapter take their time
 
 
 @asynccontextmanager
