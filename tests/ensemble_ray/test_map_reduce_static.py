@@ -226,7 +226,7 @@ def test_listeners_see_every_level() -> None:
 
 def test_no_reduce_runs_when_a_map_fails_fast() -> None:
     """S-MR-100, S-MR-92: `TaskExecutionError`; its trace is annotated as any other."""
-    model = failing(2)
+    model = failing(2, 4, 6)  # one of each group: a group without might be done, and reduced, before the failure comes
     with pytest.raises(TaskExecutionError) as failed:
         team(llm=model).run(runtime="inline")
     assert not any("reduce" in call.text for call in model.calls)
