@@ -75,7 +75,7 @@ def test_all_variants_make_the_same_calls_when_a_scenario_is_measured(
 
 def test_a_measurement_is_refused_when_a_variant_makes_other_calls_than_the_work_needs() -> None:
     """A figure of a variant that does less, or more, would be worth nothing."""
-    wrong = replace(scenario_named("chain"), requests_more=1)
+    wrong = replace(scenario_named("chain"), variants={"floor": "chain:floor"}, requests_more=1)
 
     with pytest.raises(WrongCountError, match="floor made 10 requests in a round, needed are 11"):
         measure(wrong, Conditions(rounds=ROUNDS, size=10, with_ray=False, durability="off", progress=silent))
