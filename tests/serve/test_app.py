@@ -40,7 +40,7 @@ class Endpoint:
 
     def send(self, method: str, path: str, body: object = None) -> http.client.HTTPConnection:
         """Ask, and leave the answer to the caller."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=300)
         headers = {"content-type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
