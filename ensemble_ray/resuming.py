@@ -22,7 +22,7 @@ from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.map_reduce_fold import refusal_of
-from ensemble_ray.record.progress import tasks_done
+from ensemble_ray.record.progress import Progress, tasks_done
 from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
@@ -135,7 +135,8 @@ async def begin_again(
         resumption=Resumption(
             header=header,
             answers=past.answers,
-            recorded_tasks=past.tasks,
+            recorded_tasks=past.progress.done,
+            recorded_items=past.progress.items_done,
             is_completed=is_completed,
             takes_over=take_over,
             allows_changes=allow_changes,
@@ -149,8 +150,7 @@ class _Past:
     """What a run did until now, as far as it matters before it goes on."""
 
     answers: Mapping[str, Sequence[Fact]]
-    #: tasks with recorded outputs
-    tasks: int
+    progress: Progress
     #: where it has a budget now
     spent: Amount
 
@@ -158,7 +158,7 @@ class _Past:
 async def _past(store: RunStore, run_id: str, definition: Runnable, *, is_fed: bool) -> _Past:
     """What is recorded of a run; of a fed one, whose own reader takes the rest, not more than is counted here."""
     has_budget, costs = _budget(definition) is not None, definition.cost_configuration
-    done, _ = await tasks_done(store, run_id)
+    done = await tasks_done(store, run_id)
     calls = store.read(run_id, kinds=("model",))
     if not is_fed:
         facts = [fact async for page in calls for fact in page]

@@ -61,6 +61,8 @@ class Resumption:
     answers: Mapping[str, Sequence[Fact]]
     #: how many tasks have recorded outputs
     recorded_tasks: int = 0
+    #: how many of them are of items of a map-reduce
+    recorded_items: int = 0
     #: whether it is over, so that its recorded output is all there is to give
     is_completed: bool = False
     #: whether it is taken from an owner that still holds it (S-DUR-17)
@@ -126,6 +128,11 @@ class Run(RunLife):
     def recorded_tasks(self) -> int:
         """How many tasks had recorded outputs when the run went on; none when it begins."""
         return 0 if self._resumption is None else self._resumption.recorded_tasks
+
+    @property
+    def recorded_items(self) -> int:
+        """How many of them are of items of a map-reduce."""
+        return 0 if self._resumption is None else self._resumption.recorded_items
 
     async def _stop(self) -> None:
         if self._handle is not None:

@@ -176,8 +176,8 @@ class Display:
         with self._turn:
             yield
 
-    def is_recorded(self, tasks: int) -> None:
-        """So many tasks were done when the run went on."""
+    def is_recorded(self, tasks: int, *, items: int = 0) -> None:  # noqa: ARG002  for displays of items
+        """So many tasks were done when the run went on, and so many of them are of items."""
         with self._lock:
             self.tally.is_recorded(tasks)
         if tasks:

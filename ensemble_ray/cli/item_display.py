@@ -73,13 +73,13 @@ class ItemDisplay(Display):
     def has_all(self) -> None:
         """The run took all items: there were as many as have ended, however far the look through their file has come."""
         with self._lock:
-            self._is_over = True
-            if self._look is not None:
+            self._is_over = not self.items.is_direct  # one task says nothing of how many there were
+            if self._look is not None and self._is_over:
                 self.items.total = self.items.ended
 
-    def is_recorded(self, tasks: int) -> None:
-        """So many tasks were done when the run went on."""
-        self.items.is_recorded(tasks)
+    def is_recorded(self, tasks: int, *, items: int = 0) -> None:
+        """So many tasks were done when the run went on, and so many of them are of items."""
+        self.items.is_recorded(items, reduces=tasks - items)
         super().is_recorded(tasks)
 
     def summary(self) -> str:

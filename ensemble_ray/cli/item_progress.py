@@ -7,15 +7,9 @@ Never: anything per item that is kept.
 from __future__ import annotations
 
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.record.map_reduce_data import is_direct, is_of_items
 
-__all__ = ["ItemTally", "is_item"]
-
-_MAP, _DIRECT = "map-", "direct#"
-
-
-def is_item(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> bool:
-    """Whether a task is that of an item (or of all items), and no reduce."""
-    return event.instance.startswith((_MAP, _DIRECT))
+__all__ = ["ItemTally"]
 
 
 class ItemTally:
@@ -27,6 +21,8 @@ class ItemTally:
         self.items_done = 0
         self.items_failed = 0
         self.reduces_done = 0
+        #: whether all items were one task (S-MR-82)
+        self.is_direct = False
         self.running = 0
         self.input_tokens = 0
         self.output_tokens = 0
@@ -35,10 +31,11 @@ class ItemTally:
         self._first_at: float | None = None
         self._last_at = 0.0
 
-    def is_recorded(self, tasks: int) -> None:
-        """So many tasks were done when the run went on."""
-        self.items_done += tasks
-        self._recorded = tasks
+    def is_recorded(self, items: int, *, reduces: int = 0) -> None:
+        """So many items and reduces were done when the run went on."""
+        self.items_done += items
+        self.reduces_done += reduces
+        self._recorded = items
 
     def take(self, event: Event, at: float) -> None:
         """Count the next event."""
@@ -48,8 +45,9 @@ class ItemTally:
                 self._first_at = at if self._first_at is None else self._first_at
             case TaskCompleteEvent():
                 self._end(at)
-                if is_item(event):
+                if is_of_items(event.instance):
                     self.items_done += 1
+                    self.is_direct = is_direct(event.instance)
                 else:
                     self.reduces_done += 1
                 metrics = event.task_output.metrics
@@ -57,7 +55,7 @@ class ItemTally:
                 self.output_tokens += max(0, metrics.output_tokens)
             case TaskFailedEvent():
                 self._end(at)
-                self.items_failed += is_item(event)
+                self.items_failed += is_of_items(event.instance)
             case _:
                 pass
 
@@ -86,6 +84,8 @@ class ItemTally:
 
     def counts(self) -> str:
         """Items in words: `120/1,000 items, 2 failed`."""
+        if self.is_direct:
+            return "all items in one task" if self.total is None else f"{self.total:,} items in one task"
         total = "" if self.total is None else f"/{self.total:,}"
         failed = f", {self.items_failed:,} failed" if self.items_failed else ""
         reduces = f", {self.reduces_done:,} reduced" if self.reduces_done else ""

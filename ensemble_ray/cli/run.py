@@ -268,7 +268,7 @@ class _Watched:
             try:
                 with display.held():
                     self.run = begin(display.listener)
-                    display.is_recorded(self.run.recorded_tasks)
+                    display.is_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
                 return self.run.result(), False
             except KeyboardInterrupt:
                 begun = self.run

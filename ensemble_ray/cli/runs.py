@@ -109,8 +109,9 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tupl
     async def count(run: RunSummary) -> tuple[int | None, int | None]:
         async with readers:
             try:
-                return await tasks_done(store, run.run_id)
+                progress = await tasks_done(store, run.run_id)
             except RecordError:  # `trace` tells; a list shows what there is
                 return None, None
+            return progress.done, progress.total
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

@@ -116,6 +116,11 @@ class MapReduceRun(RunLife):
         return 0 if self._resumption is None else self._resumption.recorded_tasks
 
     @property
+    def recorded_items(self) -> int:
+        """How many of them are of items."""
+        return 0 if self._resumption is None else self._resumption.recorded_items
+
+    @property
     def failed_count(self) -> int:
         """How many items have failed until now, also where nobody collects them."""
         return self._items.failed_count

@@ -33,7 +33,9 @@ __all__ = [
     "agents_in",
     "fed_run_data",
     "group_fact",
+    "is_direct",
     "is_fed",
+    "is_of_items",
     "item_digest",
     "items_fact",
     "map_key",
@@ -74,6 +76,19 @@ _RULES = (
 _WORK = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
 #: In a `repr`: where in the memory of this process something lies.
 _ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+
+
+# Names of tasks.
+
+
+def is_direct(instance: str) -> bool:
+    """Whether a task is that of all items at once."""
+    return instance.startswith(f"{DIRECT}#")
+
+
+def is_of_items(instance: str) -> bool:
+    """Whether a task is that of an item, or of all of them, and no reduce."""
+    return instance.startswith("map-") or is_direct(instance)
 
 
 # The first fact.

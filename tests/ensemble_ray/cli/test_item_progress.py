@@ -63,11 +63,27 @@ def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
 def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> None:
     """S-MR-185: of how many, where that is known."""
     tally = ItemTally(total)
-    for key in ("map-0", "direct"):
+    for key in ("map-0", "map-1"):
         tally.take(_started(key), 0.0)
         tally.take(_completed(key), 1.0)
     assert tally.counts() == shown
     assert tally.left_s(1.0) is None
+
+
+@pytest.mark.parametrize(("total", "shown"), [(5, "5 items in one task"), (None, "all items in one task")])
+def test_all_items_are_told_of_where_one_task_had_them(total: int | None, shown: str) -> None:
+    """S-MR-185, S-MR-82: the short-circuit's task is not one item of five."""
+    tally = ItemTally(total)
+    tally.take(_started("direct"), 0.0)
+    tally.take(_completed("direct"), 1.0)
+    assert tally.counts() == shown
+
+
+def test_recorded_reduces_are_no_items() -> None:
+    """S-MR-185: a resumed run has both on record."""
+    tally = ItemTally(10)
+    tally.is_recorded(6, reduces=2)
+    assert tally.counts() == "6/10 items, 2 reduced"
 
 
 def test_a_log_shows_a_line_every_ten_seconds_and_the_first_failures(capsys: pytest.CaptureFixture[str]) -> None:

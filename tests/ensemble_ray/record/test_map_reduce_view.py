@@ -97,7 +97,7 @@ def test_short_circuit_is_one_level() -> None:
 
 
 async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
-    """S-MR-161: a list of runs reads names only; a planned run has as many tasks as its plan."""
+    """S-MR-161: done, known of, and of items; names only are read; a planned run has as many tasks as its plan."""
     store = SqliteStore(tmp_path)
     handed = fact("output", "a#0/0/call-0/delegate#0", 1.0)
     facts = {
@@ -110,7 +110,7 @@ async def test_tasks_are_counted_without_their_outputs(tmp_path: Path) -> None:
         await run.journal.append(told, until=Until.WRITTEN)
         await run.close(RunState.INTERRUPTED)
     found = {name: await tasks_done(store, name) for name in (*facts, "unknown")}
-    assert found == {"fed": (4, 6), "direct": (1, 1), "planned": (1, 2), "unknown": (0, 0)}
+    assert found == {"fed": (4, 6, 3), "direct": (1, 1, 1), "planned": (1, 2, 0), "unknown": (0, 0, 0)}
 
 
 def test_only_what_is_shown_is_read() -> None:
