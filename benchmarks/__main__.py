@@ -21,8 +21,8 @@ _QUIET_LOAD_PER_CPU = 0.25
 #: Measured at a load of 9 on two processors: 64 CPU-heavy calls over a process pool took longer than over threads.
 _BUSY = (
     "The machine was busy with other things before the first round. Ratios of processor time still hold; those of "
-    "wall time do not where work runs in several processes: Ray's workers have niceness 15, and a process of many "
-    "threads gets more of a crowded processor than one of few."
+    "wall time do not where work runs in several processes: one of many threads gets more of a crowded processor than "
+    "one of few."
 )
 RESULTS = Path(__file__).parent / "results" / "latest.json"
 

@@ -48,7 +48,8 @@ def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]
     from openai import AsyncOpenAI
 
     with asyncio.Runner() as runner:
-        client = AsyncOpenAI(base_url=setting.url, api_key="benchmark")
+        # By default a connection has 5 s: a thousand made at the same time by one busy process take longer.
+        client = AsyncOpenAI(base_url=setting.url, api_key="benchmark", timeout=600.0)
 
         async def timed() -> float:
             began = time.perf_counter()

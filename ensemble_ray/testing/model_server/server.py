@@ -339,11 +339,15 @@ class ModelServer:
             exchange.reply(json.dumps({"object": "list", "data": models}).encode())
         elif path.endswith("/stats"):
             exchange.reply(json.dumps(self.stats()).encode())
+            self._longest_s = 0.0
         else:
             exchange.reply(error_bytes(f"Unknown path {path}", kind="not_found"), status=404)
 
     def stats(self) -> Mapping[str, int]:
-        """Counts so far; a server in its own process gives them at `/stats`."""
+        """Counts so far; a server in its own process gives them at `/stats`.
+
+        `longest_delay_ms` is that of the requests since `/stats` was asked for last.
+        """
         return {
             "requests": self._arrived,
             "served": self._served,
