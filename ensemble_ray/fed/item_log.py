@@ -30,9 +30,10 @@ _PART_OF_WINDOW = 8
 class ItemLog:
     """Results of one run's items."""
 
-    def __init__(self, bodies: FedBodies) -> None:
-        """Begin with none."""
+    def __init__(self, bodies: FedBodies, *, is_read: bool = True) -> None:
+        """Begin with none; where nobody will read them, only failures are kept."""
         self._bodies = bodies
+        self._is_read = is_read
         #: how many results may wait for a reader
         self.window = 1
         #: what came, in order: number of a completed map, or the place of a failure as -1 - place
@@ -50,9 +51,7 @@ class ItemLog:
 
     def completed(self, number: int, index: int) -> None:
         """A map has its output, which is in the body store."""
-        self._came.append(number)
-        self._indices.append(index)
-        self._tell()
+        self._come(number, index)
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
         """A map has failed for good; gives it with the item itself, of which only a text may be kept."""
@@ -65,10 +64,14 @@ class ItemLog:
             packed = pickle.dumps(failed.replace(item=str(item)), protocol=5)
         self._failures.put(packed)
         self._failed.append(index)
-        self._came.append(-len(self._failed))
-        self._indices.append(index)
-        self._tell()
+        self._come(-len(self._failed), index)
         return failed
+
+    def _come(self, what: int, index: int) -> None:
+        if self._is_read:
+            self._came.append(what)
+            self._indices.append(index)
+            self._tell()
 
     def close(self) -> None:
         """Nothing comes any more."""

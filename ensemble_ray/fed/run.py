@@ -100,7 +100,7 @@ class MapReduceRun(RunLife):
         self._resumption = resumption
         self._is_named = run_id is not None
         self._bodies = FedBodies(keeps_items=is_watched)
-        self._items = ItemLog(self._bodies)
+        self._items = ItemLog(self._bodies, is_read=is_watched)
         self._conductor: MapReduceConductor | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None

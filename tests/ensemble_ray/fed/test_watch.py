@@ -99,3 +99,13 @@ def test_all_results_are_read_in_their_order_when_they_come_in_parts() -> None:
 
     assert [result.index for result in log.stream()] == list(reversed(range(40)))
     assert asyncio.run(read()) == list(reversed(range(40)))
+
+
+def test_only_failures_are_kept_where_nobody_reads() -> None:
+    """S-MR-132, S-MR-150: `run` gives the output alone; each number that is kept counts, with a hundred thousand items."""
+    log = ItemLog(FedBodies(), is_read=False)
+    log.completed(0, 0)
+    log.failed(1, "item", ValueError("no"), 1)
+    log.close()
+    assert [failed.index for failed in log.failed_items] == [1]
+    assert list(log.stream()) == []
