@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -90,6 +90,7 @@ json_values = st.recursive(
 )
 
 
+@settings(max_examples=200)
 @given(value=st.lists(json_values, max_size=4) | st.dictionaries(st.text(), json_values, max_size=4))
 def test_object_in_prose_is_found_whatever_it_holds(value: object) -> None:
     """S-OUT-12: exactly the text of the object, whatever its strings contain."""

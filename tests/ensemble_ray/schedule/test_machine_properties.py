@@ -24,7 +24,7 @@ from ensemble_ray.schedule.stimuli import (
 from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
-SEEDED = settings(max_examples=40)
+SEEDED = settings(max_examples=60)
 _REASONS = (ExitReason.TIMEOUT, ExitReason.USER_EXIT_EARLY, ExitReason.BUDGET_EXHAUSTED)
 
 
