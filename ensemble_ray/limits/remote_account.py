@@ -59,6 +59,7 @@ class RemoteAccount:
         self._base = budget.spent
         self._open: dict[str, Amount] = {}
         self._background: set[asyncio.Task[object]] = set()
+        self._is_closed = False
         #: what this process has spent
         self.spent = NOTHING
 
@@ -89,10 +90,12 @@ class RemoteAccount:
         """A request is over; the desk is told in the background."""
         self._open.pop(claim, None)
         self.spent += spent
-        self._start(self._tell(claim))
+        if not self._is_closed:  # user code that outlives its run may still end a request
+            self._start(self._tell(claim))
 
     def close(self) -> None:
-        """End what still waits for the desk: one that is gone for good would be asked for ever."""
+        """Say nothing more, and end what waits for the desk: one that is gone for good would be asked for ever."""
+        self._is_closed = True
         for task in self._background:
             task.cancel()
 

@@ -39,7 +39,7 @@ def main() -> None:
 def _load(chosen: argparse.Namespace, *, key: str) -> Any:
     """The engine's server, loaded and listening; it lives as long as the object. The engine carries no types."""
     # Its threads wait for each other many times per token. By default they keep their cores while they wait: where
-    # something else wants those, an answer takes five times longer. Read when the engine is imported.
+    # something else wants those, an answer takes many times longer. Read when the engine is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     xllamacpp: Any = importlib.import_module("xllamacpp")
     params = xllamacpp.CommonParams()

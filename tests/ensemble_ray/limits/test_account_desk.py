@@ -177,3 +177,21 @@ async def test_late_message_opens_no_closed_account() -> None:
     await desk.receive(CloseAccount(account=BUDGET.account))
     await desk.receive(Settled(budget=BUDGET, holder="one", claim="c", spent=Amount(5)))
     assert not desk._accounts
+
+
+async def test_closed_account_asks_a_desk_that_is_gone_no_more() -> None:
+    """S-BUD-8: who waits there is let go, and a request that ends later is told to nobody; it is counted here."""
+    way = Way()
+    one = way.process("one")
+    claim = await one.reserve(Amount(80))
+    waiting = asyncio.create_task(one.reserve(Amount(50)))
+    await settle()
+    way.lost = 1_000_000
+    one.close()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    told = len(way.messages)
+    one.settle(claim, Amount(30))
+    await settle()
+    assert len(way.messages) == told
+    assert one.spent == Amount(30)
