@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash test test-near test-far chaos check bench clean
+.PHONY: help demo demo-crash test test-near test-far chaos attack check bench clean
 #: Scenarios of whole programs, which need none of what the others share.
 PROGRAMS := demo demo_crash examples job local_model
 #: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
@@ -46,6 +46,9 @@ test-far: $(STAMPS)/dev
 
 chaos: $(STAMPS)/dev ## Kill runs at random moments and check what they promise; KILLS=200 SEED=1.
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+attack: $(STAMPS)/dev ## Meet hostile pages, answers, inputs, files and team files, each under limits of memory and processor time.
+	$(BIN)/python -m pytest tests/attack $(ARGS)
 
 check: $(STAMPS)/dev ## Check the form: formatting, lint, import contracts, types.
 	$(BIN)/ruff format --check .
