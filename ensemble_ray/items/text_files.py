@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -128,9 +129,9 @@ def csv_rows(path: Path) -> Entries:
 
 
 def _header(row: list[str], problem: str, path: Path) -> list[str]:
-    twice = [name for name in row if row.count(name) > 1]
-    if twice:
-        problem = f"it has the name '{twice[0]}' twice"
+    twice = next((name for name, count in Counter(row).items() if count > 1), None)
+    if twice is not None:
+        problem = f"it has the name '{twice}' twice"
     if problem:
         raise ValidationError(f"items file '{path}': the header cannot be read: {problem}")
     return row

@@ -21,6 +21,8 @@ _MERGE = f"{_CORE}merge"
 #: Tags that plain YAML gives by itself; timestamps and lone `=` are texts to us.
 _PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
 _TOO_DEEP = "nested too deeply"
+#: Characters of the longest number: to read one takes time in proportion to the square of its length.
+_LONGEST_NUMBER = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,10 @@ class _Reader:
 
     def _value(self, node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:
         kind = node.tag.removeprefix(_CORE)
+        if kind in {"int", "float"} and len(node.value) > _LONGEST_NUMBER:
+            shown = f"{node.value[:20]}..."
+            self._problems.add(_spot(node.start_mark), where, f"'{shown}' has more than {_LONGEST_NUMBER} characters")
+            return str(node.value)
         try:
             if kind == "null":
                 return None

@@ -6,8 +6,8 @@ In: resolved tasks. Out: an agent per task, by the task's object id. The user's 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -30,6 +30,7 @@ from ensemble_ray.errors import (
     message_of,
 )
 from ensemble_ray.ids import effect_name, instance_of
+from ensemble_ray.json_search import find_json
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
@@ -44,6 +45,8 @@ _log = logging.getLogger(__name__)
 #: How many words of a description are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
 _NO_VERB = "Agent"
+#: Where the synthesizer's answer may begin.
+_OBJECT = re.compile(r"\{")
 _ROLES: Mapping[str, str] = {
     verb: role
     for role, verbs in {
@@ -288,15 +291,8 @@ def _role_of(description: str) -> str:
 
 def _json_object(text: str) -> Mapping[str, object]:
     """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
-    start = text.find("{")
-    while start >= 0:
-        try:
-            found, _ = json.JSONDecoder().raw_decode(text, start)
-        except ValueError:
-            start = text.find("{", start + 1)
-            continue
-        return cast("Mapping[str, object]", found)
-    return {}
+    found = find_json(text, _OBJECT)
+    return {} if found is None else cast("Mapping[str, object]", found.value)
 
 
 def _text(value: object) -> str:

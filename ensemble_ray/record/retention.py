@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 #: Hours of each unit.
 _HOURS = {"h": 1, "d": 24, "w": 168}
-_AGE = re.compile(r"(\d+)\s*([hdw])")
+#: more digits than these are more than a calendar holds
+_AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
 _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
