@@ -337,7 +337,11 @@ class ScheduledRun:
         try:
             await self._vault.keep(self._package)
         except Exception as error:  # noqa: BLE001  whatever it is, the run itself is not concerned
-            _log.warning("Run %s cannot be kept for another scheduler: %s", self.run_id, message_of(error))
+            _log.warning(
+                "Run %s cannot be kept for another scheduler, and is interrupted if this one dies: %s",
+                self.run_id,
+                message_of(error),
+            )
 
     async def _drop(self, keeping: asyncio.Task[None]) -> None:
         await asyncio.wait([keeping])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -212,9 +213,16 @@ def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_
 
 
 def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
-    """It leaves no record behind."""
+    """It leaves no record behind.
+
+    S-SEC-31, S-SEC-35, S-SEC-40: the first local instance of a user leaves a token that nobody else can read.
+    """
     environment = _environment(place, OPENAI_API_KEY="")
     with program([*COMMAND, "doctor"], log=place / "log", env=environment, cwd=place) as running:
         assert running.process.wait(timeout=PATIENCE_S * 2) == 0, running.text
         assert "ok    Ray             a local instance ran a task" in running.text
+        assert "ok    Ray's token     none yet" in running.text
+    made = place / ".ray" / "auth_token"
+    assert [stat.S_IMODE(each.stat().st_mode) for each in (made, made.parent)] == [0o600, 0o700]
+    assert len(bytes.fromhex(made.read_text(encoding="utf-8"))) == 32
     assert _call(place, _environment(place), "trace").stdout == ""
