@@ -158,7 +158,9 @@ def find_loss(
         gap=max(0, gap),
         texts=texts,
         log=_scan(log_of(path)),
-        has_effect=gap > 0 or (is_cut and (count is None or count.effect > int(last))),
+        has_effect=gap > 0
+        or (is_cut and (count is None or count.effect > int(last)))
+        or any(loss.get("has_effect") is not False for _, loss in accepted),
     )
 
 

@@ -100,8 +100,8 @@ class PostgresStore:
         if not gap:
             return False
         owned = await self.take(run_id, by_force=by_force, reads_earlier=False)
-        data = {"last": last, "expected": last, "gap": gap, "texts": 0, "has_effect": True, "kept": None}
-        data["reason"] = f"{gap} of the facts up to {last} are missing in {self._database.place}"
+        reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
+        data = {"last": last, "expected": last, "gap": gap, "texts": 0, "has_effect": True, "reason": reason}
         lost = Fact(run=run_id, kind=LOSS, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
         try:
             await owned.journal.append((lost,), epoch=owned.epoch, until=Until.WRITTEN)

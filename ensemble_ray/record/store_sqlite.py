@@ -240,7 +240,7 @@ class SqliteStore:
 
 def _raised_epoch(file: SqliteFile) -> int:
     """Raise the run's epoch above all others, inside a transaction; return it."""
-    epoch = max(file.epochs().values(), default=0) + OWNER_STEP
+    epoch: int = max(file.epochs().values(), default=0) + OWNER_STEP
     file.raise_epoch(RUN, epoch)
     return epoch
 

@@ -62,10 +62,11 @@ def scan_log(path: Path) -> LogScan:
     is_big = bool(content[3] & 1)
     salts = content[16:24]
     sums = _checksum(content[:24], (0, 0), is_big=is_big)
-    if sums != _stored(content, 24):
-        # Nothing of the log counts then. What its frames say among themselves still tells whether there was something.
-        salts, sums = content[_HEADER_BYTES + 8 : _HEADER_BYTES + 16], None
-    return _scan_frames(content, page_bytes, salts, sums, is_big=is_big)
+    if sums == _stored(content, 24):
+        return _scan_frames(content, page_bytes, salts, sums, is_big=is_big)
+    # Nothing of the log counts then. What its frames say among themselves still tells whether there was something.
+    salts = content[_HEADER_BYTES + 8 : _HEADER_BYTES + 16]
+    return _scan_frames(content, page_bytes, salts, None, is_big=is_big)
 
 
 def _scan_frames(
