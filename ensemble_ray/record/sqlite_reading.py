@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUSY_S",
     "RECORD",
-    "check_there",
     "check_version",
     "facts_in",
     "is_damage",
@@ -236,17 +235,6 @@ def _read(
     return _reading(directory, facts, [], is_partial=is_partial)
 
 
-def check_there(directory: Path) -> None:
-    """Refuse to go by a record of which facts are noted, and whose file is gone.
-
-    Raises:
-        RecordError: it names the file.
-    """
-    count, path = noted(directory), directory / RECORD
-    if count is not None and count.committed and not path.exists() and directory.is_dir():
-        raise deleted(path)
-
-
 def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
     """What some reading of the file gives; `nothing` where there is no file.
 
@@ -256,7 +244,8 @@ def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: 
     path, log = directory / RECORD, directory / f"{RECORD}-wal"
     count = noted(directory)  # before the file: whatever was noted then is in it
     if not path.exists():
-        check_there(directory)
+        if count is not None and count.committed and directory.is_dir():
+            raise deleted(path)
         return nothing
 
     def whole(connection: sqlite3.Connection) -> T:

@@ -26,7 +26,7 @@ from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.losses import keep_log
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
 from ensemble_ray.record.sqlite_file import RECORD, Row, SqliteFile, cannot_write
-from ensemble_ray.record.sqlite_reading import check_there, loss_in
+from ensemble_ray.record.sqlite_reading import loss_in
 from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
 from ensemble_ray.threads import threads
 
@@ -305,7 +305,6 @@ class _OwnedRun:
         """
         try:
             await self._journal.close()
-            await threads.run(check_there, self._directory.path)
             await self.write_state(state)
         finally:
             self._directory.release()

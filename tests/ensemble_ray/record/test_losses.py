@@ -246,8 +246,11 @@ async def test_nothing_is_accepted_where_nothing_is_left(directory: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", [RECORD, LOG, f"{RECORD}-shm", "", "owner.lock"])
-async def test_record_that_is_removed_while_it_is_written_to_is_told(tmp_path: Path, name: str) -> None:
+async def test_record_that_is_removed_while_it_is_written_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """S-DUR-85: at the next commit, or at the end; the file is named. Nothing is written to files that nobody finds."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 0.0)
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
     await run.journal.append([fact()], until=Until.WRITTEN)
@@ -256,6 +259,18 @@ async def test_record_that_is_removed_while_it_is_written_to_is_told(tmp_path: P
     if name != "owner.lock":
         with pytest.raises(RecordError, match=f"The run's record was removed: {directory / RECORD}"):
             await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+    with pytest.raises(RecordError, match="was removed"):
+        await run.close(RunState.COMPLETED)
+
+
+async def test_record_that_is_removed_behind_the_last_commit_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-DUR-85: however short a time ago it was looked at."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 1000.0)
+    run = await SqliteStore(tmp_path).begin(RUN)
+    await run.journal.append([fact()], until=Until.WRITTEN)
+    (tmp_path / "runs" / RUN / LOG).unlink()
     with pytest.raises(RecordError, match="was removed"):
         await run.close(RunState.COMPLETED)
 
