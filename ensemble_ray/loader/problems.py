@@ -16,6 +16,8 @@ __all__ = ["Problems", "Spot", "known_names", "nearest", "suggestion"]
 #: Names and findings that one message lists.
 _SHOWN_NAMES = 20
 _SHOWN_PROBLEMS = 20
+#: A longer one is no misspelt name, and comparing takes time.
+_LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,6 +66,8 @@ class Problems:
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The known name nearest to that one, if any is near."""
+    if len(name) > _LONGEST_NAME:
+        return []
     by_lower = {each.lower(): each for each in known}
     return [by_lower[close] for close in difflib.get_close_matches(name.lower(), by_lower, n=1)]
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from ensemble_ray.errors import ValidationError, message_of
@@ -16,6 +15,7 @@ from ensemble_ray.loader.kinds import (
     BAD,
     FLAG,
     NUMBER,
+    PATH,
     REFERENCE_PATTERN,
     TEXT,
     WHOLE,
@@ -30,15 +30,11 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import key_from_environment
 from ensemble_ray.loader.problems import known_names, suggestion
-from ensemble_ray.loader.references import find_attribute, is_reference
+from ensemble_ray.loader.provenance import Expected
+from ensemble_ray.loader.references import is_reference
 from ensemble_ray.messages import JsonValue
 
 __all__ = ["BUILT_IN", "TOOL", "BuiltIn", "tool_schema"]
-
-
-def _read_path(reading: Reading, node: Located, where: str) -> object:
-    text = TEXT.read(reading, node, where)
-    return text if not given(text) else reading.directory / Path(str(text)).expanduser()
 
 
 def _read_headers(reading: Reading, node: Located, where: str) -> object:
@@ -60,7 +56,6 @@ def _read_headers(reading: Reading, node: Located, where: str) -> object:
     return headers if all(given(value) for value in headers.values()) else BAD
 
 
-_PATH = Kind(read=_read_path, schema={"type": "string"})
 _HEADERS = Kind(
     read=_read_headers,
     schema={
@@ -79,7 +74,7 @@ _HEADERS = Kind(
     },
 )
 _BASE_DIR = Field(
-    kind=_PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
+    kind=PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
 )
 _NAME = Field(kind=TEXT, is_required=True, doc="What the model calls it by.")
 _DESCRIPTION = Field(kind=TEXT, is_required=True, doc="What the model is told of it.")
@@ -201,15 +196,21 @@ def _made(reading: Reading, node: Located, name: str, values: dict[str, object],
 
 
 def _users(reading: Reading, node: Located, name: str, parameters: Located | None, where: str) -> object:
-    from ensemble_ray.tools.registry import check_tool_entry  # a team without tools does not pay for it
+    from ensemble_ray.tools.decorator import tool_mark  # a team without tools does not pay for them
+    from ensemble_ray.tools.registry import check_tool_entry
 
-    found = find_attribute(name)
+    found = reading.find(name, _TOOL_CODE)
     if parameters is not None:
         values = plain(reading, parameters, where)
         if not isinstance(values, dict) or not callable(found):
             return reading.refuse(
                 parameters, where, f"'{name}' must be a class or function, and its parameters a mapping"
             )
+        if tool_mark(found) is not None:
+            text = (
+                f"'{name}' is a tool already: parameters are for a class or a function that makes one. Leave them out"
+            )
+            return reading.refuse(parameters, where, text)
         found = found(**cast("dict[str, object]", values))
     elif isinstance(found, type):
         found = found()
@@ -218,6 +219,22 @@ def _users(reading: Reading, node: Located, name: str, parameters: Located | Non
         text = f"'{name}' is a {kind}, and neither marked with @tool nor an AgentTool nor an object with @tool methods"
         return reading.refuse(node, where, text)
     return found
+
+
+def _is_made_as_tool(found: object) -> bool:
+    """Whether it is a tool entry, or a class whose objects are."""
+    from ensemble_ray.tools.decorator import marked_functions
+    from ensemble_ray.tools.registry import check_tool_entry
+    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider
+
+    if isinstance(found, type):
+        return issubclass(found, AgentTool | DynamicToolProvider) or bool(marked_functions(found))
+    return check_tool_entry(found, 0) is None
+
+
+_TOOL_CODE = Expected(
+    what="a function marked with @tool, or an AgentTool", accepts=lambda _: True, is_made_for_it=_is_made_as_tool
+)
 
 
 def tool_schema() -> Mapping[str, JsonValue]:
