@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.loader.document import Entries, Located, Scalar
+from ensemble_ray.loader.document import Entries, Items, Located, Scalar
 from ensemble_ray.loader.kinds import (
     BAD,
     FLAG,
@@ -37,41 +37,55 @@ from ensemble_ray.messages import JsonValue
 __all__ = ["BUILT_IN", "TOOL", "BuiltIn", "tool_schema"]
 
 
-def _read_headers(reading: Reading, node: Located, where: str) -> object:
-    """Header values: text, or `{env: NAME}` for what must not stand in a file."""
+def _named_texts(one: str) -> Kind:
+    """Values by name: text, or `{env: NAME}` for what must not stand in a file."""
+    return Kind(read=lambda reading, node, where: _read_named_texts(reading, node, where, one), schema=_NAMED_TEXTS)
+
+
+def _read_named_texts(reading: Reading, node: Located, where: str, one: str) -> object:
     if not isinstance(node, Entries):
-        return reading.refuse(node, where, "must be a mapping of header names to values")
-    headers: dict[str, object] = {}
+        return reading.refuse(node, where, f"must be a mapping of {one} names to values")
+    texts: dict[str, object] = {}
     for name, entry in node.entries.items():
         inside = f"{where}.{name}"
         if isinstance(entry.value, Entries):
             found = read_fields(
-                reading, entry.value, {"env": Field(kind=TEXT, is_required=True)}, inside, what="a header"
+                reading, entry.value, {"env": Field(kind=TEXT, is_required=True)}, inside, what=f"a {one}"
             )
             if found is None:
                 return BAD
-            headers[name] = key_from_environment(reading, entry.value, str(found["env"]), inside)
+            texts[name] = key_from_environment(reading, entry.value, str(found["env"]), inside)
         else:
-            headers[name] = TEXT.read(reading, entry.value, inside)
-    return headers if all(given(value) for value in headers.values()) else BAD
+            texts[name] = TEXT.read(reading, entry.value, inside)
+    return texts if all(given(value) for value in texts.values()) else BAD
 
 
-_HEADERS = Kind(
-    read=_read_headers,
-    schema={
-        "type": "object",
-        "additionalProperties": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"env": {"type": "string"}},
-                    "required": ["env"],
-                    "additionalProperties": False,
-                },
-            ]
-        },
+_NAMED_TEXTS: Mapping[str, JsonValue] = {
+    "type": "object",
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "properties": {"env": {"type": "string"}},
+                "required": ["env"],
+                "additionalProperties": False,
+            },
+        ]
     },
+}
+
+
+def _read_inherit(reading: Reading, node: Located, where: str) -> object:
+    if isinstance(node, Scalar) and isinstance(node.value, bool):
+        return node.value
+    if isinstance(node, Items):
+        return list_of(TEXT).read(reading, node, where)
+    return reading.refuse(node, where, "must be true, false, or a list of names of variables")
+
+
+_INHERIT = Kind(
+    read=_read_inherit, schema={"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}
 )
 _BASE_DIR = Field(
     kind=PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
@@ -134,7 +148,9 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "description": _DESCRIPTION,
             "url": Field(kind=TEXT, is_required=True, doc="The address."),
             "method": Field(kind=TEXT, doc="POST unless told."),
-            "headers": Field(kind=_HEADERS, doc="Headers: text, or {env: NAME} for what must not stand in a file."),
+            "headers": Field(
+                kind=_named_texts("header"), doc="Headers: text, or {env: NAME} for what must not stand in a file."
+            ),
             "timeout": Field(kind=NUMBER, doc="Seconds."),
             "max_response_bytes": Field(kind=WHOLE, doc="Larger answers are refused."),
         },
@@ -147,7 +163,15 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "description": _DESCRIPTION,
             "command": Field(kind=list_of(TEXT), is_required=True, doc="The program and its arguments; no shell."),
             "timeout": Field(kind=NUMBER, doc="Seconds."),
-            "max_output_bytes": Field(kind=WHOLE, doc="Longer output ends the program."),
+            "max_output_bytes": Field(kind=WHOLE, doc="That much of each stream is kept."),
+            "environment": Field(
+                kind=_named_texts("variable"),
+                doc="Variables that the program gets: text, or {env: NAME} for what must not stand in a file.",
+            ),
+            "inherit": Field(
+                kind=_INHERIT,
+                doc="Names of further variables that it gets of this process; true: all, keys of models too.",
+            ),
         },
     ),
 }
