@@ -35,6 +35,10 @@ _ENDPOINT = {
     "max_retries": Field(
         kind=WHOLE, doc="How often the model itself repeats a failed call; the team's retry comes on top."
     ),
+    "max_answer_bytes": Field(
+        kind=WHOLE, doc="Longest answer that is taken, unpacked; a stream may have four times as much."
+    ),
+    "max_answer_time": Field(kind=NUMBER, doc="Longest time of a whole streamed answer, seconds."),
 }
 _LOCAL = {
     "context_tokens": Field(kind=WHOLE, doc="Local models: context of all slots together."),
