@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import as_data, no_runs, own_store, where
-from ensemble_ray.cli.terminal import FINE, say, show
+from ensemble_ray.cli.terminal import FINE, say, show, show_json, show_json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -48,8 +48,6 @@ def trace(
     With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
     while it runs is shown by its levels.
     """
-    import json
-
     from ensemble_ray.errors import RecordError
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
@@ -60,7 +58,7 @@ def trace(
     if run is None:
         runs = run_blocking(store.runs())
         if as_json:
-            show(json.dumps([as_data(each) for each in runs], indent=2))
+            show_json([as_data(each) for each in runs])
         else:
             _list(runs)
         return FINE
@@ -68,7 +66,7 @@ def trace(
     if task is None and run_blocking(read_head(store, named.run_id)).is_fed:
         view = run_blocking(_view(store, named.run_id))
         if as_json:
-            show(json.dumps(view.data(), indent=2))
+            show_json(view.data())
         else:
             _print_tree(tuple(view.rows()))
         return FINE
@@ -77,7 +75,7 @@ def trace(
         raise RecordError(f"Run '{named.run_id}' has recorded nothing in {named.place}", named.place)
     found = fold_trace(facts)
     if as_json:
-        show(found.to_json())
+        show_json_text(found.to_json())
     else:
         _print_tree(tree_rows(found))
     return FINE
