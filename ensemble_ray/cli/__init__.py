@@ -6,7 +6,6 @@ Out: results on standard output; progress, notes and errors on standard error. E
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 
@@ -16,16 +15,12 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; the console command `ensemble-ray`."""
     from ensemble_ray.cli.app import invoke
+    from ensemble_ray.cli.terminal import flush_results, guard_streams, reserve_stdout
 
     given = list(sys.argv[1:] if arguments is None else arguments)
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character shows a replacement; a character is no reason to fail.
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # a text stream, unless somebody replaced it
-    try:
-        code = invoke(given)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader of a pipe has seen enough; what is still buffered goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
+    guard_streams()
+    if "--json" in given:  # where it is the value of another option, this costs nothing
+        reserve_stdout()
+    code = invoke(given)
+    flush_results()
     sys.exit(code)

@@ -25,7 +25,7 @@ from ensemble_ray.cli.resume import resume
 from ensemble_ray.cli.run import run
 from ensemble_ray.cli.runs import runs
 from ensemble_ray.cli.schema import schema
-from ensemble_ray.cli.terminal import INTERRUPTED, USAGE, say
+from ensemble_ray.cli.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
 from ensemble_ray.cli.trace import trace
 
 __all__ = ["app", "invoke"]
@@ -63,7 +63,7 @@ def version() -> None:
     """Show the version."""
     from importlib.metadata import version as version_of
 
-    print(f"ensemble-ray {version_of('ensemble-ray')}")
+    show(f"ensemble-ray {version_of('ensemble-ray')}")
 
 
 app.command("map")(map_items)
@@ -76,14 +76,14 @@ def invoke(arguments: Sequence[str]) -> int:
     """Run one command; gives the exit code. `--debug` counts wherever it stands."""
     is_debug = "--debug" in arguments
     if is_debug:
-        logging.basicConfig(level=logging.INFO, stream=sys.stderr)
+        handler = logging.StreamHandler(sys.stderr)
+        handler.setFormatter(SafeFormatter(logging.BASIC_FORMAT))
+        logging.basicConfig(level=logging.INFO, handlers=[handler])
         logging.getLogger("ensemble_ray").setLevel(logging.DEBUG)
     try:
         code = cast("Any", app)(
             [each for each in arguments if each != "--debug"], prog_name="ensemble-ray", standalone_mode=False
         )
-    except BrokenPipeError:
-        raise
     except (KeyboardInterrupt, typer.Abort):
         say("Interrupted.")
         return INTERRUPTED
@@ -105,6 +105,6 @@ def _report(error: Exception, *, is_debug: bool) -> int:
     from ensemble_ray.cli.failures import exit_code_of, told
 
     if is_debug:
-        traceback.print_exception(error)
+        say("".join(traceback.format_exception(error)).rstrip())
     say(told(error, is_debug=is_debug))
     return exit_code_of(error)

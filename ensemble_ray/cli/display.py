@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from ensemble_ray.cli.progress import RunningTask, Tally, counted, depth_of, label_of
 from ensemble_ray.cli.terminal import is_terminal, one_line, say
+from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import (
     DelegationCompletedEvent,
@@ -128,7 +129,7 @@ class Display:
     ) -> None:
         self.tally = Tally()
         self.listener: EnsembleListener = Watcher(self._hear)
-        self._title = title
+        self._title = escape_controls(title)
         self._is_quiet = is_quiet
         self._is_live = not is_quiet and (is_terminal() if is_live is None else is_live)
         self._clock = clock
@@ -185,7 +186,7 @@ class Display:
 
     def note(self, text: str) -> None:
         """What is going on besides tasks; the newest note stands in the block."""
-        self._note = text
+        self._note = escape_controls(text)
         if self._live is None:
             self.note_line(text)
 
@@ -194,7 +195,9 @@ class Display:
         if self._is_quiet:
             return
         if self._live is not None:
-            self._live.console.print(text, markup=False)
+            from rich.text import Text
+
+            self._live.console.print(Text(escape_controls(text)))  # a text: no markup, no names of emoji
         else:
             say(text)
 

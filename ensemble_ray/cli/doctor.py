@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ensemble_ray.cli.terminal import FAILED, FINE, show
+from ensemble_ray.cli.terminal import FAILED, FINE, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.checks import Finding
@@ -40,7 +39,7 @@ def doctor(
             if not as_json:
                 show("\n".join(finding_lines(finding)))
     if as_json:
-        show(json.dumps([finding.to_dict() for finding in findings], indent=2))
+        show_json([finding.to_dict() for finding in findings])
     failed = sum(finding.state == "failed" for finding in findings)
     if not as_json:
         show(f"\n{failed} failed." if failed else "\nEverything that was checked works.")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.run import AsJson, MaxCost, MaxTokens, Quiet, RunId, RuntimeChoice, RuntimeName, TraceFile
-from ensemble_ray.cli.terminal import FINE, show
+from ensemble_ray.cli.terminal import FINE, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.map_team import MapTeam
@@ -187,8 +187,6 @@ def _made(options: dict[str, object], run_id: str) -> MapTeam:
 
 
 def _dry_run(options: dict[str, object], *, as_json: bool) -> int:
-    import json
-
     from ensemble_ray.cli.map_items import estimate, estimate_lines
     from ensemble_ray.cli.standard_input import forget_items
     from ensemble_ray.ids import new_run_id
@@ -198,7 +196,10 @@ def _dry_run(options: dict[str, object], *, as_json: bool) -> int:
         found = estimate(_made(options, run_id))
     finally:
         forget_items(run_id)
-    show(json.dumps(found, indent=2, ensure_ascii=False) if as_json else "\n".join(estimate_lines(found)))
+    if as_json:
+        show_json(found)
+    else:
+        show("\n".join(estimate_lines(found)))
     return FINE
 
 

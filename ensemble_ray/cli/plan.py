@@ -5,7 +5,6 @@ In: a team and its inputs. Out: tasks by level or a manager with its tasks, agen
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ import typer
 from ensemble_ray.cli.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.progress import counted
 from ensemble_ray.cli.run import Inputs, InputsFile, Llm, Target, Workflow
-from ensemble_ray.cli.terminal import one_line, show
+from ensemble_ray.cli.terminal import one_line, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
@@ -50,13 +49,19 @@ def plan(
     loaded = load_runnable(target, llm=llm, needs_keys=False)
     if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
         told = map_reduce_data(loaded)
-        show(json.dumps(told, indent=2, ensure_ascii=False) if as_json else "\n".join(map_reduce_lines(target, told)))
+        if as_json:
+            show_json(told)
+        else:
+            show("\n".join(map_reduce_lines(target, told)))
         return
     ensemble = planned_form(loaded)
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
     data = plan_data(ensemble, given)
-    show(json.dumps(data, indent=2, ensure_ascii=False) if as_json else "\n".join(plan_lines(target, data)))
+    if as_json:
+        show_json(data)
+    else:
+        show("\n".join(plan_lines(target, data)))
 
 
 def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 from collections.abc import Callable, Generator, Mapping
 from enum import StrEnum
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ensemble_ray.cli.records import say_where
-from ensemble_ray.cli.terminal import INTERRUPTED, is_terminal, own_command, say, show
+from ensemble_ray.cli.terminal import INTERRUPTED, is_terminal, own_command, say, show_answer, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
@@ -232,13 +231,13 @@ def show_run(
     _write_trace(output.trace, trace)
     text = None
     if as_json:
-        text = json.dumps(_as_data(view, output), indent=2, ensure_ascii=False)
+        show_json(_as_data(view, output))
     elif not is_cancelled:
         text = view.text(output)
     if text is not None:
-        show(text)
+        show_answer(text)
     if not view.is_quiet:
-        if is_terminal() and text is not None and not as_json:
+        if is_terminal() and text is not None:
             say("")
         say("\n".join(view.summary(output)))
         if not output.is_complete:

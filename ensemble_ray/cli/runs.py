@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ensemble_ray.cli.records import age_of, as_data, no_runs, own_store, where
-from ensemble_ray.cli.terminal import FAILED, FINE, own_command, say, show
+from ensemble_ray.cli.terminal import FAILED, FINE, own_command, say, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
@@ -58,7 +57,7 @@ def runs(
             {**as_data(run), "tasks_done": each[0], "tasks": each[1], **({"damage": each[2]} if each[2] else {})}
             for run, each in zip(shown, done, strict=True)
         ]
-        show(json.dumps(data, indent=2))
+        show_json(data)
         return FAILED if damaged else FINE
     if not found:
         say(f"No run in {where()} is {' or '.join(sorted(chosen))}" if chosen else no_runs())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import as_data, no_runs, own_store, where
-from ensemble_ray.cli.terminal import FINE, say, show
+from ensemble_ray.cli.terminal import FINE, say, show, show_json, show_json_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,6 @@ def trace(
     Exit codes: 1 the record has lost something; what is left of it is shown.
     """
     import contextlib
-    import json
 
     from ensemble_ray.errors import EnsembleError, RecordError
     from ensemble_ray.loop import run_blocking
@@ -60,7 +59,7 @@ def trace(
     if run is None:
         runs = run_blocking(store.runs())
         if as_json:
-            show(json.dumps([as_data(each) for each in runs], indent=2))
+            show_json([as_data(each) for each in runs])
         else:
             _list(runs)
         return FINE
@@ -76,8 +75,6 @@ def trace(
 
 def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: bool, is_partial: bool = False) -> None:
     """Print a run; `is_partial`: what is left of its record."""
-    import json
-
     from ensemble_ray.errors import RecordError
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
@@ -88,7 +85,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
         view = run_blocking(_view(store, run_id, is_partial=is_partial))
         if as_json:
-            show(json.dumps(view.data(), indent=2))
+            show_json(view.data())
         else:
             _print_tree(tuple(view.rows()))
         return
@@ -100,7 +97,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
     found = fold_trace(facts)
     if as_json:
-        show(found.to_json())
+        show_json_text(found.to_json())
     else:
         _print_tree(tree_rows(found))
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.ids import uuid_of
 from ensemble_ray.messages import Effect, Fact
@@ -254,14 +255,13 @@ def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
         raise _failure(unknown, "There is no terminal to ask at whether it was done")
     question = (
         f"\n{_begun(unknown)}.\n"
-        # `repr`: what a model wrote must not steer the terminal
         f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
         f"Idempotency key: {unknown.idempotency_key}\n"
         "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "
     )
     with _terminal:
         while True:
-            sys.stderr.write(question)
+            sys.stderr.write(escape_controls(question))
             sys.stderr.flush()
             line = sys.stdin.readline()
             if not line:

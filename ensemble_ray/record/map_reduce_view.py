@@ -104,7 +104,7 @@ class FedView:
         yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
         for key, text in failures.items():
-            yield TreeRow(depth=1, kind="error", title=f"{key}: {text}", is_bad=True)
+            yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
         more = self._known.count(Outcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)

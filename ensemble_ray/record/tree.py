@@ -6,13 +6,13 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 
 from __future__ import annotations
 
-import unicodedata
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, cast
 
+from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies
 from ensemble_ray.trace import (
     DelegationTrace,
@@ -243,7 +243,7 @@ def one_line(text: str, length: int) -> str:
     """A text on one line, without control characters, cut to a length."""
     # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
     words = " ".join(text[: 2 * length].split())
-    clean = "".join("�" if unicodedata.category(char) in {"Cc", "Cf", "Cs"} else char for char in words)
+    clean = escape_controls(words)
     return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
 
 

@@ -192,6 +192,45 @@ def test_nothing_is_said_when_the_reader_of_a_pipe_has_seen_enough(place: Path, 
     assert (ended.stdout, ended.stderr) == ("xxxxx", "")
 
 
+@pytest.mark.parametrize(
+    ("closed", "arguments"),
+    [
+        ("stdout", ["trace", "one"]),
+        ("stdout", ["trace", "one", "--json"]),
+        ("stdout", ["runs"]),
+        ("stdout", ["resume", "one", "--json"]),
+        ("stderr", ["resume", "one"]),
+    ],
+)
+def test_a_command_ends_quietly_when_nobody_reads_its_pipe(
+    place: Path, model_server: Servers, closed: str, arguments: list[str]
+) -> None:
+    """S-SEC-66: `ensemble-ray trace RUN | head -1`: exit code 0, no traceback."""
+    environment = _environment(place, model_server("x"))
+    assert _call(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q").returncode == 0
+    reader, writer = os.pipe()
+    os.close(reader)  # before anything is written
+    given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
+    ended = subprocess.run(  # noqa: S603  our own command
+        [*COMMAND, *arguments], env=dict(environment), cwd=place, check=False, timeout=PATIENCE_S, **given
+    )
+    os.close(writer)
+    assert ended.returncode == 0
+    assert b"Traceback" not in (ended.stdout or b"") + (ended.stderr or b"")
+    assert b"Broken" not in (ended.stdout or b"") + (ended.stderr or b"")
+
+
+def test_a_command_runs_when_its_streams_are_closed(place: Path, model_server: Servers) -> None:
+    """S-SEC-66: `ensemble-ray run TEAM >&- 2>&-` of a script: the run is made, and the exit code is its own."""
+    environment = _environment(place, model_server("x"))
+    for streams in (">&-", "2>&-", ">&- 2>&-"):
+        line = f"{' '.join(COMMAND)} run my_team:team -i topic=x --json {streams}"
+        ended = subprocess.run(  # noqa: S602  a shell closes them
+            line, shell=True, env=dict(environment), cwd=place, capture_output=True, check=False, timeout=PATIENCE_S
+        )
+        assert (ended.returncode, b"Traceback" in ended.stderr) == (0, False), ended.stderr
+
+
 def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_server: Servers) -> None:
     """A key that is refused, a model that is not there."""
     server = model_server("yes", api_key="sk-right", models=["there"])
