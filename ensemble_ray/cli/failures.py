@@ -13,6 +13,7 @@ from ensemble_ray.errors import (
     EnsembleError,
     ParallelExecutionError,
     PromptTemplateError,
+    RecordError,
     RunExistsError,
     TaskExecutionError,
     ValidationError,
@@ -26,6 +27,9 @@ _SHOWN = 120
 _LONGEST = 2000
 _ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
 
+#: Beginnings of messages about records that are damaged or gone; another directory is no help there.
+_OF_RECORDS = ("The record ", "The run's record ")
+
 #: What to do, by the class of the innermost error that has an entry. Errors of endpoints say most of it themselves.
 _ADVICE: Mapping[str, str] = {
     "AuthenticationError": _ENDPOINT,
@@ -36,8 +40,8 @@ _ADVICE: Mapping[str, str] = {
     "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
     "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
     "ConstraintViolationError": "Say in the tasks what these workers are for, or give the manager a stronger model: manager_llm.",
-    "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
     "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
+    "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
 }
 
 
@@ -63,6 +67,8 @@ def advice_of(error: BaseException) -> str:
     """What to do about it; empty where the message itself says so."""
     named = ""
     for cause in _chain(error):
+        if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
+            return ""
         for kind in type(cause).__mro__:
             if kind.__name__ in _ADVICE:
                 named = _ADVICE[kind.__name__]

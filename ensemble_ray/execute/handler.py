@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.structured import restore_output
-from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, settle_unknown
+from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
@@ -64,6 +64,8 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         return _given(scope, recorded.data)
     effect = scope.order.task.handler_effect
     intent = scope.recorded(name, "tool_intent")
+    if intent is None:
+        intent = lost_call(scope, name, HANDLER, "", effect)
     if intent is not None and effect_of(intent, effect) == "once":
         lost = await settle_unknown(scope, intent)
         if lost is not None:

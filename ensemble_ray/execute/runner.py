@@ -40,7 +40,7 @@ from ensemble_ray.execute.recorded import (
     trace_of,
     typed_output,
 )
-from ensemble_ray.execute.scope import RunnerPorts, TaskScope
+from ensemble_ray.execute.scope import LOSS, RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, TaskOutput
@@ -116,7 +116,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([now, *(began_at(fact) for fact in known.values())]),
+            started_at=min([now, *(began_at(fact) for fact in known.values() if fact.kind != LOSS)]),
             capture_mode=self.frame.capture_mode,
             is_handler=order.agent_key is None,
         )

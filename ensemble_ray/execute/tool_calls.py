@@ -17,7 +17,7 @@ from ensemble_ray.errors import AgentExecutionError, IllegalStateError, Validati
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
-from ensemble_ray.execute.unknown import effect_of, key_of, settle_unknown
+from ensemble_ray.execute.unknown import effect_of, key_of, lost_call, settle_unknown
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
@@ -70,6 +70,8 @@ class ToolCalls:
         self._delegations = delegations
         #: calls of the turn that have not returned
         self._open = 0
+        #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
+        self._warned: set[tuple[str, str]] = set()
         #: what the model is told; the library's own tool comes first (S-TOOL-30)
         self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
@@ -146,14 +148,20 @@ class ToolCalls:
         One after the other, and before any call is made: a person may be asked, and the task may fail.
         """
         settled: dict[int, ToolEffect] = {}
+        warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
             recorded = self._scope.recorded(name, "tool_result")
             if recorded is not None:
                 settled[index] = _from_fact(call, recorded)
+                if self._is_behind_loss(recorded):
+                    warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
             intent = self._scope.recorded(name, "tool_intent")
+            if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
+                intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
+                warned.add((call.name, call.arguments))
             if intent is not None and effect_of(intent, "none" if bound is None else bound.effect) == "once":
                 text = await settle_unknown(self._scope, intent)
                 if text is not None:
@@ -161,7 +169,11 @@ class ToolCalls:
                     continue
             if bound is None and not self._is_delegation(call):
                 settled[index] = self._unknown_tool(call)
+        self._warned |= warned  # at the end: what one turn asks for twice was asked for before the model was told
         return settled
+
+    def _is_behind_loss(self, recorded: Fact) -> bool:
+        return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
 
     def _is_delegation(self, call: ToolCall) -> bool:
         return self._delegations is not None and call.name == self._delegations.spec.name

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import trace_of, typed_output
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.journal import LOSS
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
 from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
-from ensemble_ray.record.task_fold import as_text
-from ensemble_ray.record.tree import TreeRow, count_told, level_row, one_line, seconds_told, tokens_told
+from ensemble_ray.record.task_fold import as_text, lost_told
+from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["VIEW_KINDS", "FedView"]
 
 #: Kinds of facts that a view looks at.
-VIEW_KINDS = ("plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited")
+VIEW_KINDS = ("plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", LOSS)
 #: Failures that are told; all of them stand in the record.
 _TOLD = 20
 _TITLE = 100
@@ -43,6 +44,8 @@ class FedView:
         #: the first failures by key; those that were made good meanwhile are left out when they are shown
         self._failures: dict[str, str] = {}
         self._last_at = 0.0
+        #: what its record has lost
+        self._lost: list[str] = []
 
     def take(self, facts: Iterable[Fact]) -> None:
         """Take the next facts.
@@ -52,6 +55,9 @@ class FedView:
         """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
+            if fact.kind == LOSS:
+                self._lost.append(lost_told(fact.data))
+                continue
             self._known.take([fact])
             if fact.kind == "task_failed" and "/" not in fact.name:
                 self._take_failure(fact)
@@ -95,6 +101,7 @@ class FedView:
             ),
             is_bad=bool(failures),
         )
+        yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{key}: {text}", is_bad=True)
@@ -115,6 +122,7 @@ class FedView:
             "levels": tally_data(self.levels),
             "failed": self._known.count(Outcome.FAILED),
             "first_failures": self._told(),
+            **({"lost": self._lost} if self._lost else {}),
         }
 
     def _told(self) -> dict[str, str]:
