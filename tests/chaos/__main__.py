@@ -54,6 +54,9 @@ _CASTS: Mapping[Fault, Sequence[tuple[int, Sequence[str]]]] = {
         (1, ("own-driver",)),
         (1, ("node",)),
     ),
+    # Processes must be gone before the record is damaged, and live while it is removed.
+    "damage": ((6, ("process",)), (3, ("cluster",))),
+    "delete": ((6, ("process",)), (3, ("driver",))),
 }
 _GROUND_OF = {"inline": {"inline"}, "ray": {"cluster", "own_cluster", "two_nodes"}}
 #: Faults in one run: more where the run does not have to start a cluster again.
@@ -133,7 +136,7 @@ def cases(
         rng = random.Random(f"case {number}")  # noqa: S311  repeatable, keeps no secret
         scenario, fault = rng.choice(list(scenarios)), rng.choice(list(faults))
         able = [cast for cast in casts[fault] if scenario.has_manager or "manager" not in cast]
-        names = list(victims) or rng.choice(able)
+        names = victims or rng.choice(able)
         yield _Case(scenario=scenario, fault=fault, victims=[VICTIMS[name] for name in names], seed=number)
         number += 1
 

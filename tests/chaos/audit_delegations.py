@@ -171,8 +171,10 @@ def _carried_out(facts: Sequence[Fact], delegations: Sequence[_Delegation]) -> I
                 yield f"'{each.name}' was worked on after its result was recorded: {late[0].kind} {late[0].name}"
     named = {each.name for each in delegations}
     intended = {fact.name for fact in facts if fact.kind == "tool_intent"}
+    # A call that may have been made in a lost part of the record has a result of unknown outcome, and no intent.
+    fine = {"failure", "unknown"} if any(fact.kind == "loss" for fact in facts) else {"failure"}
     for fact in facts:
-        if fact.kind == "tool_result" and fact.name not in named | intended and fact.data["outcome"] != "failure":
+        if fact.kind == "tool_result" and fact.name not in named | intended and fact.data["outcome"] not in fine:
             yield f"'{fact.name}' has a result, and neither a decision nor an intent"
 
 

@@ -13,11 +13,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
 from ensemble_ray.cli.app import invoke
+from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
@@ -70,6 +71,7 @@ class Disturbed:
         self.driver: Program | None = None
         #: processes that stand still now
         self.frozen: set[int] = set()
+        self._asked = 0
         self._programs = contextlib.ExitStack()
 
     @classmethod
@@ -149,6 +151,21 @@ class Disturbed:
         self.tell(" ".join(arguments))
         return self.driver
 
+    def ask(self, *arguments: str) -> Program:
+        """Run another program beside the run, to its end.
+
+        Raises:
+            AssertionError: it does not end.
+        """
+        self._asked += 1
+        log = self.directory / f"asked-{self._asked}"
+        with program([*_COMMAND, *arguments], log=log, env=self.environment, cwd=ROOT) as running:
+            try:
+                running.process.wait(timeout=self.scenario.patience_s)
+            except subprocess.TimeoutExpired:
+                raise AssertionError(f"'{' '.join(arguments)}' does not end: {running.text[-500:]}") from None
+        return running
+
     @property
     def has_ended(self) -> bool:
         """Whether the driver has."""
@@ -177,9 +194,9 @@ class Disturbed:
     def _store(self) -> RunStore:
         return store_at(StoreAddress(home=str(self.home)))
 
-    def facts(self) -> list[Fact]:
-        """All that is recorded."""
-        return asyncio.run(self._store().facts(self.run_id))
+    def facts(self, *, is_partial: bool = False) -> list[Fact]:
+        """All that is recorded; `is_partial`: what is left, where something is lost."""
+        return asyncio.run(self._store().facts(self.run_id, is_partial=is_partial))
 
     def record_bytes(self) -> int:
         """What the record takes on the disk."""
@@ -215,6 +232,28 @@ class Disturbed:
     def _wait_asked(self, count: int) -> None:
         if len(self.world.asked()) < count:
             time.sleep(0.005)
+            raise TimeoutError
+
+    def owners(self) -> int:
+        """How often somebody went on with the run, as far as that can be read."""
+        try:
+            return self.owners_of(self.facts(is_partial=True))
+        except RecordError:
+            return 0
+
+    @staticmethod
+    def owners_of(facts: Sequence[Fact]) -> int:
+        """How often somebody went on with the run."""
+        return sum(fact.kind == "resume" for fact in facts)
+
+    def wait_owner(self, owners: int) -> None:
+        """Wait a moment for somebody who goes on with the run, beside so many before.
+
+        Raises:
+            TimeoutError: there is nobody yet.
+        """
+        if self.owners() <= owners:
+            time.sleep(0.02)
             raise TimeoutError
 
     def is_over(self) -> bool:

@@ -107,19 +107,19 @@ def _wake(run: Disturbed, pids: Sequence[int]) -> float:
 
 def _taken_over(run: Disturbed, moment: Moment, at: float, pids: Sequence[int]) -> bool:
     """Another process takes the run; the one that had it is refused when it wakes."""
-    zombie, owners = run.driver, _owners(run)
+    zombie, owners = run.driver, run.owners()
     assert zombie is not None
     is_scheduler = not moment.victim.takes_driver
     options = ["--runtime", "inline"] if is_scheduler else []  # its cluster can do nothing for it meanwhile
     heir = run.start("resume", run.run_id, "--take-over", *options)
-    run.until(lambda: _wait_owner(run, owners))
-    if _owners(run) <= owners:
+    run.until(lambda: run.wait_owner(owners))
+    if run.owners() <= owners:
         return _not_taken(run, zombie, heir)
     count = run.server.stats()["served"] + moment.more
     run.until(lambda: run.server.wait_served(count, timeout_s=0.1))
     _wake(run, pids)
     _judge_zombie(run, zombie, moment)
-    run.kills.append(_as_kill(run, moment, at, until=time.time()))
+    run.kills.append(_as_kill(moment, at, until=time.time()))
     return not is_scheduler  # nothing more of it is on the cluster
 
 
@@ -151,17 +151,17 @@ def _judge_zombie(run: Disturbed, zombie: Program, moment: Moment) -> None:
 
 def _orphaned(run: Disturbed, moment: Moment, at: float, pids: Sequence[int], rng: random.Random) -> bool:
     """The scheduler dies, and its successor hands the frozen one's tasks out again."""
-    scheduler, owners = actor_of(run, VICTIMS["scheduler"], rng), _owners(run)
+    scheduler, owners = actor_of(run, VICTIMS["scheduler"], rng), run.owners()
     if scheduler is None:
         return not run.is_over()
     kill_all([scheduler])
     wait_gone(lambda: [str(scheduler)] if is_there(scheduler) else [], "scheduler")
     count = run.server.stats()["requests"] + moment.more
     if not run.scenario.is_fed:
-        run.until(lambda: _wait_owner(run, owners))
+        run.until(lambda: run.wait_owner(owners))
     went_on = run.until(lambda: run.server.wait_arrived(count, timeout_s=0.1))
     woken_at = _wake(run, pids)
-    run.kills.append(_as_kill(run, moment, at, until=woken_at + _LIVES_ON_S))
+    run.kills.append(_as_kill(moment, at, until=woken_at + _LIVES_ON_S))
     return went_on
 
 
@@ -177,26 +177,15 @@ def _given_up(run: Disturbed, moment: Moment, at: float, pids: Sequence[int]) ->
         wait_gone(lambda: [str(pid) for pid in pids[:1] if is_there(pid)], "the node that came back")
     finally:
         kill_all(pids)
-    run.kills.append(_as_kill(run, moment, at, until=woken_at + _LIVES_ON_S))
+    run.kills.append(_as_kill(moment, at, until=woken_at + _LIVES_ON_S))
     return False
 
 
-def _as_kill(run: Disturbed, moment: Moment, at: float, *, until: float) -> Kill:
+def _as_kill(moment: Moment, at: float, *, until: float) -> Kill:
     """What the freeze explains: for its work it was as good as dead."""
     return Kill(
         victim=f"frozen {moment.victim.name}", at=at, repeats_calls=True, when=str(moment), until=until, is_zombie=True
     )
-
-
-def _owners(run: Disturbed) -> int:
-    """How often somebody went on with the run."""
-    return sum(fact.kind == "resume" for fact in run.facts())
-
-
-def _wait_owner(run: Disturbed, owners: int) -> None:
-    if _owners(run) <= owners:
-        time.sleep(0.02)
-        raise TimeoutError
 
 
 # In the middle of a commit.

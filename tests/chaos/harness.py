@@ -9,20 +9,28 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
+from ensemble_ray.errors import EnsembleError
+from tests.chaos.audit import of_lines
 from tests.chaos.cluster import Cluster
 from tests.chaos.comparison import Undisturbed
+from tests.chaos.damaging import damage
+from tests.chaos.deleting import delete
 from tests.chaos.disturbed import Disturbed
 from tests.chaos.freezing import freeze
 from tests.chaos.killing import kill
-from tests.chaos.moments import moments
+from tests.chaos.moments import Moment, moments
 from tests.chaos.report import Fault, Report
 from tests.chaos.scenarios import Scenario
 from tests.chaos.victims import Victim
 
 __all__ = ["run_with_faults", "undisturbed"]
+
+
+#: What is done to a run once.
+_ONCE: Mapping[Fault, Callable[[Disturbed, Moment, random.Random], bool]] = {"damage": damage, "delete": delete}
 
 
 @cache
@@ -72,24 +80,33 @@ def run_with_faults(
         report.seed, report.victims, report.fault = seed, "+".join(victim.name for victim in victims), fault
         try:
             run.start_first()
-            _disturb(run, victims, most, rng)
-            output = run.finish()
-            if output is not None and expected is not None:
-                report.violations += expected.differences(output, run.facts(), run.world.letters())
-            if output is not None:
-                report.violations += scenario.check(output, run.world)
-        except (AssertionError, TimeoutError) as error:
+            if _disturb(run, victims, most, rng):
+                output = run.finish()
+                if output is not None and expected is not None:
+                    report.violations += expected.differences(output, run.facts(), run.world.letters())
+                if output is not None:
+                    report.violations += scenario.check(output, run.world)
+                _judge(run)
+            else:
+                report.violations += of_lines(run.world.done())
+        except (AssertionError, TimeoutError, EnsembleError) as error:
             run.break_promise(f"the harness gave up: {error}")
-        _judge(run)
+        _count(run)
     report.seconds = time.monotonic() - begun
     return report
 
 
-def _disturb(run: Disturbed, victims: Sequence[Victim], most: int, rng: random.Random) -> None:
-    strike = {"kill": kill, "freeze": freeze}[run.report.fault]
-    for moment in moments(run.scenario, victims, most, rng, fault=run.report.fault):
+def _disturb(run: Disturbed, victims: Sequence[Victim], most: int, rng: random.Random) -> bool:
+    """Disturb it; False when it is over with that, and nobody can go on with it."""
+    fault = run.report.fault
+    if fault in _ONCE:
+        (moment,) = moments(run.scenario, victims, 1, rng, fault=fault)
+        return _ONCE[fault](run, moment, rng)
+    strike = kill if fault == "kill" else freeze
+    for moment in moments(run.scenario, victims, most, rng, fault=fault):
         if not strike(run, moment, rng):
             break
+    return True
 
 
 def _judge(run: Disturbed) -> None:
@@ -98,6 +115,10 @@ def _judge(run: Disturbed) -> None:
     report.repeats_of_recorded, report.repeats_in_flight = found.repeats_of_recorded, found.repeats_in_flight
     report.unknown_outcomes, report.rules_broken = found.unknown_outcomes, found.rules_broken
     report.policies_asked_again, report.slipped = found.policies_asked_again, found.slipped
+
+
+def _count(run: Disturbed) -> None:
+    report = run.report
     report.requests = run.server.stats()["requests"]
     report.record_bytes, report.most_alike = run.record_bytes(), max(run.server.counts.values(), default=0)
     if report.violations:

@@ -27,7 +27,7 @@ from tests.chaos.victims import (
 )
 from tests.processes import Program
 
-__all__ = ["actor_of", "end_program", "kill"]
+__all__ = ["actor_of", "end_program", "kill", "kill_only"]
 
 #: How long a first process of a kind is waited for, s; a scenario need not have each kind.
 _BIRTH_S = 10.0
@@ -35,6 +35,20 @@ _BIRTH_S = 10.0
 
 def kill(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
     """Wait for the moment, kill, and see to it that the run goes on; False when the run ended before."""
+    kills = len(run.kills)
+    if not kill_only(run, moment, rng):
+        return False
+    if len(run.kills) == kills:  # there was nothing of that kind
+        return True
+    if moment.victim.interrupts_run:
+        run.go_on()
+    elif moment.victim.takes_driver:
+        run.driver = None
+    return True
+
+
+def kill_only(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
+    """Wait for the moment, and kill; False when the run ended before."""
     if not run.until_reached(moment):
         return False
     with contextlib.nullcontext() if moment.most is None else run.gate.closed(run.server, moment.most):
@@ -62,10 +76,6 @@ def kill(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
     )
     run.tell(f"kill {moment}")
     run.report.strikes += 1
-    if victim.interrupts_run:
-        run.go_on()
-    elif victim.takes_driver:
-        run.driver = None
     return True
 
 

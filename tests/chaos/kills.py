@@ -32,6 +32,9 @@ class Kill:
     #: whether it was not dead, and woke when others had gone on with the run; gone for good at `until`
     is_zombie: bool = False
 
+    #: whether a part of the record was lost with it, and somebody allowed that
+    is_loss: bool = False
+
     def lasting_until(self, facts: Sequence[Fact]) -> Kill:
         """This kill, with the time at which a new owner went on with the run."""
         taken = min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
