@@ -52,16 +52,19 @@ def notes_of(error: BaseException) -> tuple[str, ...]:
 
 
 def portable(error: BaseException) -> BaseException:
-    """Return the error itself if it travels unchanged, else an equivalent of the same class name and text.
+    """Return the error itself if it travels unchanged, else one of the same class name and text that pickles.
 
-    The chain of causes is kept in both cases; a foreign error that is pickled keeps it as `Chain(error)` only.
+    A foreign error keeps class and causes in more cases where it is pickled as `Chain(error)`.
 
     Source: S-ERR-31, S-ERR-42.
     """
-    is_whole = isinstance(error, Portable) or (error.__cause__ is None and not remote_note(error))
-    if is_whole and (_travels(error, pickle.dumps) or _travels(error, _dumps_by_value)):
+    is_plain = _travels(error, pickle.dumps) is not None or _travels(error, _dumps_by_value) is not None
+    if is_plain and (isinstance(error, Portable) or (error.__cause__ is None and not remote_note(error))):
         return error
-    return _join(_links(error))
+    links = _links(error)
+    if not is_plain:
+        links[0] = (links[0][0], stand_in, type(error).__name__, message_of(error), plain_fields(error))
+    return _join(links)
 
 
 #: Longest chain of causes that travels; what lies deeper is dropped.

@@ -299,8 +299,10 @@ def test_continue_on_error_finishes_what_does_not_depend_on_a_failure(runtime: R
         "'bad': Agent 'Worker': boom (ValueError)",
         "'bad #2': Agent 'Worker': boom (ValueError)",
         "'guarded': INPUT guardrail violation on agent 'Worker' task 'guarded': not today (GuardrailViolationError)",
-        "'typed': Structured output parsing failed for task 'typed' after 1 attempt(s). Expected type: City "
-        "(OutputParsingError)",
+        (
+            "'typed': Structured output parsing failed for task 'typed' after 1 attempt(s). Expected type: City "
+            "(OutputParsingError)"
+        ),
     }
     assert (error.failed_count, error.completed_count) == (4, 2)
     assert [each.raw for each in error.completed_task_outputs] == ["did good", "did next"]
