@@ -242,10 +242,10 @@ def test_traceback_of_another_process_is_a_note_once() -> None:
     """S-ERR-42: made where it was raised, kept however often it crosses; other notes stay; the original is unchanged."""
     try:
         try:
-            raise KeyError("zzz")
+            raise KeyError("zzz")  # noqa: TRY301  the traceback is what is tested
         except KeyError as inner:
             inner.add_note("of the user")
-            raise AgentExecutionError("it broke") from inner  # noqa: TRY301  the traceback is what is tested
+            raise AgentExecutionError("it broke") from inner
     except AgentExecutionError as raised:
         caught = error = raised
     for _ in range(3):

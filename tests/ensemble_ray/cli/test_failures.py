@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from ensemble_ray.cli.failures import advice_of, exit_code_of, told
@@ -39,6 +41,23 @@ def test_the_task_the_reason_and_the_way_out_are_told_when_a_task_failed() -> No
         "  Agent 'Writer': Endpoint x refused the key (AuthenticationError)",
         "  What to do: Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL",
     ]
+
+
+def test_file_and_line_are_told_when_user_code_raised() -> None:
+    """S-ERR-46, S-ERR-42: of the innermost error, whether it was raised here or in another process; the reason once."""
+    try:
+        raise KeyError("zzz")  # noqa: TRY301  the traceback is what is tested
+    except KeyError as raised:
+        agent = AgentExecutionError("Deterministic task handler threw an exception: 'zzz' (KeyError)")
+        agent.__cause__ = raised
+    for cause in (agent, pickle.loads(pickle.dumps(agent))):  # noqa: S301  our own bytes
+        lines = told(_task_error(cause)).splitlines()
+        assert lines[:2] == [
+            "Error: task 'Write' (agent 'Writer') failed:",
+            "  Deterministic task handler threw an exception: 'zzz' (KeyError)",
+        ]
+        assert lines[2].startswith(f'  File "{__file__}", line ')
+        assert len(lines) == 3
 
 
 def test_every_failed_task_is_told_when_several_failed() -> None:
