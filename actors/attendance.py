@@ -17,7 +17,8 @@ import ray.exceptions
 
 from actors.failures import last_line
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.error_travel import Chain
+from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.threads import USER_ERRORS, threads
 
@@ -147,7 +148,7 @@ class Attendance:
         try:
             body = cloudpickle.dumps(await self._service(asked.name, asked.payload))
         except USER_ERRORS as error:  # it belongs to whoever asked
-            body = cloudpickle.dumps(portable(error))
+            body = cloudpickle.dumps(Chain(error))
         if asked.number is not None:
             try:
                 await self._hub.answer.remote(self._run_id, {asked.number: body})

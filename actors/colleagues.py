@@ -76,7 +76,7 @@ class RemoteColleagues:
                 result = await self._result(place, order)
             except ray.exceptions.RayActorError as error:
                 if not left:
-                    return _failed(order, f"Agent '{order.agent_role}' failed: its process died ({last_line(error)})")
+                    return _failed(order, f"Agent '{order.agent_role}': its process died ({last_line(error)})")
                 left -= 1
                 order = replace(order, epoch=order.epoch + resend_step(order.depth))
                 _log.warning(
@@ -86,7 +86,7 @@ class RemoteColleagues:
                 )
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None)
-                text = f"Agent '{order.agent_role}' failed: {last_line(error)}"
+                text = f"Agent '{order.agent_role}': {last_line(error)}"
                 return _failed(order, cause if isinstance(cause, Exception) else text)
             else:
                 if not _is_of_a_replaced(result, order):

@@ -335,7 +335,7 @@ class ProcessHouses:
             return error
         order, deaths = dispatch.order, self._deaths.get(dispatch.order.instance, 0)
         often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
-        text = f"Agent '{order.agent_role}' failed: its process died{often} ({last_line(error)})"
+        text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
         return AgentExecutionError(text, order.agent_role, dispatch.description)
 
     async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:

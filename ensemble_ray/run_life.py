@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.delivery import Delivery, listeners_of
-from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
+from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, Event
 from ensemble_ray.limits.budget import RunBudget
@@ -180,11 +180,11 @@ class RunLife:
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
-                _log.warning("Run refused: %s", message_of(error))
+                _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
                 raise
             except Exception as error:
                 self._state = RunState.FAILED
-                _log.error("Run failed: %s", message_of(error))
+                _log.info("Run failed (%s)", type(error).__name__)
                 raise
             finally:
                 await self._delivery.close()

@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.faults import Fault, fault_of, status_of
 from ensemble_ray.llm.retry import backoff_s, patience_asked_s
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 __all__ = ["Attempts"]
 
 _log = logging.getLogger(__name__)
-#: Characters of a failure's text in log lines and in the record.
-_BRIEF = 300
 
 
 class Attempts:
@@ -153,5 +152,4 @@ def _tell(visit: Visit | None, error: BaseException, fault: Fault | None) -> Non
 
 
 def _brief(fault: Fault) -> str:
-    text = fault.text if len(fault.text) <= _BRIEF else fault.text[:_BRIEF] + "..."
-    return f"{fault.what}: {text}"
+    return f"{fault.what}: {brief(fault.text)}"

@@ -20,6 +20,7 @@ from ensemble_ray.delegation import (
     DelegationPolicyResult,
     DelegationRequest,
 )
+from ensemble_ray.error_texts import user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation_calls import Asked, read_call
@@ -126,7 +127,8 @@ class Decisions:
             except (ExitEarlyError, IllegalStateError, asyncio.CancelledError):
                 raise
             except USER_ERRORS as error:
-                _log.warning("Delegation policy '%s' raised: %s", name, message_of(error))
+                # What it raised is told with the delegation's failure; here is where it did.
+                _log.warning("Delegation policy '%s' raised %s\n%s", name, type(error).__name__, user_traceback(error))
                 reason = Refusal(f"Error: {message_of(error)}")
                 return Decision(
                     request=request,

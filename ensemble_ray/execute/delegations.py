@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.delegation import Colleague, DelegationResponse, DelegationStatus
+from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -27,7 +28,6 @@ from ensemble_ray.errors import (
     ManagerStalledError,
     RecordError,
     StaleEpochError,
-    message_of,
 )
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
 from ensemble_ray.execute.delegation_calls import EXPECTED_OUTPUT, manager_tool, peer_tool
@@ -372,7 +372,7 @@ class Delegations:
         )
 
     def _announce_failure(self, effect: DelegationEffect, reason: str, cause: BaseException | None) -> None:
-        _log.warning("Delegation by '%s' to '%s' failed: %s", self._order.agent_role, effect.worker_role, reason)
+        _log.warning("Delegation by '%s' to '%s' failed: %s", self._order.agent_role, effect.worker_role, brief(reason))
         self._scope.emit(
             DelegationFailedEvent,
             lambda: DelegationFailedEvent(

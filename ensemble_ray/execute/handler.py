@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
+from ensemble_ray.error_texts import brief, describe
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.structured import restore_output
 from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["TaskHandlerContext", "run_handler"]
 
 _log = logging.getLogger(__name__)
+#: Characters of a failure's text: what the user wrote, and the words before it.
+_LONGEST = 280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,11 +97,11 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
-        text = f"Deterministic task handler threw an exception: {message_of(error)}"
+        text = f"Deterministic task handler threw an exception: {describe(error)}"
         await _noted(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
     if given is None:
-        text = f"Deterministic task handler returned null for task: {order.task.description}"
+        text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         data = await _noted(scope, name, "failure", text, began=began)
     elif not isinstance(given, ToolResult):
         data = await _noted(scope, name, "success", str(given), began=began)
@@ -142,10 +145,11 @@ def _given(scope: TaskScope, data: Mapping[str, object]) -> tuple[str, object]:
         return text, restored.value
     _log.warning(
         "Task '%s': its recorded structured output is no %s any more and stays data: %s",
-        scope.order.key, kind.__name__, restored.error_message,
+        scope.order.key, kind.__name__, brief(restored.error_message or ""),
     )  # fmt: skip
     return text, structured
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    return AgentExecutionError(text, order.agent_role, order.task.description)
+    """The failure of the task; the record has the whole text."""
+    return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

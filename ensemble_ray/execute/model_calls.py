@@ -17,7 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.context import use_effect_key
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
+from ensemble_ray.error_texts import agent_failure, describe
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.attempts import Attempts
 from ensemble_ray.execute.effects import ModelEffect, captured
@@ -266,9 +267,7 @@ class ModelCalls:
 
     def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:
         role = self._order.agent_role
-        text = f"Agent '{role}' failed: {message_of(error)}"
-        if is_streaming:
-            text = f"Streaming failed for agent '{role}': {message_of(error)}"
+        text = f"Streaming failed for agent '{role}': {describe(error)}" if is_streaming else agent_failure(role, error)
         return AgentExecutionError(text, role, self._order.task.description)
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:

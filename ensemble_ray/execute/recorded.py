@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.delegation import DelegationRequest
+from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.structured import parse_output
@@ -182,7 +183,7 @@ def _parsed(given: Mapping[str, object], output_type: type[Any]) -> object:
         if read.is_success:
             return read.value
         kind = getattr(output_type, "__qualname__", output_type)
-        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, error)
+        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, brief(str(error)))
         return data
 
 

@@ -16,6 +16,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.context import log_context, use_services
+from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -100,7 +101,7 @@ class TaskRunner:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
                 # User code raised it, or cancelled its own task; nobody asked this task to end.
-                text = f"Agent '{order.agent_role}' failed: {message_of(error)}"
+                text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
@@ -257,7 +258,7 @@ class TaskRunner:
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear
-            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, message_of(unwritten))
+            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
         return self._tell_failure(scope, result)
 
     def _tell_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
@@ -277,7 +278,7 @@ class TaskRunner:
                 instance=order.instance,
             ),
         )
-        _log.error("%s failed: %s", self._title(order), message_of(error))
+        _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
         return result
 
     def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:

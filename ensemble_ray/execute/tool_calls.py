@@ -13,7 +13,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
+from ensemble_ray.error_texts import agent_failure, brief
+from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
@@ -117,8 +118,7 @@ class ToolCalls:
             )
         except IllegalStateError as error:
             role = self._order.agent_role
-            text = f"Agent '{role}' failed: {message_of(error)}"
-            raise AgentExecutionError(text, role, self._order.task.description) from error
+            raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
             if self._delegations is not None:
                 self._delegations.stopped()
@@ -196,7 +196,7 @@ class ToolCalls:
         return effect
 
     def _unknown_tool(self, call: ToolCall) -> ToolEffect:
-        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, call.name)
+        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, brief(call.name))
         text = f"Error: Unknown tool '{call.name}'"
         now = self._scope.ports.clock.now()
         return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)

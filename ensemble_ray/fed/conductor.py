@@ -16,11 +16,12 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.error_texts import brief, message_of
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
 from ensemble_ray.fed.jobs import Jobs, as_error
 from ensemble_ray.fed.ports import FedEnded, FedFailure
-from ensemble_ray.outputs import ExitReason
+from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.ports import FedRecord, FedWatch
     from ensemble_ray.fed.weights import Weights
     from ensemble_ray.items.pulling import RefusedItem
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.runtime import FedHouses
     from ensemble_ray.schedule.map_reduce import MapReduceMachine
 
@@ -91,8 +91,7 @@ class MapReduceConductor:
         """Make one, of a run and what it works with."""
         self._envelope = envelope
         self._parts = parts
-        self._orders = parts.orders
-        self._record = parts.record
+        self._orders, self._record = parts.orders, parts.record
         self._houses: FedHouses
         self._machine: MapReduceMachine
         self._inbox: list[FedStimulus] = []
@@ -113,6 +112,7 @@ class MapReduceConductor:
         self._failures: list[FedFailure] = []
         #: how many there were, of maps and of reduces
         self._noted = [0, 0]
+        self._why: dict[tuple[int, int], str] = {}
 
     # The run.
 
@@ -201,8 +201,9 @@ class MapReduceConductor:
                 case Tell():
                     _log.warning("%s", instruction.text)
                 case TellLeftOut():
-                    key = self._orders.key(instruction.level, instruction.number)
-                    _log.warning("Run %s: %s failed and is left out; the others go on", self._envelope.run_id, key)
+                    place = (instruction.level, instruction.number)
+                    told = (self._orders.key(*place), self._why.pop(place, ""))
+                    _log.warning("Run %s: %s failed and is left out%s", self._envelope.run_id, *told)
                 case TellOversized():
                     self._tell_oversized(instruction)
                 case EndFed():
@@ -305,9 +306,7 @@ class MapReduceConductor:
         if work is not None:
             self._houses.stop([work.order.instance])
         elif (level, number) in self._weighed:
-            self._tell(
-                WorkCompleted(at=now, level=level, number=number, weight_tokens=0)
-            )  # nothing is grouped any more
+            self._tell(WorkCompleted(at=now, level=level, number=number, weight_tokens=0))  # grouped no more
         else:
             self._unwanted.add((level, number))
             self._tell(WorkCancelled(at=now, level=level, number=number))
@@ -373,7 +372,7 @@ class MapReduceConductor:
         self._tell(WorkCompleted(at=at, level=level, number=number, weight_tokens=weight))
 
     def _failed(self, work: Work, result: TaskResult, error: BaseException) -> None:
-        _log.debug("%s failed: %s", result.key, message_of(error))
+        self._why[work.level, work.number] = f": {brief(message_of(error))}"
         self._note_failure(
             FedFailure(
                 level=work.level,

@@ -19,7 +19,8 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.error_texts import brief, message_of
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.threads import threads
 
 __all__ = [
@@ -185,7 +186,9 @@ class _PumpedReader(ABC):
             self._has_ended, self._error = True, error
             is_nobodys = self._is_closed
         if is_nobodys and error is not None:
-            _log.warning("The source of items failed as it was let go: %s: %s", type(error).__name__, message_of(error))
+            _log.warning(
+                "The source of items failed as it was let go: %s: %s", type(error).__name__, brief(message_of(error))
+            )
         self._wake()
 
     def _wake(self) -> None:

@@ -21,13 +21,13 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.delegation import spoken_role
+from ensemble_ray.error_texts import agent_failure, brief, describe
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
     EnsembleError,
     IllegalStateError,
     ValidationError,
-    message_of,
 )
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.json_search import find_json
@@ -145,9 +145,7 @@ class _LlmSynthesizer(AgentSynthesizer):
         except BudgetExhaustedError:
             raise
         except USER_ERRORS as error:
-            raise AgentExecutionError(
-                f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
-            ) from error
+            raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
         return (response.text or "") if isinstance(response, ChatResponse) else ""
 
 
@@ -234,11 +232,12 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
     except (EnsembleError, IllegalStateError, BudgetExhaustedError):
         raise
     except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
-        text = f"The agent synthesizer failed for task '{task.description}': {message_of(error)}"
+        text = f"The agent synthesizer failed for task '{brief(task.description)}': {describe(error)}"
         raise AgentExecutionError(text, SYNTHESIZED, task.description) from error
     if not isinstance(agent, Agent):
         raise ValidationError(
-            f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"
+            f"The agent synthesizer must return an Agent for task '{brief(task.description)}', "
+            f"got: {type(agent).__name__}"
         )
     if agent.llm is context.model and model is not context.model:
         agent = agent.rewritten(llm=model)

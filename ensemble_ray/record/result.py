@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from ensemble_ray.error_texts import reason_of, task_failure, tasks_failure
 from ensemble_ray.errors import (
     ConstraintViolationError,
     EnsembleError,
@@ -176,8 +177,7 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
             description = _node(plan, failure.key).description
             same = sum(key == description or key.startswith(f"{description} #") for key in causes)
             causes[f"{description} #{same + 1}" if same else description] = failure.error
-        text = f"{len(causes)} of {len(plan.nodes)} tasks failed"
-        return ParallelExecutionError(text, outputs, causes)
+        return ParallelExecutionError(tasks_failure(len(causes), len(plan.nodes), causes), outputs, causes)
     if plan.hierarchy is not None:
         return _failure_of_manager(plan, outcome)
     first = outcome.failures[0]
@@ -189,9 +189,16 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
         error.completed_task_outputs = completed
         return error
     node = _node(plan, first.key)
-    wrapped = TaskExecutionError(f"Task failed: {node.description}", node.description, node.agent_role, completed)
+    text = task_failure(_label(node), error)
+    wrapped = TaskExecutionError(text, node.description, node.agent_role, completed)
     wrapped.__cause__ = error
     return wrapped
+
+
+def _label(node: Node) -> str:
+    """What a person calls a task: its name where it has one, else its description."""
+    is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
+    return node.key if is_named else node.description
 
 
 def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
@@ -208,7 +215,7 @@ def manager_failure(
     error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
 ) -> TaskExecutionError:
     """What a run raises whose manager failed with that error (S-HIER-60)."""
-    text = f"Hierarchical workflow manager failed: {message_of(error)}"
+    text = f"Hierarchical workflow manager failed: {reason_of(error)}"
     wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
     return wrapped

@@ -52,7 +52,7 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
         outcome = await _performed(bound, arguments, context)
     except IllegalStateError as error:
         cut = cut_for_log(arguments, context.log_truncate_length)
-        _log.error("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
+        _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
         raise
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
@@ -210,5 +210,6 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
     took_ms = round((time.perf_counter() - started_s) * 1000)
     said = "Tool call" if outcome.outcome == "success" else "Tool error"
     shown, given = (cut_for_log(text, context.log_truncate_length) for text in (arguments, outcome.text))
-    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]", context.agent_role, said, name, shown, given, took_ms)
+    where = "".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each)
+    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, given, took_ms, where)
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)

@@ -55,7 +55,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_first_failed_map_ends_the_run() -> None:
     """S-MR-100, S-MR-150: no reduce runs; what was completed is there."""
     llm = failing("map 3 ")
-    with pytest.raises(TaskExecutionError, match="Task failed: map 3") as caught:
+    with pytest.raises(TaskExecutionError, match="Task 'map 3' failed: ") as caught:
         team(6, llm=llm, max_parallel_tasks=1).run(runtime="inline")
     assert asked_of(llm) == ["map 0", "map 1", "map 2", "map 3"]
     assert [each.raw for each in caught.value.completed_task_outputs] == ["0", "1", "2"]
@@ -114,7 +114,7 @@ def test_failed_map_in_static_mode_that_is_fed_is_left_out() -> None:
 
 def test_failed_reduce_ends_the_run() -> None:
     """S-MR-104: under fail_fast the first one."""
-    with pytest.raises(TaskExecutionError, match=r"Task failed: reduce 0\+1\+2"):
+    with pytest.raises(TaskExecutionError, match=r"Task 'reduce 0\+1\+2' failed: "):
         team(6, llm=failing("reduce 0"), max_parallel_tasks=1).run(runtime="inline")
 
 

@@ -93,7 +93,7 @@ def test_trace_is_a_tree_of_all_that_happened(runtime: Runtime) -> None:
         ("crash", "{}", "error"),
         ("refuse", "{}", "failure"),
     ]
-    assert [each.result for each in tools] == ["saw bees", "Tool error: broke", "Error: not today"]
+    assert [each.result for each in tools] == ["saw bees", "Tool error: ValueError: broke", "Error: not today"]
     assert tools[1].result == [message.content for message in model.calls[1].messages if message.role == "tool"][1]
     assert all(each.duration == each.completed_at - each.started_at for each in tools)
 
@@ -190,7 +190,7 @@ def test_standard_keeps_messages_as_they_were(runtime: Runtime) -> None:
     ]
     assert [(message.content, message.tool_name) for message in second.messages if message.role == "tool"] == [
         ("saw bees", "look"),
-        ("Tool error: broke", "crash"),
+        ("Tool error: ValueError: broke", "crash"),
     ]
     assert last.messages[-1].content == "done"
     assert all(each.parsed_input is None for turn in traced_task.llm_interactions for each in turn.tool_calls)
