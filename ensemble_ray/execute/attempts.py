@@ -148,7 +148,7 @@ def _tell(visit: Visit | None, error: BaseException, fault: Fault | None) -> Non
     elif fault.is_refusal_for_now:
         visit.refused()
     else:
-        visit.failed(_brief(fault))
+        visit.failed(_brief(fault), ago_s=fault.ago_s)
 
 
 def _brief(fault: Fault) -> str:

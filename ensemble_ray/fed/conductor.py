@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.fed.failures import FailureLog
 from ensemble_ray.fed.jobs import Jobs, as_error
+from ensemble_ray.fed.making import NotMade
 from ensemble_ray.fed.ports import FedEnded, FedFailure
 from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.record.map_reduce_data import items_fact
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.making import Envelope, OrderMaker, Work
     from ensemble_ray.fed.ports import FedRecord, FedWatch
     from ensemble_ray.fed.weights import Weights
-    from ensemble_ray.items.pulling import RefusedItem
     from ensemble_ray.runtime import FedHouses
     from ensemble_ray.schedule.map_reduce import MapReduceMachine
 
@@ -64,8 +65,6 @@ _MANY = 64
 _GATHER_S = 0.004
 #: Factories called in one go: so many tasks wait for the slowest of them.
 _BATCH = 64
-#: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
-_MOST_FAILURES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +108,7 @@ class MapReduceConductor:
         #: works that are done, and whose outputs are being weighed
         self._weighed: set[tuple[int, int]] = set()
         self._jobs = Jobs(self._fail, self.break_off)
-        self._failures: list[FedFailure] = []
-        #: how many there were, of maps and of reduces
-        self._noted = [0, 0]
+        self._failures = FailureLog()
         self._why: dict[tuple[int, int], str] = {}
 
     # The run.
@@ -148,8 +145,8 @@ class MapReduceConductor:
             ending=self._ended,
             started_at=started_at,
             completed_at=clock.now(),
-            failures=self._failures,
-            failed_maps=self._noted[0],
+            failures=self._failures.first,
+            failed_maps=self._failures.failed_maps,
             cause=self._cause,
             warning="" if self._spent is None else exhaustion_told((self._spent,)),
         )
@@ -229,14 +226,14 @@ class MapReduceConductor:
             told = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=all_told)
             await self._envelope.append(told)
         for number, entry in taken.refused.items():
-            self._refused(number, entry, now)
+            self._lose_item(number, entry.text, entry.error, now)
         pulled = ItemsPulled(at=now, count=taken.count, is_exhausted=taken.is_exhausted)
         self._tell(pulled, *(ItemRefused(at=now, number=number) for number in taken.refused))
 
-    def _refused(self, number: int, entry: RefusedItem, now: float) -> None:
-        """A line that is no item; its map has failed before it could begin (S-MR-125)."""
-        self._note_failure(FedFailure(level=0, at=now, task_description=entry.text, agent_role="", error=entry.error))
-        self._item_failed(number, entry.error, attempts=0)
+    def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
+        """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
+        self._failures.add(FedFailure(level=0, at=now, task_description=about, agent_role="", error=error))
+        self._item_failed(number, error, attempts=0)
 
     # Works.
 
@@ -267,14 +264,14 @@ class MapReduceConductor:
             return True
         failure = record.failure(level, number)
         if failure is not None:
-            self._note_failure(failure)
+            self._failures.add(failure)
             if not level:
                 self._item_failed(number, failure.error, attempts=failure.attempts)
             self._tell(WorkFailed(at=self._envelope.clock.now(), level=level, number=number))
             return True
         return False
 
-    async def _make(self, works: Sequence[tuple[int, int]], making: Awaitable[list[Work]]) -> None:
+    async def _make(self, works: Sequence[tuple[int, int]], making: Awaitable[list[Work | NotMade]]) -> None:
         """Make works and hand them out; where they cannot be made, nobody else will report anything of them."""
         try:
             made = await making
@@ -292,11 +289,20 @@ class MapReduceConductor:
             now = self._envelope.clock.now()
             self._tell(*(WorkCancelled(at=now, level=level, number=number) for level, number in works))
             return
-        made = [work for work in made if not self._is_unwanted(work.level, work.number)]
+        begun: list[Work] = []
         for work in made:
-            self._works[work.level, work.number] = self._by_key[work.order.key] = work
-        if made:
-            self._houses.start([work.order for work in made])
+            if self._is_unwanted(work.level, work.number):
+                continue
+            if isinstance(work, NotMade):
+                now = self._envelope.clock.now()
+                self._why[0, work.number] = f": {brief(message_of(work.error))}"
+                self._lose_item(work.number, f"Item {self._parts.intake.index(work.number)}", work.error, now)
+                self._tell(WorkFailed(at=now, level=0, number=work.number))
+            else:
+                self._works[work.level, work.number] = self._by_key[work.order.key] = work
+                begun.append(work)
+        if begun:
+            self._houses.start([work.order for work in begun])
 
     # Stopping.
 
@@ -373,7 +379,7 @@ class MapReduceConductor:
 
     def _failed(self, work: Work, result: TaskResult, error: BaseException) -> None:
         self._why[work.level, work.number] = f": {brief(message_of(error))}"
-        self._note_failure(
+        self._failures.add(
             FedFailure(
                 level=work.level,
                 at=result.at,
@@ -386,13 +392,6 @@ class MapReduceConductor:
         if not work.level:
             self._item_failed(work.number, error, attempts=result.attempts)
         self._tell(WorkFailed(at=result.at, level=work.level, number=work.number))
-
-    def _note_failure(self, failure: FedFailure) -> None:
-        """Keep a failure for the error and the trace of the run; the first ones are enough."""
-        kind = min(failure.level, 1)
-        self._noted[kind] += 1
-        if self._noted[kind] <= _MOST_FAILURES:
-            self._failures.append(failure)
 
     def _item_failed(self, number: int, error: BaseException, *, attempts: int) -> None:
         intake = self._parts.intake

@@ -91,7 +91,7 @@ class _Rows:
 
 
 def csv_rows(path: Path) -> Entries:
-    """The rows of a `.csv` file as dicts by the header's names; fields that a row lacks are None.
+    """The rows of a `.csv` file as dicts by the header's names; one with more or fewer fields is refused (S-MR-125).
 
     Raises:
         ValidationError: the header has a name twice.
@@ -141,11 +141,10 @@ def _problem(row: list[str], text: str, header: list[str]) -> str:
     """Why a row is no item; "" where it is one."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return "not UTF-8"
-    if len(row) > len(header):
-        return f"{len(row)} fields, the header has {len(header)}"
+    if len(row) != len(header):
+        return f"{len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"
     return ""
 
 
-def _named(header: list[str], row: list[str]) -> dict[str, str | None]:
-    values: list[str | None] = [*row, *([None] * (len(header) - len(row)))]
-    return dict(zip(header, values, strict=True))
+def _named(header: list[str], row: list[str]) -> dict[str, str]:
+    return dict(zip(header, row, strict=True))

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from ensemble_ray.foreign_text import one_line, whole_data
+from ensemble_ray.llm.arrival import mark_arrival
 from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
 from ensemble_ray.threads import threads
 
@@ -78,8 +80,10 @@ def without_secrets(text: str, key: str) -> str:
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
     """The `openai` error for a failure, its cause set; the caller raises it."""
+    arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
     error = _built(openai, failure, origin)
+    mark_arrival(error, arrived_at)
     if failure.status is None:
         error.__cause__ = failure.cause
     return error

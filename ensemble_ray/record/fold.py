@@ -175,8 +175,12 @@ class RunFold:
         run_id, started = self._begun()
         plan = as_mapping(self._plan.get("plan"))
         tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
-        traces = tuple(each for fold, node in tasks for each in self._traces(fold, node, self.state.value))
-        metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
+        by_task = [(fold.key, self._traces(fold, node, self.state.value)) for fold, node in tasks]
+        traces = tuple(each for _, of_task in by_task for each in of_task)
+        metrics = ExecutionMetrics.from_outputs(
+            [each for trace in traces for each in trace.with_workers()],
+            by_task={key: own.metrics for key, (own, *_workers) in by_task},
+        )
         completed = max(self._last_at, started)
         return ExecutionTrace(
             capture_mode=self.capture_mode,

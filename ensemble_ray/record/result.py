@@ -54,10 +54,14 @@ def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_
     started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
     keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
     keyed += [(failure.key, failure.trace) for failure in outcome.failures if failure.trace is not None]
-    traces = [trace for _, trace in in_level_order(plan, [*keyed, *outcome.unfinished])]
+    ordered = in_level_order(plan, [*keyed, *outcome.unfinished])
+    traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _workers(traces[0] if traces else None, outcome)
-    metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
+    metrics = ExecutionMetrics.from_outputs(
+        [each for trace in traces for each in trace.with_workers()],
+        by_task={key: trace.metrics for key, trace in ordered},
+    )
     return ExecutionTrace(
         capture_mode=capture_mode,
         ensemble_id=outcome.run_id,

@@ -24,6 +24,8 @@ from ensemble_ray import (
     TaskTrace,
     tool,
 )
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, agent, answer, call, prompt_of, task, wait_for
 
@@ -121,6 +123,22 @@ def test_metrics_are_the_sums(runtime: Runtime) -> None:
     assert output.metrics.total_tokens == 315
     assert output.metrics.task_metrics == {"Writer": metrics}
     assert (metrics.cost_estimate, output.metrics.total_cost_estimate) == (None, None)
+
+
+@pytest.mark.parametrize("workflow", ["sequential", "parallel"])
+def test_metrics_of_every_task_are_kept_when_one_agent_has_several(runtime: Runtime, workflow: str, home: str) -> None:
+    """S-MET-27, S-MET-23: by the task's key, equal to what the outputs say, in the record too."""
+    model = ScriptedModel(otherwise=lambda asked: answer("x", 20 if "Do more" in prompt_of(asked) else 10, 5))
+    writer = agent(model)
+    first = task("Begin", writer, name="first")
+    second = task("Do more", writer, context=[first])
+    output = Ensemble(tasks=[first, second], workflow=workflow).run(runtime=runtime)
+    by_task = output.metrics.metrics_by_task
+    assert {key: each.input_tokens for key, each in by_task.items()} == {"first": 10, "task-2": 20}
+    assert list(by_task.values()) == [each.metrics for each in output.task_outputs]
+    assert output.trace is not None
+    assert output.run_id is not None
+    assert fold_trace(read_facts(output.run_id, Path(home))).metrics.metrics_by_task == by_task
 
 
 @pytest.mark.parametrize("workflow", ["sequential", "parallel"])
