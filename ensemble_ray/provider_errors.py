@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-__all__ = ["pack_provider_error", "unpack_provider_error"]
+__all__ = ["is_refusal", "is_refusal_data", "pack_provider_error", "unpack_provider_error"]
 
 _PACKAGE = "openai"
 _CLASSES = frozenset({
@@ -23,10 +23,37 @@ _CLASSES = frozenset({
     "BadRequestError", "AuthenticationError", "PermissionDeniedError", "NotFoundError", "ConflictError",
     "UnprocessableEntityError", "RateLimitError", "InternalServerError",
 })  # fmt: skip
+#: A wrong key, no right to the model, no such model: every other call of it will be refused too.
+_REFUSALS = frozenset({"AuthenticationError", "PermissionDeniedError", "NotFoundError"})
 _FIELDS = ("message", "status_code", "code", "param", "type", "request_id", "body")
 _HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "content-type")
+#: Errors of a recorded chain of causes that are looked at.
+_MOST_LINKS = 32
 #: Characters of an answer's body that go along; what an endpoint sends has no bound of its own.
 _MOST_BODY = 20_000
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Return whether a provider refused a call as it would refuse every other call of that model (401, 403, 404)."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if type(error).__name__ in _REFUSALS and type(error).__module__.partition(".")[0] == _PACKAGE:
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
+
+
+def is_refusal_data(data: object) -> bool:
+    """Return `is_refusal` of an error that the record has, by its data (`error_data`)."""
+    depth = 0
+    while isinstance(data, Mapping) and depth < _MOST_LINKS:
+        link = cast("Mapping[str, object]", data)
+        provider = link.get("provider")
+        if isinstance(provider, Mapping) and cast("Mapping[str, object]", provider).get("class") in _REFUSALS:
+            return True
+        data, depth = link.get("cause"), depth + 1
+    return False
 
 
 def pack_provider_error(error: BaseException) -> dict[str, Any] | None:

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
-from ensemble_ray.fed.failures import FailureLog
+from ensemble_ray.fed.failures import FailureLog, failure_of
 from ensemble_ray.fed.jobs import Jobs, as_error
 from ensemble_ray.fed.making import NotMade
 from ensemble_ray.fed.ports import FedEnded, FedFailure
 from ensemble_ray.outputs import ExitReason, TaskOutput
+from ensemble_ray.provider_errors import is_refusal
 from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
@@ -99,6 +100,7 @@ class MapReduceConductor:
         self._broken: BaseException | None = None
         self._cause: BaseException | None = None
         self._spent: BudgetExhaustedError | None = None
+        self._refusal: FedFailure | None = None
         #: works that were handed out and have not been reported, by level and number, and by key
         self._works: dict[tuple[int, int], Work] = {}
         self._by_key: dict[str, Work] = {}
@@ -148,6 +150,7 @@ class MapReduceConductor:
             failures=self._failures.first,
             failed_maps=self._failures.failed_maps,
             cause=self._cause,
+            refusal=self._refusal,
             warning="" if self._spent is None else exhaustion_told((self._spent,)),
         )
 
@@ -340,6 +343,9 @@ class MapReduceConductor:
         match result.status:
             case "failed" if isinstance(error, RecordError | StaleEpochError):
                 self.break_off(error)
+            case "failed" if error is not None and is_refusal(error) and work.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(level, work.order, result, error)
+                self._tell(SourceFailed(at=result.at), WorkCancelled(at=result.at, level=level, number=number))
             case "failed" if isinstance(error, ValidationError):
                 self._fail(error)  # what a factory gave cannot be done (S-SET-38)
                 self._tell(WorkCancelled(at=result.at, level=level, number=number))
@@ -379,16 +385,7 @@ class MapReduceConductor:
 
     def _failed(self, work: Work, result: TaskResult, error: BaseException) -> None:
         self._why[work.level, work.number] = f": {brief(message_of(error))}"
-        self._failures.add(
-            FedFailure(
-                level=work.level,
-                at=result.at,
-                task_description=work.order.task.description,
-                agent_role=work.order.agent_role,
-                error=error,
-                attempts=result.attempts,
-            )
-        )
+        self._failures.add(failure_of(work.level, work.order, result, error))
         if not work.level:
             self._item_failed(work.number, error, attempts=result.attempts)
         self._tell(WorkFailed(at=result.at, level=work.level, number=work.number))

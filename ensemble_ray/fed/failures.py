@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ensemble_ray.fed.ports import FedFailure
 
-__all__ = ["FailureLog"]
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+
+__all__ = ["FailureLog", "failure_of"]
 
 #: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
 _MOST_FAILURES = 100
+
+
+def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> FedFailure:
+    """Return how a task of that level failed."""
+    return FedFailure(
+        level=level,
+        at=result.at,
+        task_description=order.task.description,
+        agent_role=order.agent_role,
+        error=error,
+        attempts=result.attempts,
+    )
 
 
 class FailureLog:

@@ -118,5 +118,7 @@ class FedEnded:
     failed_maps: int = 0
     #: what the source or a factory raised
     cause: BaseException | None = None
+    #: the first call that a provider refused as it would refuse all others (S-MR-155)
+    refusal: FedFailure | None = None
     #: what to warn of, such as a budget that is spent; "": nothing
     warning: str = ""

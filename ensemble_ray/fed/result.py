@@ -107,6 +107,8 @@ def _error_trace(failure: FedFailure) -> ErrorTrace:
 
 
 def _failure(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> BaseException:
+    if ended.refusal is not None:
+        return _first(ended.refusal, bodies.outputs)
     if ended.cause is not None:
         return ended.cause
     if ended.ending.failure == "empty":
