@@ -17,6 +17,7 @@ import pytest
 import ray
 
 from actors.sealing import PackageSeal
+from actors.vault import KEY_NAME
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
 from ensemble_ray.ray_files import token_file
 from ensemble_ray.testing import ModelServer
@@ -221,3 +222,29 @@ def test_planted_packages_are_not_loaded_when_the_scheduler_is_started_again(
     assert not mark.exists()
     pickle.loads(body)  # noqa: S301  our own
     assert mark.exists()  # as it would have been
+
+
+def test_run_goes_on_by_its_driver_when_the_key_cannot_be_trusted(
+    ray_runtime: Runtime, tmp_path: Path, home: str, cluster_home: Path
+) -> None:
+    """S-SEC-38: its package is not kept, so the next scheduler knows nothing of it and is told again."""
+    key, known = cluster_home / KEY_NAME, tmp_path / "known"
+    if key.exists():
+        key.rename(known)
+    key.symlink_to(known)
+    try:
+        marks = Marks(tmp_path / "marks")
+        model, worker = staying(marks)
+        run = Ensemble(tasks=[task("go", worker)]).start(runtime=ray_runtime)
+        until(lambda: marks.lines, "the tool")
+        until_recorded(home, run)
+        kill_actor("scheduler")
+        until(lambda: len(marks.lines) == 2, "the task in another process")
+        assert in_store(f"run:{run.id}", b"ensemble_ray") is None
+        marks.add("over")
+        assert run.result(timeout_s=PATIENCE_S).raw == "survived"
+        assert len(model.calls) == 2
+    finally:
+        key.unlink()
+        if known.exists():
+            known.rename(key)
