@@ -113,6 +113,15 @@ async def test_nothing_is_told_where_no_user_code_raised() -> None:
         assert remote_note(of_library) == ""
 
 
+def test_traceback_of_another_process_is_told_from_its_note() -> None:
+    """S-ERR-42: for a log line of this process."""
+    error = ValueError("there")
+    error.add_note("of the user")
+    assert user_traceback(error) == ""
+    error.add_note(f"{REMOTE}\n  File ...")
+    assert user_traceback(error) == f"{REMOTE}\n  File ..."
+
+
 async def test_deep_traceback_is_bounded() -> None:
     """S-ERR-42: the innermost frames of a recursion."""
     frames = user_frames(await caught(raised_by, 500))
