@@ -160,5 +160,5 @@ def _piece_tokens(piece: str) -> int:
     if piece.isspace():
         return 1
     if ord(piece[0]) > _ASCII:
-        return len(piece.encode())
+        return len(piece.encode("utf-8", "surrogatepass"))
     return -(-len(piece) // 3)

@@ -27,6 +27,8 @@ CHARSETS = frozenset(
 )
 #: Names of the web that Python does not know.
 _OF_THE_WEB = {"x_sjis": "shift_jis", "x_gbk": "gbk", "x_euc_jp": "euc_jp", "x_x_big5": "big5", "utf8": "utf_8"}
+#: Codecs that refuse a text without a byte order mark when they read it in pieces, with their marks.
+_MARKED = {"utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 _LONGEST_NAME = 40
 _FALLBACK = "utf_8"
 #: Characters are made in pieces: what converts bytes holds every other thread meanwhile.
@@ -55,7 +57,10 @@ def decode(data: bytes, charset: str, *, is_truncated: bool = False) -> str:
         charset: A charset's name, from wherever it came; an unknown or unwanted one means UTF-8.
         is_truncated: A character that the end cuts in two is dropped, and not shown as damage.
     """
-    decoder = codecs.getincrementaldecoder(codec_of(charset))("replace")
+    codec = codec_of(charset)
+    if codec in _MARKED and not data.startswith(_MARKED[codec]):
+        codec = f"{codec}_le"  # as browsers do
+    decoder = codecs.getincrementaldecoder(codec)("replace")
     pieces = [decoder.decode(data[at : at + _STEP_BYTES]) for at in range(0, len(data), _STEP_BYTES)]
     if not is_truncated:
         pieces.append(decoder.decode(b"", True))  # noqa: FBT003  codecs takes it by position

@@ -153,6 +153,6 @@ def _with_input(url: str, text: str) -> str:
 def _is_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False)
-    except ValueError:
+    except (ValueError, TypeError):  # the latter: half of a surrogate pair
         return False
     return True
