@@ -18,7 +18,7 @@ from ensemble_ray.record.commit_count import COUNT, CountFile, read_count
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.wal_scan import scan_log
-from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, restart
+from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 LOG = f"{RECORD}-wal"
 #: Facts of the record below, and how many of them are in its log's last commit.
@@ -317,3 +317,36 @@ asyncio.run(main())
         assert count is not None
         assert count.committed <= len(facts)
         seen = len(facts)
+
+
+@pytest.mark.parametrize("index", ["whole", "missing", "short", "empty"])
+async def test_record_that_cannot_be_written_is_read_and_not_taken(directory: Path, tmp_path: Path, index: str) -> None:
+    """S-DUR-8, S-DUR-89: by a user without rights, with a log that a kill left; nothing is changed, and nothing crashes."""
+    shm = directory / f"{RECORD}-shm"
+    if index == "missing":
+        shm.unlink()
+    elif index != "whole":
+        os.truncate(shm, 100 if index == "short" else 0)
+    before = contents(directory)
+    permit(tmp_path, 0o555, 0o444)
+    rest = """
+store = SqliteStore(pathlib.Path())
+if not os.getuid():
+    os.setuid(65534)
+async def main():
+    print(len(await store.facts("run-1")), await store.accept_loss("run-1"))
+    for attempt in (store.take("run-1"), store.take("run-1", by_force=True)):
+        try:
+            await attempt
+        except RecordError as error:
+            print(error)
+asyncio.run(main())
+"""
+    try:
+        counts, *told = (await output_of(rest, tmp_path, cwd=tmp_path)).splitlines()
+    finally:
+        permit(tmp_path, 0o700, 0o600)
+    assert counts == f"{FACTS} False"
+    assert len(told) == 2
+    assert all(line.startswith("Cannot write the run's record to runs/run-1/") for line in told)
+    assert contents(directory) == before
