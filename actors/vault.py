@@ -6,12 +6,12 @@ what must survive the cluster is in the record. Never: anything on disk.
 
 from __future__ import annotations
 
-import logging
 import pickle
 from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Vault"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _NAMESPACE = b"ensemble_ray"
 _PREFIX = "run:"
 #: The store that Ray's own libraries keep their state in; its functions have no other names.

@@ -1,4 +1,4 @@
-"""How errors cross processes: with text, fields and causes. Floor: lowest; imports nothing of ours.
+"""How errors cross processes: with text, fields and causes. Floor: lowest but for texts.
 
 In: any error. Out: one that pickles and comes out with the same class name and text (S-ERR-31, S-ERR-33).
 """
@@ -9,6 +9,8 @@ import importlib
 import pickle
 from typing import TYPE_CHECKING, Any, cast
 
+from ensemble_ray.foreign_text import whole_text
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
@@ -17,7 +19,7 @@ __all__ = ["Chain", "Portable", "message_of", "portable", "rebuild", "stand_in"]
 
 def message_of(error: BaseException) -> str:
     """The text of an error, or its class name where the text is empty (S-ENG-61)."""
-    return str(error) or type(error).__name__
+    return whole_text(str(error)) or type(error).__name__
 
 
 def _class_of_stand_in(name: str) -> type[Exception]:

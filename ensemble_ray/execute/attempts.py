@@ -7,11 +7,11 @@ a refusal, after an error of user code, or of a stream that has begun (S-DUR-61)
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.faults import Fault, fault_of, status_of
 from ensemble_ray.llm.retry import backoff_s, patience_asked_s
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempts"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Characters of a failure's text in log lines and in the record.
 _BRIEF = 300
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
@@ -29,6 +29,7 @@ from ensemble_ray.errors import (
     ValidationError,
     message_of,
 )
+from ensemble_ray.foreign_text import whole_json
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.plan import MANAGER_ROLE
@@ -39,7 +40,7 @@ from ensemble_ray.values import Value
 
 __all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: How many words of a description are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
@@ -288,6 +289,7 @@ def _role_of(description: str) -> str:
 
 def _json_object(text: str) -> Mapping[str, object]:
     """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
+    text = whole_json(text)
     start = text.find("{")
     while start >= 0:
         try:
@@ -295,6 +297,8 @@ def _json_object(text: str) -> Mapping[str, object]:
         except ValueError:
             start = text.find("{", start + 1)
             continue
+        except RecursionError:  # nested beyond reason, and so it is from the next openings on
+            return {}
         return cast("Mapping[str, object]", found)
     return {}
 

@@ -26,8 +26,10 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final, get_args
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError, message_of
 from ensemble_ray.events import Event
+from ensemble_ray.foreign_text import one_line
 from ensemble_ray.messages import Effect
 from ensemble_ray.ports import ToolMetrics
 from ensemble_ray.threads import is_async_callable, threads
@@ -61,7 +63,9 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 #: weakest first
 _EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
+#: What tools without a context log to; a logger as the library has it, since their authors use it.
+_of_tools = _log.logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class ToolContext:
     #: `unknown` outside an agent (S-TOOL-42)
     agent_role: str = "unknown"
     #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
-    logger: logging.Logger = _log
+    logger: logging.Logger = _of_tools
     metrics: ToolMetrics = _NO_METRICS
     #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
     idempotency_key: str = ""
@@ -141,7 +145,7 @@ class ToolContext:
     log_truncate_length: int = 200
 
     def __post_init__(self) -> None:
-        if self.tool_name and self.logger is _log:
+        if self.tool_name and self.logger is _of_tools:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
@@ -342,7 +346,7 @@ class _MeasuredCall:
         self._count(self._context.metrics.increment_error)
         if isinstance(error, ExitEarlyError | IllegalStateError) or not isinstance(error, Exception):
             raise error
-        self._context.logger.warning("Tool '%s' raised: %s", self._name, message_of(error))
+        self._context.logger.warning("Tool '%s' raised: %s", self._name, one_line(message_of(error)))
         return ToolResult.failure(message_of(error))
 
     def _count(self, increment: Callable[[str, str], object]) -> None:
