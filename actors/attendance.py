@@ -7,7 +7,6 @@ run. Must never happen: an event that is handed on twice, or an answer that is l
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,6 +15,7 @@ import cloudpickle
 import ray.exceptions
 
 from actors.failures import last_line
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import IllegalStateError, message_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attendance", "Attended"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
 _POLL_S = 10.0
 #: Pause before a hub that could not be reached is asked again, s.

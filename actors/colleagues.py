@@ -9,7 +9,6 @@ Never: a class of Ray's in a result; a worker that is asked again for what it re
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import ray.exceptions
 from actors.failures import last_line
 from actors.handles import pauses
 from actors.wire import pack_order, unpack_report
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.epochs import resend_step
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteColleagues"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: A process of an agent: its name, which the scheduler knows it by, and its handle.
 _Place = tuple[str, Any]
 

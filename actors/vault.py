@@ -7,7 +7,6 @@ and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC
 
 from __future__ import annotations
 
-import logging
 import pickle
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from ray.experimental import internal_kv
 
 from actors.sealing import PackageSeal
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["KEY_NAME", "Vault"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Name of the key's file in the directory of the records.
 KEY_NAME = "package.key"
 _NAMESPACE = b"ensemble_ray"

@@ -1,4 +1,4 @@
-"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Floor: lowest; imports nothing.
+"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Floor: lowest but for texts.
 
 In: any error, any text. Out: one line of bounded length, or the frames of a traceback from the user's code on. Errors
 keep their whole text; only what is said of them elsewhere is cut.
@@ -10,6 +10,8 @@ import sys
 import traceback
 from itertools import islice
 from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.foreign_text import whole_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +56,7 @@ _CALLERS = frozenset({
 
 def message_of(error: BaseException) -> str:
     """Return the text of an error, or its class name where the text is empty (S-ENG-61)."""
-    return str(error) or type(error).__name__
+    return whole_text(str(error)) or type(error).__name__
 
 
 def brief(text: str, length: int = LONGEST) -> str:

@@ -6,12 +6,19 @@ or one bounded line without control characters. Never: an exception because of w
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
-__all__ = ["LOG_LIMIT", "BoundedLogger", "Line", "bounded_logger", "one_line", "whole_data", "whole_json", "whole_text"]
+__all__ = [
+    "LOG_LIMIT",
+    "Line",
+    "WholePieces",
+    "one_line",
+    "whole_data",
+    "whole_json",
+    "whole_text",
+]
 
 #: Longest text of others in a log line, characters.
 LOG_LIMIT = 1000
@@ -73,6 +80,25 @@ def whole_json(text: str) -> str:
     return _JSON_ESCAPE.sub(lambda found: "\\ufffd" if found["half"] else found[0], text)
 
 
+class WholePieces:
+    """Makes pieces of one text whole: half of a pair at a piece's end waits for the other half."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def feed(self, piece: str) -> str:
+        """Return what of the text is whole now."""
+        piece = self._held + piece
+        self._held = ""
+        if piece and "\ud800" <= piece[-1] <= "\udbff":
+            self._held, piece = piece[-1], piece[:-1]
+        return whole_text(piece)
+
+    def finish(self) -> str:
+        """Return the rest: U+FFFD for half of a pair that nothing followed."""
+        return whole_text(self._held)
+
+
 def one_line(text: str, limit: int | None = LOG_LIMIT) -> Line:
     r"""Return the text as one line: control characters escaped, cut to so many characters with a word about the rest.
 
@@ -102,35 +128,3 @@ def _printable(char: str) -> str:
     if char.isspace() and code > 0xFF and char not in "\u2028\u2029":  # noqa: PLR2004  wide blanks are harmless
         return char
     return f"\\x{code:02x}" if code <= 0xFF else f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
-
-
-class BoundedLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose warnings and errors stay one bounded line each, whatever others wrote into what they show.
-
-    Texts and errors among the arguments go through `one_line`; numbers and `Line`s are left as they are. Lines below
-    WARNING, which people ask for to see all, are not changed.
-    """
-
-    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
-        """Log as any logger does."""
-        if not self.logger.isEnabledFor(level):
-            return
-        if level >= logging.WARNING:
-            args = tuple(_bounded(each) for each in args)
-        # This method is a frame between the caller and the library's own.
-        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
-        self.logger.log(level, msg, *args, **kwargs)
-
-
-def _bounded(value: object) -> object:
-    if value is None or isinstance(value, bool | int | float):
-        return value
-    try:
-        return one_line(str(value))
-    except Exception:  # noqa: BLE001  a text of somebody's class that fails must not fail what is logged
-        return f"<{type(value).__name__}>"
-
-
-def bounded_logger(name: str) -> BoundedLogger:
-    """Return the module's logger; every module that logs gets its own here."""
-    return BoundedLogger(logging.getLogger(name), {})

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "let_go", "own_run", "watch_for_cancel"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a cancelled task may take to let go before the run ends without it, s.
 GRACE_S = 3.0
 #: How often a run looks whether somebody asked its record for its end, s.

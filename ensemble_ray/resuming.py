@@ -6,11 +6,11 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
 _ENDING_S = 15.0
 

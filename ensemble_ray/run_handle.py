@@ -7,11 +7,11 @@ A failure in a step leaves later steps untouched.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resumption", "Run", "check"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.delivery import Delivery, listeners_of
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "RunLife"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Interrupted:

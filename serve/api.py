@@ -17,6 +17,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ensemble_ray import EnsembleError, IllegalStateError
+from ensemble_ray.foreign_text import whole_data
 from serve.failures import failure_of, status_of
 from serve.runs import Runs
 from serve.schemas import Failure, FinishedRun, Health, NewRun
@@ -51,10 +52,10 @@ def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime])
     api.add_exception_handler(Exception, _broken)
 
     @api.post("/runs", response_model=FinishedRun, responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}})
-    async def post_run(asked: NewRun) -> FinishedRun | JSONResponse:
+    async def post_run(asked: NewRun) -> JSONResponse:
         """Run the team and answer with its output."""
         try:
-            return await serving[0].run(asked)
+            return _WholeResponse((await serving[0].run(asked)).model_dump(mode="json"))
         except (EnsembleError, IllegalStateError) as error:
             return _answer(status_of(error), failure_of(error, asked.run_id))
 
@@ -68,8 +69,16 @@ def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime])
     return api
 
 
+class _WholeResponse(JSONResponse):
+    """JSON in UTF-8 whatever stands in its texts: an answer that cannot be encoded would be a paid run lost."""
+
+    def render(self, content: object) -> bytes:
+        """Return the body."""
+        return super().render(whole_data(content))
+
+
 def _answer(status: int, failure: Failure) -> JSONResponse:
-    return JSONResponse(failure.model_dump(mode="json"), status_code=status)
+    return _WholeResponse(failure.model_dump(mode="json"), status_code=status)
 
 
 def _refused(_request: Request, error: Exception) -> JSONResponse:

@@ -7,9 +7,11 @@ that a change over there shows up here and not at a client. Units stand in the n
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from ensemble_ray.foreign_text import whole_data
 
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
@@ -31,8 +33,9 @@ class NewRun(_Wire):
         run_id: Name of the run and of its record; asking again under it answers from the record.
     """
 
-    inputs: dict[str, JsonValue] = Field(default_factory=dict)
-    run_id: str | None = None
+    # JSON can name halves of surrogate pairs, which nothing can be sent or written with (S-SEC-100).
+    inputs: Annotated[dict[str, JsonValue], BeforeValidator(whole_data)] = Field(default_factory=dict)
+    run_id: Annotated[str | None, BeforeValidator(whole_data)] = None
 
 
 class Cost(_Wire):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import LONGEST, brief
 from ensemble_ray.errors import MaxIterationsExceededError
 from ensemble_ray.events import TaskInputEvent
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentLoop"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Below DEBUG; full responses of models (S-ENG-30).
 TRACE_LEVEL = 5
 

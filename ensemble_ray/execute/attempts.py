@@ -7,11 +7,11 @@ a refusal, after an error of user code, or of a stream that has begun (S-DUR-61)
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.faults import Fault, fault_of, status_of
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempts"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Attempts:

@@ -6,9 +6,9 @@ The rules about verdicts are in `guardrails`; here they are only asked (S-GRD-4 
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Literal, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.execute.callables import Callables, callable_path
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check_guardrails"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 async def check_guardrails(

@@ -9,11 +9,11 @@ In: a turn's calls of the delegation tool. Out: a decision for each, on record. 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.delegation import (
     Colleague,
     DelegationPolicyContext,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "Decisions"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,7 +138,7 @@ def _parsed_input(arguments: str) -> dict[str, object] | None:
     """The arguments as a dict; None when they are not a JSON object (S-CAP-14)."""
     try:
         parsed: object = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested beyond the stack
         return None
     return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
 

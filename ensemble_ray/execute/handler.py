@@ -8,16 +8,17 @@ handler whose result is recorded is not called again (S-DUR-25).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import brief, describe
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.structured import restore_output
 from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskHandlerContext", "run_handler"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Characters of a failure's text: what the user wrote, and the words before it.
 _LONGEST = 280
 
@@ -122,7 +123,7 @@ async def _noted(
     """Note the result."""
     data: dict[str, object] = {
         "outcome": outcome,
-        "text": text,
+        "text": whole_text(text),
         "structured_output": structured,
         "started_at": began,
         "duration_s": max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import log_context, use_services
 from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import (
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskRunner", "cut"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 def cut(text: str, length: int) -> str:

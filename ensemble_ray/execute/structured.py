@@ -21,6 +21,7 @@ import pydantic
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.execute.type_adapters import adapter_of
+from ensemble_ray.foreign_text import whole_data, whole_json
 from ensemble_ray.json_search import find_json
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 
@@ -100,7 +101,7 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
     found = extract_json(text)
     try:
         # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = adapter_of(cast("Hashable", kind)).validate_json(found or text)
+        value = adapter_of(cast("Hashable", kind)).validate_json(whole_json(found or text))
     except pydantic.ValidationError as error:
         if found is None:
             shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -118,8 +119,8 @@ def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
     """
     try:
         # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(data))
-    except (ValueError, pydantic.errors.PydanticUserError) as error:
+        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(whole_data(data)))
+    except (ValueError, RecursionError, pydantic.errors.PydanticUserError) as error:
         return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
     return ParseResult(value=cast("T", value))
 

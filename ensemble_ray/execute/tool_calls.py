@@ -7,12 +7,12 @@ begun before it is called (S-DUR-3); its result is in the record before anything
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
 from ensemble_ray.events import Event, ToolCallEvent
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ToolCalls"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:

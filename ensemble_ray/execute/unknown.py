@@ -8,7 +8,6 @@ Never: a silent repetition of what may have been done.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.ids import uuid_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HANDLER", "Answer", "UnknownEffect", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: What is decided of an unknown outcome.
 Answer = Literal["done", "repeat", "fail"]

@@ -11,11 +11,11 @@ store, results for whoever reads them. Rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FedParts", "MapReduceConductor"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
 _MANY = 64
 _GATHER_S = 0.004

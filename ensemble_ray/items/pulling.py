@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.threads import threads
@@ -35,7 +35,7 @@ __all__ = [
     "numbered",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a source may take to make up the count before what it has is handed over.
 _GATHER_S = 0.05
 #: How long the end of a run waits for a source that is in the middle of a step.

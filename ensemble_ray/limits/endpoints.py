@@ -11,7 +11,6 @@ a call that left.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, Entry
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointDesk", "EndpointNews", "Visit", "process_endpoints"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: How much longer than the process that told of it others wait before they probe, s: at least, at most.
 _EXTRA_S = (0.1, 1.0)

@@ -6,7 +6,6 @@ In: resolved tasks. Out: an agent per task, by the task's object id. The user's 
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -14,6 +13,7 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
@@ -29,6 +29,7 @@ from ensemble_ray.errors import (
     IllegalStateError,
     ValidationError,
 )
+from ensemble_ray.foreign_text import whole_json
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.json_search import find_json
 from ensemble_ray.messages import ChatMessage, ChatResponse
@@ -40,7 +41,7 @@ from ensemble_ray.values import Value
 
 __all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: How many words of a description are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
@@ -290,7 +291,7 @@ def _role_of(description: str) -> str:
 
 def _json_object(text: str) -> Mapping[str, object]:
     """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
-    found = find_json(text, _OBJECT)
+    found = find_json(whole_json(text), _OBJECT)
     return {} if found is None else cast("Mapping[str, object]", found.value)
 
 

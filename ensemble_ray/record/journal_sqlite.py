@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMIT_LOCK", "SqliteJournal"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: The file in a run's directory that its writers take turns at.
 COMMIT_LOCK = "commit.lock"
 #: Facts that may wait for the writer; beyond that, appending waits, so that a slow disk cannot fill the memory.

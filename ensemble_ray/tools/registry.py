@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import BaseModel
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.messages import Effect, ToolSpec
 from ensemble_ray.outputs import full_name
@@ -41,7 +41,7 @@ __all__ = [
     "resolve_tools",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: Level below DEBUG for what is only of use when a tool's schema itself is in doubt (S-TOOL-90).
 TRACE = 5

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final, get_args
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
 from ensemble_ray.events import Event
@@ -62,7 +63,9 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 #: weakest first
 _EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
+#: What tools without a context log to; a logger as the library has it, since their authors use it.
+_of_tools = _log.logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +131,7 @@ class ToolContext:
     #: `unknown` outside an agent (S-TOOL-42)
     agent_role: str = "unknown"
     #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
-    logger: logging.Logger = _log
+    logger: logging.Logger = _of_tools
     metrics: ToolMetrics = _NO_METRICS
     #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
     idempotency_key: str = ""
@@ -144,7 +147,7 @@ class ToolContext:
     tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tool_name and self.logger is _log:
+        if self.tool_name and self.logger is _of_tools:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
