@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
 import importlib.util
 import os
@@ -12,10 +13,12 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
@@ -185,11 +188,33 @@ def check_endpoint() -> Iterator[Finding]:
     yield _asked(url, key)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a key is for the endpoint that it was given for."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Take the answer as it is."""
+
+
 def _asked(url: str, key: str) -> Finding:
-    shown = re.sub(r"//[^/@]*@", "//", url)
-    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"} if key else {})  # noqa: S310  OpenAIChatModel takes http and https only
+    from ensemble_ray.llm.places import shown_url
+
+    shown = shown_url(url)
+    parts = urlsplit(url)
+    if key and parts.username is not None:
+        return Finding(
+            name="Endpoint",
+            state="failed",
+            detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
+            advice="Unset OPENAI_API_KEY, or take the user out of OPENAI_BASE_URL",
+        )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+    place = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    request = urllib.request.Request(f"{place}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
     try:
-        with urllib.request.urlopen(request, timeout=_ENDPOINT_TIMEOUT_S):  # noqa: S310  as above
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
     except urllib.error.HTTPError as error:
         with error:
@@ -206,8 +231,9 @@ def _asked(url: str, key: str) -> Finding:
                 detail=f"{shown} answers, but lists no models (HTTP {error.code})",
                 advice="Check a model: ensemble-ray doctor --llm openai:MODEL",
             )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # Other errors repeat parts of the URL.
+        reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
         return Finding(
             name="Endpoint",
             state="failed",

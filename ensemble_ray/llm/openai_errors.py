@@ -14,9 +14,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from ensemble_ray.llm.openai_wire import shown
+from ensemble_ray.llm.places import secrets_of, shown_url
 from ensemble_ray.threads import threads
 
 __all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
@@ -38,11 +38,14 @@ class Origin:
     timeout_s: float
 
     @property
+    def secrets(self) -> set[str]:
+        """What no text may repeat, also where an endpoint does."""
+        return {self.key, *secrets_of(self.url.removesuffix("/chat/completions"))}
+
+    @property
     def place(self) -> str:
         """The endpoint without what may be secret in a URL: user, password, query."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path.removesuffix('/chat/completions')}"
+        return shown_url(self.url).removesuffix("?...").removesuffix("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +70,11 @@ class Failure:
         return self.headers.get("retry-after")
 
 
-def without_secrets(text: str, key: str) -> str:
-    """The text with the key blacked out, should a provider have echoed it."""
-    return text.replace(key, "***") if len(key) >= _SHORTEST_KEY else text
+def without_secrets(text: str, *secrets: str) -> str:
+    """The text with key and other secrets blacked out, should a provider have echoed them."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***") if len(secret) >= _SHORTEST_KEY else text
+    return text
 
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
@@ -100,7 +105,7 @@ def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
         return cast("Exception", late)
     if failure.status is None:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
-    raw = without_secrets(failure.body.decode(errors="replace"), origin.key)
+    raw = without_secrets(failure.body.decode(errors="replace"), *origin.secrets)
     headers = {name: value for name, value in failure.headers.items() if name in {"retry-after", "x-request-id"}}
     response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
     body = _error_object(raw)
@@ -139,8 +144,8 @@ def explanation(failure: Failure, origin: Origin) -> str:
             "(or OPENAI_BASE_URL) is right."
         )
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
-        return f"{where} sent an answer that cannot be used: {without_secrets(failure.reason, origin.key)}"
-    said = without_secrets(_provider_text(failure.body), origin.key)
+        return f"{where} sent an answer that cannot be used: {without_secrets(failure.reason, *origin.secrets)}"
+    said = without_secrets(_provider_text(failure.body), *origin.secrets)
     text = f"{where} {_verdict(failure.status)} (HTTP {failure.status}){f': {said}' if said else ''}"
     return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
 
