@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
+from ensemble_ray.cli.progress import counted
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
 
@@ -33,6 +34,7 @@ __all__ = [
     "check_python",
     "check_ray",
     "check_records",
+    "check_store",
 ]
 
 State = Literal["ok", "note", "failed"]
@@ -67,7 +69,7 @@ Check = Callable[[], Iterator[Finding]]
 
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
     """The checks in order, quick ones first."""
-    checks: list[Check] = [check_python, check_packages, check_records, check_embedded, check_endpoint]
+    checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
         checks.append(lambda: check_model(llm))
     if with_ray:
@@ -148,6 +150,33 @@ def check_records() -> Iterator[Finding]:
         yield Finding(name="Records", state="note", detail=detail, advice="That is little room for records")
     else:
         yield Finding(name="Records", state="ok", detail=detail)
+
+
+def check_store() -> Iterator[Finding]:
+    """The database of `ENSEMBLE_RAY_STORE`: whether runs can be recorded there. Nothing is made; no password is shown."""
+    import asyncio
+
+    from ensemble_ray.errors import RecordError, ValidationError
+    from ensemble_ray.record.stores import StoreAddress, store_at
+
+    address = StoreAddress.of()
+    if not address.url:
+        return
+    try:
+        store_at(address)
+        from ensemble_ray.record.postgres_database import Database
+
+        database = Database(address.url, patience_s=0.0)
+        runs = asyncio.run(database.examine())
+    except ValidationError as error:
+        advice = "Correct ENSEMBLE_RAY_STORE, or unset it: runs are recorded in ENSEMBLE_RAY_HOME then"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    except RecordError as error:
+        advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    else:
+        what = "the first run makes its tables" if runs is None else counted(runs, "run")
+        yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
 
 
 def check_embedded() -> Iterator[Finding]:

@@ -64,7 +64,7 @@ def trace(
         return FINE
     named = run_blocking(store.find(run))
     if task is None and run_blocking(read_head(store, named.run_id)).is_fed:
-        view = run_blocking(_view(store, named.run_id))
+        view = run_blocking(_view(store, named))
         if as_json:
             show_json(view.data())
         else:
@@ -81,12 +81,14 @@ def trace(
     return FINE
 
 
-async def _view(store: RunStore, run_id: str) -> FedView:
+async def _view(store: RunStore, run: RunSummary) -> FedView:
     """A fed run as its record tells of it."""
+    from ensemble_ray.outputs import RunState
     from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 
-    view = FedView(run_id)
-    async for page in store.read(run_id, kinds=VIEW_KINDS):
+    is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
+    view = FedView(run.run_id, is_running=is_running)
+    async for page in store.read(run.run_id, kinds=VIEW_KINDS):
         view.take(page)
     return view
 
