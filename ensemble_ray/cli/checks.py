@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import importlib.metadata
 import importlib.util
 import os
@@ -12,10 +13,13 @@ import sys
 import tempfile
 import urllib.error
 import urllib.request
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
+from urllib.parse import unquote, urlsplit
 
+from ensemble_ray.cli.progress import counted
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.private_files import exposed_bits
@@ -32,6 +36,7 @@ __all__ = [
     "check_ray",
     "check_ray_token",
     "check_records",
+    "check_store",
 ]
 
 State = Literal["ok", "note", "failed"]
@@ -66,7 +71,7 @@ Check = Callable[[], Iterator[Finding]]
 
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
     """The checks in order, quick ones first."""
-    checks: list[Check] = [check_python, check_packages, check_records, check_embedded, check_endpoint]
+    checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
         checks.append(lambda: check_model(llm))
     if with_ray:
@@ -149,6 +154,33 @@ def check_records() -> Iterator[Finding]:
         yield Finding(name="Records", state="ok", detail=detail)
 
 
+def check_store() -> Iterator[Finding]:
+    """The database of `ENSEMBLE_RAY_STORE`: whether runs can be recorded there. Nothing is made; no password is shown."""
+    import asyncio
+
+    from ensemble_ray.errors import RecordError, ValidationError
+    from ensemble_ray.record.stores import StoreAddress, store_at
+
+    address = StoreAddress.of()
+    if not address.url:
+        return
+    try:
+        store_at(address)
+        from ensemble_ray.record.postgres_database import Database
+
+        database = Database(address.url, patience_s=0.0)
+        runs = asyncio.run(database.examine())
+    except ValidationError as error:
+        advice = "Correct ENSEMBLE_RAY_STORE, or unset it: runs are recorded in ENSEMBLE_RAY_HOME then"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    except RecordError as error:
+        advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    else:
+        what = "the first run makes its tables" if runs is None else counted(runs, "run")
+        yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
+
+
 def check_embedded() -> Iterator[Finding]:
     """The embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
     from ensemble_ray.llm.weights import find_weights
@@ -187,11 +219,33 @@ def check_endpoint() -> Iterator[Finding]:
     yield _asked(url, key)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a key is for the endpoint that it was given for."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Take the answer as it is."""
+
+
 def _asked(url: str, key: str) -> Finding:
-    shown = re.sub(r"//[^/@]*@", "//", url)
-    request = urllib.request.Request(f"{url}/models", headers={"Authorization": f"Bearer {key}"} if key else {})  # noqa: S310  OpenAIChatModel takes http and https only
+    from ensemble_ray.llm.places import shown_url
+
+    shown = shown_url(url)
+    parts = urlsplit(url)
+    if key and parts.username is not None:
+        return Finding(
+            name="Endpoint",
+            state="failed",
+            detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
+            advice="Unset OPENAI_API_KEY, or take the user out of OPENAI_BASE_URL",
+        )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+    place = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    request = urllib.request.Request(f"{place}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
     try:
-        with urllib.request.urlopen(request, timeout=_ENDPOINT_TIMEOUT_S):  # noqa: S310  as above
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
     except urllib.error.HTTPError as error:
         with error:
@@ -208,8 +262,9 @@ def _asked(url: str, key: str) -> Finding:
                 detail=f"{shown} answers, but lists no models (HTTP {error.code})",
                 advice="Check a model: ensemble-ray doctor --llm openai:MODEL",
             )
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # Other errors repeat parts of the URL.
+        reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
         return Finding(
             name="Endpoint",
             state="failed",

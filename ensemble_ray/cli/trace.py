@@ -83,7 +83,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
 
     run_id = named.run_id
     if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
-        view = run_blocking(_view(store, run_id, is_partial=is_partial))
+        view = run_blocking(_view(store, named, is_partial=is_partial))
         if as_json:
             show_json(view.data())
         else:
@@ -102,12 +102,14 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         _print_tree(tree_rows(found))
 
 
-async def _view(store: RunStore, run_id: str, *, is_partial: bool) -> FedView:
+async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
     """A fed run as its record tells of it."""
+    from ensemble_ray.outputs import RunState
     from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 
-    view = FedView(run_id)
-    async for page in store.read(run_id, kinds=VIEW_KINDS, is_partial=is_partial):
+    is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
+    view = FedView(run.run_id, is_running=is_running)
+    async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.take(page)
     return view
 

@@ -22,6 +22,7 @@ from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.openai_errors import Origin
 from ensemble_ray.llm.openai_sdk import SdkClients
 from ensemble_ray.llm.openai_wire import encode_request, json_bytes
+from ensemble_ray.llm.places import flaw_of, shown_url
 from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
@@ -289,7 +290,7 @@ class OpenAIChatModel:
     def __repr__(self) -> str:
         shown = [repr(self._model)]
         if self._base_url is not None:
-            shown.append(f"base_url={self._base_url.rpartition('@')[2]!r}")
+            shown.append(f"base_url={shown_url(self._base_url)!r}")
         if self._structured_outputs is not None:
             shown.append(f"structured_outputs={self._structured_outputs}")
         # Options of the client and extra headers may hold keys; they are not shown.
@@ -337,6 +338,7 @@ def request_prefix(model: str, options: Mapping[str, object], what: str) -> byte
 
 
 def _checked_url(url: str, name: str) -> str:
-    if not url.startswith(("http://", "https://")):
-        raise ValidationError(f"OpenAIChatModel {name} must begin with http:// or https://, got: {url}")
+    flaw = flaw_of(url)
+    if flaw:
+        raise ValidationError(f"OpenAIChatModel {name} {flaw}")
     return url

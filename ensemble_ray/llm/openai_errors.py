@@ -14,11 +14,11 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from ensemble_ray.foreign_text import one_line, whole_data
 from ensemble_ray.llm.arrival import mark_arrival
 from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
+from ensemble_ray.llm.places import secrets_of, shown_url
 from ensemble_ray.threads import threads
 
 __all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
@@ -44,11 +44,14 @@ class Origin:
     timeout_s: float
 
     @property
+    def secrets(self) -> set[str]:
+        """What no text may repeat, also where an endpoint does."""
+        return {self.key, *secrets_of(self.url.removesuffix("/chat/completions"))}
+
+    @property
     def place(self) -> str:
         """The endpoint without what may be secret in a URL: user, password, query."""
-        parts = urlsplit(self.url)
-        host = parts.netloc.rpartition("@")[2]
-        return f"{parts.scheme}://{host}{parts.path.removesuffix('/chat/completions')}"
+        return shown_url(self.url).removesuffix("?...").removesuffix("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +76,11 @@ class Failure:
         return self.headers.get("retry-after")
 
 
-def without_secrets(text: str, key: str) -> str:
-    """The text with the key blacked out, should a provider have echoed it."""
-    return text.replace(key, "***") if len(key) >= _SHORTEST_KEY else text
+def without_secrets(text: str, *secrets: str) -> str:
+    """The text with key and other secrets blacked out, should a provider have echoed them."""
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, "***") if len(secret) >= _SHORTEST_KEY else text
+    return text
 
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
@@ -108,7 +113,7 @@ def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
         return cast("Exception", late)
     if failure.status is None:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
-    raw = without_secrets(failure.body.decode(errors="replace"), origin.key)
+    raw = without_secrets(failure.body.decode(errors="replace"), *origin.secrets)
     # Headers are ASCII; what else an endpoint writes there cannot be built into a response again.
     headers = {
         name: value[:_HEADER_LENGTH]
@@ -153,13 +158,13 @@ def explanation(failure: Failure, origin: Origin) -> str:
         )
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
         return f"{where} sent an answer that cannot be used: {_reason(failure, origin)}"
-    said = _provider_text(failure.body, origin.key)
+    said = _provider_text(failure.body, origin)
     text = f"{where} {_verdict(failure.status)} (HTTP {failure.status}){f': {said}' if said else ''}"
     return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
 
 
 def _reason(failure: Failure, origin: Origin) -> str:
-    return one_line(without_secrets(failure.reason, origin.key), _REASON_LENGTH)
+    return one_line(without_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
 
 
 def _verdict(status: int) -> str:
@@ -187,9 +192,9 @@ def _advice(failure: Failure, origin: Origin) -> str:
     return ""
 
 
-def _provider_text(body: bytes, key: str) -> str:
-    """The provider's own words, from its error object or from whatever it sent; cut after the key is gone from them."""
-    text = without_secrets(body.decode(errors="replace"), key)
+def _provider_text(body: bytes, origin: Origin) -> str:
+    """The provider's own words, from its error object or from whatever it sent; cut after secrets are gone from them."""
+    text = without_secrets(body.decode(errors="replace"), *origin.secrets)
     found = _error_object(text)
     if isinstance(found, dict):
         words = cast("Mapping[str, object]", found)

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ensemble_ray.metrics import TaskMetrics
-    from ensemble_ray.trace import ExecutionTrace
+    from ensemble_ray.trace import ExecutionTrace, TaskTrace, ToolCallTrace
 
-__all__ = ["LevelTally", "level_tallies", "tally_data"]
+__all__ = ["LevelTally", "level_tallies", "tally_data", "unknown_calls"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +33,8 @@ class LevelTally:
     tool_calls: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    #: calls of which nobody knows whether they were done (S-DUR-26)
+    unknown: int = 0
     #: tasks whose tokens the provider did not count
     uncounted: int = 0
     started_at: datetime | None = None
@@ -73,8 +75,14 @@ def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) ->
         has_failed = (task.agent_role, task.task_description) in failed
         tally.failed += has_failed
         tally.done += not has_failed and "state" not in task.metadata
+        tally.unknown += len(unknown_calls(task)) or task.metadata.get("outcome") == "unknown"
         tally.add(task.metrics, task.started_at, task.completed_at)
     return [found[level] for level in sorted(found)]
+
+
+def unknown_calls(task: TaskTrace) -> list[ToolCallTrace]:
+    """Return the calls of a task of which nobody knows whether they were done (S-DUR-26)."""
+    return [call for model in task.llm_interactions for call in model.tool_calls if call.outcome == "unknown"]
 
 
 def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
@@ -88,6 +96,7 @@ def tally_data(tallies: Iterable[LevelTally]) -> list[dict[str, object]]:
             "failed": tally.failed,
             "model_calls": tally.model_calls,
             "tool_calls": tally.tool_calls,
+            "unknown_outcomes": tally.unknown,
             "input_tokens": tally.input_tokens,
             "output_tokens": tally.output_tokens,
             "uncounted_tasks": tally.uncounted,

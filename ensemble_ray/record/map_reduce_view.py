@@ -6,6 +6,7 @@ Never: a line for every item.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
 from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
 from ensemble_ray.record.task_fold import as_text, lost_told
 from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
+from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -27,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["VIEW_KINDS", "FedView"]
 
 #: Kinds of facts that a view looks at.
-VIEW_KINDS = ("plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", LOSS)
+VIEW_KINDS = (
+    "plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", LOSS, *UNKNOWN_KINDS,
+)  # fmt: skip
 #: Failures that are told; all of them stand in the record.
 _TOLD = 20
 _TITLE = 100
@@ -36,8 +40,10 @@ _TITLE = 100
 class FedView:
     """What is shown of a fed run."""
 
-    def __init__(self, run_id: str) -> None:
-        """Begin without facts."""
+    def __init__(self, run_id: str, *, is_running: bool = False) -> None:
+        """Begin without facts; of a run that is running, calls without a result may be on their way."""
+        self._is_running = is_running
+        self._unknown = UnknownOutcomes()
         self._run_id = run_id
         self._known = FedRecovered(self._take_output)
         self._levels: dict[int, LevelTally] = {}
@@ -58,6 +64,9 @@ class FedView:
             if fact.kind == LOSS:
                 self._lost.append(lost_told(fact.data))
                 continue
+            if fact.kind in UNKNOWN_KINDS:
+                self._unknown.take(fact)
+                continue
             self._known.take([fact])
             if fact.kind == "task_failed" and "/" not in fact.name:
                 self._take_failure(fact)
@@ -71,11 +80,15 @@ class FedView:
     def levels(self) -> list[LevelTally]:
         """Its levels, lowest first."""
         levels = dict(self._known.groups.counts)
+        unknown: Counter[int | None] = Counter()
+        for key, count in self._unknown.counts(self._is_over).items():
+            unknown[self._level_of(key)] += count
         if self._known.items.count:
             levels[0] = self._known.items.count
         for level in {*levels, *self._levels}:
             tally = self._tally(level)
             tally.done, tally.failed = (self._count(outcome, level) for outcome in (Outcome.COMPLETED, Outcome.FAILED))
+            tally.unknown = unknown[level]
             tally.total = max(levels.get(level, 0), tally.done + tally.failed)
         return [self._levels[level] for level in sorted(self._levels)]
 
@@ -99,10 +112,11 @@ class FedView:
                 count_told(calls, "model call"),
                 tokens_told(given, answered),
             ),
-            is_bad=bool(failures),
+            is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )
         yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
+        yield from self._unknown.rows(self._is_over)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
         more = self._known.count(Outcome.FAILED) - len(failures)
@@ -123,7 +137,13 @@ class FedView:
             "failed": self._known.count(Outcome.FAILED),
             "first_failures": self._told(),
             **({"lost": self._lost} if self._lost else {}),
+            "unknown_outcomes": self._unknown.counts(self._is_over).total(),
+            "first_unknown_outcomes": self._unknown.told(self._is_over),
         }
+
+    def _is_over(self, key: str) -> bool:
+        """Whether nothing comes any more of what a task called and got no result of."""
+        return not self._is_running or self._known.outcome(key) is not Outcome.UNKNOWN
 
     def _told(self) -> dict[str, str]:
         return {key: text for key, text in self._failures.items() if self._known.outcome(key) is Outcome.FAILED}

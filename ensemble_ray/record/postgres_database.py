@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, ValidationError, message_of
-from ensemble_ray.record.postgres_schema import ensure_schema, has_schema
+from ensemble_ray.record.postgres_schema import ensure_schema, flaw_of, has_schema
 
 if TYPE_CHECKING:
     import psycopg
@@ -128,6 +128,25 @@ class Database:
                 async with connection.transaction():
                     await connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
                     yield connection
+            finally:
+                await connection.close()
+
+    async def examine(self) -> int | None:
+        """Return how many runs are recorded there; None where the tables are still to be made. Nothing is changed.
+
+        Raises:
+            RecordError: it cannot be reached, no run can be recorded there, or what is there is of a newer format.
+        """
+        with self.told():
+            connection = await self._open()
+            try:
+                has_tables = await has_schema(connection, self.place)
+                if flaw := await flaw_of(connection):
+                    raise RecordError(f"No run can be recorded in the database {self.place}: {flaw}", self.place)
+                if not has_tables:
+                    return None
+                row = await (await connection.execute("SELECT count(*) FROM ensemble_ray.runs")).fetchone()
+                return 0 if row is None else int(row[0])
             finally:
                 await connection.close()
 

@@ -13,7 +13,7 @@ from ensemble_ray.errors import RecordError
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection
 
-__all__ = ["FORMAT", "SCHEMA", "ensure_schema", "has_schema"]
+__all__ = ["FORMAT", "SCHEMA", "ensure_schema", "flaw_of", "has_schema"]
 
 #: Version of these tables; a newer one is refused.
 FORMAT = 1
@@ -137,6 +137,15 @@ SELECT EXISTS (
     WHERE n.nspname = 'ensemble_ray' AND c.relname = 'format'
 )
 """
+#: Encoding, whether the server only reads, whether the user may make the tables, and may write to those that are there.
+_RIGHTS = """
+SELECT current_setting('server_encoding'),
+    pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on',
+    has_database_privilege(current_database(), 'CREATE'),
+    (SELECT bool_and(has_table_privilege(c.oid, 'INSERT') AND has_table_privilege(c.oid, 'UPDATE'))
+        FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = 'ensemble_ray' AND c.relkind = 'r' AND c.relname <> 'format')
+"""
 
 
 async def has_schema(connection: Connection, place: str) -> bool:
@@ -159,6 +168,25 @@ async def has_schema(connection: Connection, place: str) -> bool:
         )
         raise RecordError(msg, place)
     return True
+
+
+async def flaw_of(connection: Connection) -> str:
+    """Return why no run can be recorded there, whether or not the tables are there; empty when runs can.
+
+    Raises:
+        Error: psycopg's.
+    """
+    row = await (await connection.execute(_RIGHTS)).fetchone()
+    encoding, is_read_only, may_create, may_write = row or ("?", False, False, None)
+    if is_read_only:
+        return "the server only reads: use the URL of the primary"
+    if may_write is False:
+        return "the user may not write to the tables of the schema 'ensemble_ray'"
+    if may_write is None and encoding != "UTF8":
+        return f"it has the encoding {encoding}, and records need UTF8"
+    if may_write is None and not may_create:
+        return "the user may not create the schema 'ensemble_ray'"
+    return ""
 
 
 async def ensure_schema(connection: Connection, place: str) -> None:

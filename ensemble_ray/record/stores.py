@@ -255,7 +255,7 @@ def store_at(address: StoreAddress) -> RunStore:
         from ensemble_ray.record.store_postgres import PostgresStore
 
         return PostgresStore(address.url)
-    scheme = address.url.partition("://")[0]
-    raise ValidationError(
-        f"Unknown store '{scheme}://...': use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME"
-    )
+    # Of a text without a scheme nothing is repeated: it may be a password as well.
+    scheme, colon, _ = address.url.partition("://")
+    named = f" '{scheme}://...'" if colon else ""
+    raise ValidationError(f"Unknown store{named}: use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")

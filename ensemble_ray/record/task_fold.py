@@ -24,7 +24,7 @@ from ensemble_ray.values import Value
 
 _V = TypeVar("_V", bound=Value)
 
-__all__ = ["TaskFold", "as_mapping", "as_number", "as_sequence", "as_text", "lost_told"]
+__all__ = ["NO_RESULT", "TaskFold", "as_mapping", "as_number", "as_sequence", "as_text", "lost_told"]
 
 _OUTCOMES = get_args(Outcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
@@ -32,7 +32,7 @@ _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<han
 #: End of the names of model calls that made the task's agent, before the task began (S-SET-46).
 _BEFORE = "/synthesis"
 #: What a tool call shows that was begun and never came back.
-_NO_RESULT = "No result was recorded: the run ended during this call"
+NO_RESULT = "No result was recorded: the run ended during this call"
 
 
 def as_mapping(value: object) -> Mapping[str, object]:
@@ -353,7 +353,7 @@ class TaskFold:
             asked_at = intent or turn.delegations.get(number)
             begun = turn.at if asked_at is None else asked_at.at
             decided = turn.decisions.get(number)
-            text = _NO_RESULT if decided is None else f"{_NO_RESULT}; it was decided: {decided.data.get('answer')}"
+            text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.get('answer')}"
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
         data = result.data
         outcome = data.get("outcome")

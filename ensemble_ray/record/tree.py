@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Literal, cast
 
 from ensemble_ray.control_characters import escape_controls
-from ensemble_ray.record.level_tallies import LevelTally, level_tallies
+from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.trace import (
     DelegationTrace,
     ErrorTrace,
@@ -113,6 +113,7 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
         tallies = level_tallies(trace, failed)
         yield from map(level_row, tallies)
         if sum(tally.total for tally in tallies) > _MOST_TASKS:
+            yield from _unknown_rows(trace.task_traces)
             yield from _error_rows(trace.errors)
             return
     for task in trace.task_traces:
@@ -125,6 +126,8 @@ def level_row(tally: LevelTally) -> TreeRow:
     details = [f"{tally.done:,} of {count_told(tally.total, 'task')} done"]
     if tally.failed:
         details.append(f"{tally.failed:,} failed")
+    if tally.unknown:
+        details.append(count_told(tally.unknown, "unknown outcome"))
     details.append(seconds_told(tally.duration))
     if tally.model_calls:
         details += [count_told(tally.model_calls, "model call"), tokens_told(tally.input_tokens, tally.output_tokens)]
@@ -133,7 +136,18 @@ def level_row(tally: LevelTally) -> TreeRow:
     if tally.tool_calls:
         details.append(count_told(tally.tool_calls, "tool call"))
     title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
-    return TreeRow(depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed))
+    return TreeRow(
+        depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
+    )
+
+
+def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
+    """The calls of unknown outcome, where tasks have no rows of their own (S-DUR-26)."""
+    rows = [_tool_row(call, 1) for task in tasks for call in unknown_calls(task)]
+    yield from rows[:_MOST_TASKS]
+    if len(rows) > _MOST_TASKS:
+        title = f"and {len(rows) - _MOST_TASKS:,} more of unknown outcome"
+        yield TreeRow(depth=1, kind="tool", title=title, is_bad=True)
 
 
 def lost_row(text: str) -> TreeRow:

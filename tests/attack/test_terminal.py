@@ -82,7 +82,7 @@ tasks:
 """
 REFUSED = f"""
 llm: {{model: {_QUOTED}, base_url: "URL"}}
-retry: null
+retry: {{max_attempts: 1, max_wait: 0.1}}
 tasks:
   first: {{description: {_quoted("Refuse " + HOSTILE)}, expected_output: {_QUOTED}}}
 """

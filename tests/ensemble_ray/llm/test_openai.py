@@ -36,7 +36,7 @@ def test_the_key_is_not_shown_when_the_model_is() -> None:
         extra_headers={"X-Key": KEY},
         extra_body={"key": KEY},
     )
-    assert repr(model) == "OpenAIChatModel('m', base_url='host/v1', temperature=0.5)"
+    assert repr(model) == "OpenAIChatModel('m', base_url='https://host/v1', temperature=0.5)"
     assert KEY not in repr(vars(OpenAIChatModel("m", api_key=KEY)))
 
 

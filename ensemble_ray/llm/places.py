@@ -1,0 +1,59 @@
+"""Endpoints for people: a URL without what may be secret in it. Room: llm. Pure.
+
+In: a URL as a user wrote it, which may hold a user, a password, and a key in its query. Out: where it leads.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import unquote, unquote_plus, urlsplit
+
+__all__ = ["flaw_of", "secrets_of", "shown_url"]
+
+#: Stands for a query or a fragment.
+_MORE = "?..."
+
+
+def shown_url(url: str) -> str:
+    """Return scheme, host, port and path of a URL, and `?...` where more follows (S-SEC-67).
+
+    Of a text that is no URL, what cannot be a user or a password, or a query.
+    """
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return _end_of(url)
+    if not (parts.scheme and parts.netloc):
+        return _end_of(url)
+    # A password may hold the signs that end a host, where somebody forgot to escape them.
+    path = "/..." if "@" in parts.path else parts.path
+    more = _MORE if parts.query or parts.fragment else ""
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{path}{more}"
+
+
+def flaw_of(url: str) -> str:
+    """Return why no request can go to a URL, without repeating what may be secret in it; empty when one can."""
+    if not url.startswith(("http://", "https://")):
+        return f"must begin with http:// or https://, got: {shown_url(url)}"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return "is no URL: its host or its port cannot be read. Signs such as / ? # @ in a password are written %2F %3F %23 %40"
+    return "" if parts.hostname else "is no URL: it names no host"
+
+
+def secrets_of(url: str) -> set[str]:
+    """Return what may be secret in a URL, as it stands there and decoded: an endpoint may repeat it."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return set()
+    found = {parts.password or "", parts.fragment}
+    found.update(pair.partition("=")[2] for pair in parts.query.split("&"))
+    return found | set(map(unquote, found)) | set(map(unquote_plus, found))
+
+
+def _end_of(text: str) -> str:
+    for sign in "?#":
+        text = text.partition(sign)[0]
+    return text.rpartition("@")[2]

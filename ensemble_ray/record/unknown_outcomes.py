@@ -1,0 +1,85 @@
+"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Room: record. Pure.
+
+In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
+Never: anything kept of a call that has a known result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from ensemble_ray.ids import task_instance
+from ensemble_ray.record.task_fold import NO_RESULT, as_text
+from ensemble_ray.record.tree import TreeRow, one_line
+
+if TYPE_CHECKING:
+    from ensemble_ray.messages import Fact
+
+__all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
+
+#: Kinds of facts that tell of them.
+UNKNOWN_KINDS = ("tool_intent", "tool_result")
+#: How many are told; all of them are counted.
+_TOLD = 20
+_TITLE = 72
+
+
+class UnknownOutcomes:
+    """The calls of a run that have no known outcome."""
+
+    def __init__(self) -> None:
+        """Begin without facts."""
+        #: intents by name that have no result yet; as many as were on their way when processes ended, or are now
+        self._open: dict[str, Mapping[str, object]] = {}
+        #: settled as unknown, by task
+        self._settled: Counter[str] = Counter()
+        self._told: dict[str, str] = {}
+
+    def take(self, fact: Fact) -> None:
+        """Take the next fact; others than those of `UNKNOWN_KINDS` are passed over."""
+        if fact.kind == "tool_intent":
+            self._open[fact.name] = fact.data
+        elif fact.kind == "tool_result":
+            asked = self._open.pop(fact.name, {})
+            if fact.data.get("outcome") == "unknown":
+                self._settled[_key_of(fact.name)] += 1
+                if len(self._told) < _TOLD:
+                    self._told[fact.name] = _call(asked, as_text(fact.data.get("text")))
+
+    def counts(self, is_over: Callable[[str], bool]) -> Counter[str]:
+        """Return how many there are, by the key of their task.
+
+        Args:
+            is_over: Whether nothing more comes of a task: its calls without a result are not on their way then.
+        """
+        return self._settled + Counter(key for key in map(_key_of, self._open) if is_over(key))
+
+    def told(self, is_over: Callable[[str], bool]) -> dict[str, str]:
+        """Return the first of them by the name of the call: what was called, and what is known of it."""
+        told = dict(self._told)
+        for name, asked in self._open.items():
+            if len(told) < _TOLD and is_over(_key_of(name)):
+                told[name] = _call(asked, NO_RESULT)
+        return told
+
+    def rows(self, is_over: Callable[[str], bool]) -> Iterator[TreeRow]:
+        """Return the first of them as rows of a tree."""
+        told = self.told(is_over)
+        for name, text in told.items():
+            title = f"{one_line(_key_of(name), _TITLE)}: {text}"
+            yield TreeRow(depth=1, kind="tool", title=title, details=("unknown",), is_bad=True)
+        more = self.counts(is_over).total() - len(told)
+        if more > 0:
+            yield TreeRow(depth=1, kind="tool", title=f"and {more:,} more of unknown outcome", is_bad=True)
+
+
+def _key_of(name: str) -> str:
+    """The task of the run that a call was made for, also where another one made it."""
+    return task_instance(name).rpartition("#")[0]
+
+
+def _call(asked: Mapping[str, object], text: str) -> str:
+    tool, arguments = (as_text(asked.get(name), "?") for name in ("tool_name", "arguments"))
+    return f"{one_line(tool, _TITLE)}({one_line(arguments, _TITLE)}) -> {one_line(text, _TITLE)}"

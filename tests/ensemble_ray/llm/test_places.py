@@ -1,0 +1,42 @@
+"""Endpoints for people: what may be secret in a URL is not shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.llm.places import flaw_of, secrets_of, shown_url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://127.0.0.1:8000/v1", "http://127.0.0.1:8000/v1"),
+        ("https://me:pass@host/v1?key=x#y", "https://host/v1?..."),
+        ("https://me:p@ss@[::1]:80/v1#y", "https://[::1]:80/v1?..."),
+        ("https://me:12/3@host/v1", "https://me:12/..."),
+        ("localhost:8000/v1", "localhost:8000/v1"),
+        ("me:pass@host/v1?key=x", "host/v1"),
+        ("http://me:pass@[::1/v1?key=x", "[::1/v1"),
+        ("", ""),
+    ],
+)
+def test_a_url_is_shown_without_its_secrets(url: str, shown: str) -> None:
+    """S-SEC-67: also where it is none."""
+    assert shown_url(url) == shown
+
+
+@pytest.mark.parametrize("url", ["http://", "http:///v1", "http://host:port/v1", "http://[::1/v1", "ws://host", "host"])
+def test_a_url_that_leads_nowhere_has_a_flaw(url: str) -> None:
+    """S-SEC-67: said before anything runs."""
+    assert flaw_of(url)
+
+
+def test_a_url_that_leads_somewhere_has_none() -> None:
+    """S-SEC-67: whatever else stands in it."""
+    assert flaw_of("https://me:pass@[::1]:80/v1?x=y") == ""
+
+
+def test_secrets_are_found_as_they_stand_and_decoded() -> None:
+    """S-SEC-67: an endpoint may repeat either."""
+    found = secrets_of("https://me:p%40ss@host/v1?key=a%20b&more=c+d#end")
+    assert {"p%40ss", "p@ss", "a%20b", "a b", "c+d", "c d", "end"} <= found
