@@ -6,15 +6,63 @@ that a change over there shows up here and not at a client. Units stand in the n
 
 from __future__ import annotations
 
+import math
+import re
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
 
 __all__ = ["Cost", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "NewRun"]
+
+
+#: Half of a surrogate pair: JSON can spell it, UTF-8 cannot.
+_HALF = re.compile("[\ud800-\udfff]")
+#: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
+_LONGEST_ID = 256
+
+
+def _whole(text: str) -> str:
+    return _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def _whole_data(value: object) -> object:
+    if isinstance(value, str):
+        return _whole(value)
+    if isinstance(value, list):
+        return [_whole_data(each) for each in cast("list[object]", value)]
+    if isinstance(value, dict):
+        named = cast("dict[object, object]", value)
+        return {_whole_data(key): _whole_data(each) for key, each in named.items()}
+    return value
+
+
+def _expressible(value: object) -> object:
+    """What was sent, if it can be written down again.
+
+    Raises:
+        ValueError: it has half a character, or a number that is none.
+    """
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += [*cast("dict[object, object]", each), *cast("dict[object, object]", each).values()]
+        elif isinstance(each, list):
+            left += cast("list[object]", each)
+        elif isinstance(each, str) and _HALF.search(each):
+            raise ValueError("half of a surrogate pair is no character")
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError("NaN and Infinity are no numbers of JSON")
+    return value
+
+
+#: A text of an answer: models write what they like.
+_Text = Annotated[str, AfterValidator(_whole)]
+_Data = Annotated[JsonValue, BeforeValidator(_whole_data)]
 
 
 class _Wire(BaseModel):
@@ -31,8 +79,8 @@ class NewRun(_Wire):
         run_id: Name of the run and of its record; asking again under it answers from the record.
     """
 
-    inputs: dict[str, JsonValue] = Field(default_factory=dict)
-    run_id: str | None = None
+    inputs: Annotated[dict[str, JsonValue], BeforeValidator(_expressible)] = Field(default_factory=dict)
+    run_id: Annotated[str | None, Field(max_length=_LONGEST_ID), BeforeValidator(_expressible)] = None
 
 
 class Cost(_Wire):
@@ -107,10 +155,10 @@ class FinishedTask(_Wire):
         structured: The answer as data, where the task declares a type.
     """
 
-    role: str
-    description: str
-    text: str
-    structured: JsonValue
+    role: _Text
+    description: _Text
+    text: _Text
+    structured: _Data
     completed_at: datetime
     duration_s: float
     metrics: Metrics
@@ -139,7 +187,7 @@ class FinishedRun(_Wire):
     """
 
     run_id: str | None
-    raw: str
+    raw: _Text
     exit_reason: str
     duration_s: float
     metrics: Metrics
@@ -171,10 +219,10 @@ class Failure(_Wire):
     """
 
     error: str
-    message: str
+    message: _Text
     run_id: str | None = None
-    missing: list[str] = Field(default_factory=list)
-    causes: list[str] = Field(default_factory=list)
+    missing: list[_Text] = Field(default_factory=list)
+    causes: list[_Text] = Field(default_factory=list)
     tasks: list[FinishedTask] = Field(default_factory=list[FinishedTask])
 
 
