@@ -26,7 +26,16 @@ CHARSETS = frozenset(
     }
 )
 #: Names of the web that Python does not know.
-_OF_THE_WEB = {"x_sjis": "shift_jis", "x_gbk": "gbk", "x_euc_jp": "euc_jp", "x_x_big5": "big5", "utf8": "utf_8"}
+_OF_THE_WEB = {
+    "x_sjis": "shift_jis",
+    "x_gbk": "gbk",
+    "x_euc_jp": "euc_jp",
+    "x_x_big5": "big5",
+    "windows_31j": "cp932",
+    "windows_949": "cp949",
+    "windows_874": "cp874",
+    "unicode_1_1_utf_8": "utf_8",
+}
 #: Codecs that refuse a text without a byte order mark when they read it in pieces, with their marks.
 _MARKED = {"utf_16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE), "utf_32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)}
 _LONGEST_NAME = 40

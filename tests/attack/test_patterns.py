@@ -152,7 +152,7 @@ READERS: Mapping[str, Reader] = {
     "item file: jsonl": Reader(_items(json_lines), ("", "{", _NESTED)),
     "inputs file": Reader(_inputs, ("", "{", _NESTED), (ValidationError,)),
     # YAML is read by a program in Python, which takes a second for what nests a thousand deep and refuses it then
-    "team file": Reader(lambda text: read_document(text, Problems("f")), size=2_000),
+    "team file": Reader(lambda text: read_document(text, Problems("f")), size=1_000),
     "reference": Reader(is_reference, ("", "a:")),
     "misspelt name": Reader(lambda text: nearest(text, [text[1:], "known"])),
     "record: fact": Reader(lambda text: text_of({"a": text, text: 1}, lambda _: "digest")),

@@ -77,6 +77,8 @@ def test_inputs_come_from_a_file_when_one_is_given(call: Call, team: str, folder
         (["=x"], None, "is not of the form name=value"),
         ([], '{"a": 1,}', "in.json:1:9: not valid JSON"),
         ([], "[1]", "must hold a JSON object"),
+        ([], "[" * 200_000, "nested too deeply"),
+        ([], "9" * 5000, "cannot read 'in.json'"),
         ([], None, "there is no file 'in.json'"),
     ],
 )

@@ -106,6 +106,13 @@ def test_values_that_only_aliases_make_large_are_refused(refused: Refused) -> No
     assert any("more than 10000 values" in line for line in refused(text))
 
 
+@pytest.mark.parametrize("number", ["9" * 5000, "1:" + "59:" * 5000 + "1", "0x" + "f" * 5000])
+def test_number_is_refused_when_it_is_very_long(refused: Refused, number: str) -> None:
+    """S-SEC-23: one of many digits takes time in proportion to their square, and cannot be shown."""
+    told = "".join(refused(f"llm: local\nparallel_tasks: {number}\n{TASKS}"))
+    assert f"'{number[:20]}...' has more than 400 characters" in told
+
+
 def test_deep_nesting_is_refused(refused: Refused) -> None:
     """No recursion of ours or the parser's reaches the user."""
     assert refused("a: " + "[\n" * 5_000) == ["team.yaml:1:1: nested too deeply"]

@@ -91,7 +91,7 @@ def test_age_is_read_as_people_write_it(text: str, age: timedelta) -> None:
     assert age_from(text) == age
 
 
-@pytest.mark.parametrize("text", ["", "30", "d", "-3d", "30 years", "99999999999d"])
+@pytest.mark.parametrize("text", ["", "30", "d", "-3d", "30 years", "99999999999d", "9" * 5000 + "d"])
 def test_text_that_is_no_age_is_refused(text: str) -> None:
     """S-DUR-53: the message says how to write one."""
     with pytest.raises(ValidationError, match="age"):
