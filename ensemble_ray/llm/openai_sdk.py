@@ -145,40 +145,35 @@ def _told() -> Generator[None]:
         raise CallFailedError(Failure(status=200, reason=str(error), told_by_provider=is_told)) from None
 
 
-async def _response(client: AsyncOpenAI, body: bytes, *, stream: bool) -> Response:
+async def _response(client: AsyncOpenAI, body: bytes, limits: AnswerLimits, *, stream: bool) -> Response:
     from httpx2 import Response
     from openai import AsyncStream
 
-    # Asked for as it is, a response is given as it is, also where a stream is asked for.
-    answered: object = await client.post(
-        _PATH,
-        body=json.loads(body),
-        cast_to=Response,
-        options=_options(client),
-        stream=stream,
-        stream_cls=AsyncStream[object],
-    )
+    from ensemble_ray.llm.sdk_guard import guarded
+
+    with guarded(limits):
+        # Asked for as it is, a response is given as it is, also where a stream is asked for.
+        answered: object = await client.post(
+            _PATH,
+            body=json.loads(body),
+            cast_to=Response,
+            options=_options(client),
+            stream=stream,
+            stream_cls=AsyncStream[object],
+        )
     return cast("Response", answered)
 
 
 async def _sent(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> ChatResponse:
-    from ensemble_ray.llm.sdk_guard import guarded
-
-    with _told(), guarded(limits):
-        try:
-            async with asyncio.timeout(limits.time_s) as timer:
-                response = await _response(client, body, stream=False)
-        except TimeoutError:
-            if timer.expired():
-                raise TooMuchError(limits.too_late) from None
-            raise
+    with _told():
+        response = await _in_time(_response(client, body, limits, stream=False), _deadline_s(limits), limits)
         return decode_completion(response.content, limits)
 
 
 async def _streamed(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> AsyncGenerator[str | ChatResponse]:
-    deadline_s = asyncio.get_running_loop().time() + limits.time_s
+    deadline_s = _deadline_s(limits)
     with _told():
-        response = await _in_time(_response_guarded(client, body, limits), deadline_s, limits)
+        response = await _in_time(_response(client, body, limits, stream=True), deadline_s, limits)
         try:
             pieces = _pieces(response, deadline_s, limits)
             if "event-stream" not in response.headers.get("content-type", ""):
@@ -198,16 +193,14 @@ async def _streamed(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> A
             await response.aclose()
 
 
-async def _response_guarded(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> Response:
-    from ensemble_ray.llm.sdk_guard import guarded
-
-    with guarded(limits):
-        return await _response(client, body, stream=True)
+def _deadline_s(limits: AnswerLimits) -> float:
+    return asyncio.get_running_loop().time() + limits.time_s
 
 
 async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) -> T:
+    timer = asyncio.timeout_at(deadline_s)
     try:
-        async with asyncio.timeout_at(deadline_s) as timer:
+        async with timer:
             return await work
     except TimeoutError:
         if timer.expired():
