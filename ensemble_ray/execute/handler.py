@@ -122,7 +122,7 @@ async def _noted(
         "text": text,
         "structured_output": structured,
         "started_at": began,
-        "duration_s": scope.ports.clock.now() - began if outcome != "unknown" else 0.0,
+        "duration_s": max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
     }
     await scope.note("tool_result", name, data)
     return data

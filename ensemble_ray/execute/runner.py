@@ -176,7 +176,7 @@ class TaskRunner:
             return await self._with_workers(scope, self._told(scope, output))
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
-            took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
+            took, trace = max(0.0, fact.at - scope.effects.started_at), trace_of(fact) or failed.trace
             attempts = fact.data.get("attempts")
             tries = attempts if isinstance(attempts, int) else 0
             failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=tries)
@@ -290,7 +290,7 @@ class TaskRunner:
             epoch=order.epoch,
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
-            duration_s=at - effects.started_at,
+            duration_s=max(0.0, at - effects.started_at),
             error=error,
             trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
             total_tokens=metrics.total_tokens,

@@ -228,7 +228,7 @@ class ToolCalls:
             outcome=outcome.outcome,
             text=outcome.text,
             started_at=started_at,
-            duration_s=clock.now() - started_at,
+            duration_s=max(0.0, clock.now() - started_at),
             structured_output=outcome.structured_output,
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.

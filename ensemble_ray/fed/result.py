@@ -73,7 +73,7 @@ def assemble_fed(
 
 
 def _trace(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> ExecutionTrace:
-    started, completed = bodies.span or (utc_of(ended.started_at), utc_of(ended.completed_at))
+    started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
     metrics = bodies.metrics
     return ExecutionTrace(
         capture_mode=frame.capture_mode,

@@ -175,6 +175,8 @@ class SqliteJournal:
             return
         try:
             await self.flush()
+            if self._file is not None:
+                await self._pushed((), 0, Until.WRITTEN)  # a last look whether the file is there
         finally:
             self._is_closed = True
             self._ask()
@@ -291,6 +293,7 @@ class SqliteJournal:
             has_effect = any(unit.has_effect for unit in group)
             rows, bodies = _together(group)
             if not rows and not is_synced:
+                self._file.check_there(is_last=True)
                 return True
             try:
                 self._file.add(rows, bodies, is_synced=is_synced, has_effect=has_effect)

@@ -50,7 +50,8 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
 
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
-    started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
+    # Whoever goes on with a run may have another clock than who began it.
+    started, completed = utc_of(outcome.started_at), utc_of(max(outcome.started_at, outcome.completed_at))
     keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
     keyed += [(failure.key, failure.trace) for failure in outcome.failures if failure.trace is not None]
     traces = [trace for _, trace in in_level_order(plan, [*keyed, *outcome.unfinished])]

@@ -8,9 +8,11 @@ Never: a guess about a damaged file, a file that others may read, a group in par
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.record.commit_count import CountFile, read_count
 from ensemble_ray.record.losses import RECORD, deleted, log_of
 from ensemble_ray.record.rendering import FORMAT
+from ensemble_ray.record.sqlite_index import abandon, forget, index_of, is_sound, remember
 from ensemble_ray.record.sqlite_reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
@@ -36,6 +39,8 @@ _Part = tuple[str, tuple[int, int], int]
 #: Rows of one statement; a group that fits needs no other, and one statement is a transaction of its own.
 _ROWS = 32
 _STALE = "stale epoch"
+#: How often it is looked at whether the file is still there, s: each look takes as long as a tenth of a commit.
+LOOK_S = 0.02
 _NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
 _SCHEMA = f"""
 CREATE TABLE facts (
@@ -77,8 +82,11 @@ class SqliteFile:
         self._connection = sqlite3.connect(
             self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=2 * _ROWS
         )
+        remember(self.path)
         self._is_on_disk = False
         self._has_full_sync = False
+        self._looked_at = 0.0
+        self._is_left = False
         #: position of the last fact that was added
         self._last = 0
         self._count: CountFile | None = None
@@ -90,7 +98,7 @@ class SqliteFile:
                 self._write_something()
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._count = CountFile(directory)
-            if not allows_loss:
+            if not allows_loss and not is_new:
                 self._correct_count(directory, self._count)
             self._files = tuple(map(_part, self._names()))
         except BaseException:
@@ -151,20 +159,36 @@ class SqliteFile:
             )  # fmt: skip
         count.reset(last)
 
-    def check_there(self) -> None:
+    def check_there(self, *, is_last: bool = False) -> None:
         """Refuse to write to a file that nobody would find any more.
 
+        Args:
+            is_last: Nothing more is written: look, however short a time ago that was done.
+
         Raises:
-            RecordError: it, its log or the index of its log was removed or replaced.
+            RecordError: it, its log or the index of its log was removed, replaced or cut short.
+            OSError: one of them has become read-only.
         """
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S and not is_last:
+            return
+        self._looked_at = now
+        try:
+            self._look()
+        except (OSError, RecordError):
+            self._leave_if_dangerous()
+            raise
+
+    def _look(self) -> None:
         for path, known, least_bytes in self._files:
             try:
                 found = os.stat(path)  # noqa: PTH116  at each commit: three times as fast as `Path.stat`
             except FileNotFoundError:
                 raise deleted(self.path) from None
-            # An index that was cut short would end this process when SQLite looks into it.
             if (found.st_dev, found.st_ino) != known or found.st_size < least_bytes:
                 raise deleted(self.path)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it has become read-only while it was written to", path)
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
@@ -201,14 +225,24 @@ class SqliteFile:
 
     def close(self) -> None:
         """Let go of the file. The last one to do so brings its log into it."""
+        if self._count is not None:
+            self._count.close()
+        self._leave_if_dangerous()
+        if self._is_left:
+            return
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here it lets other threads run
         self._connection.close()
-        if self._count is not None:
-            self._count.close()
+        forget(self.path)
+
+    def _leave_if_dangerous(self) -> None:
+        """Leave the connection as it is, for good, where closing it would end this process."""
+        if not self._is_left and not is_sound(self.path):
+            self._is_left = True
+            abandon(self._connection)
 
     def _names(self) -> tuple[Path, Path, Path]:
-        return self.path, log_of(self.path), self.path.with_name(f"{RECORD}-shm")
+        return self.path, log_of(self.path), index_of(self.path)
 
     def _write_something(self) -> None:
         self._connection.execute(f"PRAGMA user_version={FORMAT}")

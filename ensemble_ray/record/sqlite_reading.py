@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS
-from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, noted
+from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
+from ensemble_ray.record.sqlite_index import is_dangerous
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 __all__ = [
     "BUSY_S",
     "RECORD",
-    "check_there",
     "check_version",
     "facts_in",
     "is_damage",
@@ -45,6 +45,8 @@ T = TypeVar("T")
 
 #: How long SQLite waits by itself, s; writers take turns before (`commit_lock`), so this is for readers that recover.
 BUSY_S = 10.0
+#: How often a copy is taken again that somebody wrote into meanwhile.
+_TRIES = 5
 
 
 def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
@@ -236,17 +238,6 @@ def _read(
     return _reading(directory, facts, [], is_partial=is_partial)
 
 
-def check_there(directory: Path) -> None:
-    """Refuse to go by a record of which facts are noted, and whose file is gone.
-
-    Raises:
-        RecordError: it names the file.
-    """
-    count, path = noted(directory), directory / RECORD
-    if count is not None and count.committed and not path.exists() and directory.is_dir():
-        raise deleted(path)
-
-
 def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
     """What some reading of the file gives; `nothing` where there is no file.
 
@@ -256,7 +247,8 @@ def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: 
     path, log = directory / RECORD, directory / f"{RECORD}-wal"
     count = noted(directory)  # before the file: whatever was noted then is in it
     if not path.exists():
-        check_there(directory)
+        if count is not None and count.committed and directory.is_dir():
+            raise deleted(path)
         return nothing
 
     def whole(connection: sqlite3.Connection) -> T:
@@ -285,23 +277,49 @@ def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: 
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Generator[sqlite3.Connection]:
-    try:
-        connection = _open_to_read(path)
-    except sqlite3.OperationalError:
-        # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
-        with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
-            try:
-                for each in (path, path.with_name(f"{RECORD}-wal")):
-                    if each.exists():
-                        shutil.copyfile(each, Path(directory, each.name))
-                connection = _open_to_read(Path(directory, path.name))
-            except OSError as error:
-                raise unreadable(path, error) from error
-            with contextlib.closing(connection):
-                yield connection
+    connection: sqlite3.Connection | None = None
+    if not is_dangerous(path):
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection = _open_to_read(path)
+    if connection is not None:
+        with contextlib.closing(connection):
+            yield connection
         return
-    with contextlib.closing(connection):
-        yield connection
+    # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
+        try:
+            _copy(path, Path(directory))
+            connection = _open_to_read(Path(directory, path.name))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        with contextlib.closing(connection):
+            yield connection
+
+
+def _copy(path: Path, directory: Path) -> None:
+    """Copy a record and its log as they stand at one moment; somebody may be writing to them.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    files = (path, log_of(path))
+    for _ in range(_TRIES):
+        before = [_stamp(each) for each in files]
+        for each, found in zip(files, before, strict=True):
+            if found is not None:
+                shutil.copyfile(each, directory / each.name)
+        # What is added to the log meanwhile does no harm; what is brought into the file, or a log begun anew, does.
+        after = [_stamp(each) for each in files]
+        if before[0] == after[0] and (before[1] is None) is (after[1] is None):
+            return
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _open_to_read(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:

@@ -26,7 +26,7 @@ from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.losses import keep_log
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
 from ensemble_ray.record.sqlite_file import RECORD, Row, SqliteFile, cannot_write
-from ensemble_ray.record.sqlite_reading import check_there, loss_in
+from ensemble_ray.record.sqlite_reading import loss_in
 from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
 from ensemble_ray.threads import threads
 
@@ -225,7 +225,7 @@ class SqliteStore:
         """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
-            lock.take_or_tell(self._patience_s)
+            (lock.take_from_frozen if by_force else lock.take_or_tell)(self._patience_s)
             directory.own(by_force=by_force)
             yield lock
         except (OSError, sqlite3.Error) as error:
@@ -305,7 +305,6 @@ class _OwnedRun:
         """
         try:
             await self._journal.close()
-            await threads.run(check_there, self._directory.path)
             await self.write_state(state)
         finally:
             self._directory.release()

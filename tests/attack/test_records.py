@@ -214,3 +214,55 @@ team = team.replace(tasks=[Task.of("First"), Task.of("Second"), Task.of("Third")
         sys.modules.pop("gone_of_attack", None)
     assert code == 1, (printed, said)
     assert f"The run's record was removed: {record / RECORD}" in said
+
+
+SPOILT = """
+import os
+import subprocess
+from ensemble_ray import Ensemble, Task
+from ensemble_ray.record import sqlite_file
+from ensemble_ray.testing import ScriptedModel
+
+sqlite_file.LOOK_S = 0.0  # each commit looks: what is spoilt between a look and its commit cannot be noticed
+INDEX = {index!r}
+
+def answer(call):
+    {spoil}
+    return "done"
+
+team = Ensemble(tasks=[Task.of("First"), Task.of("Second"), Task.of("Third")], llm=ScriptedModel("one", answer, "three"))
+"""
+
+
+def _may_make_immutable(folder: Path) -> bool:
+    probe = folder / "probe"
+    probe.touch()
+    done = [subprocess.run(["chattr", sign, str(probe)], check=False, capture_output=True) for sign in ("+i", "-i")]  # noqa: S603, S607  where it is differs
+    return not any(each.returncode for each in done)
+
+
+@pytest.mark.parametrize("how", ["short", "read_only"])
+def test_log_index_that_is_spoilt_in_the_middle_of_a_run_is_an_error(tmp_path: Path, how: str) -> None:
+    """S-DUR-85, S-DUR-89: and does not end the process with SIGBUS; the exit code is 1."""
+    if how == "read_only" and not (shutil.which("chattr") and os.geteuid() == 0 and _may_make_immutable(tmp_path)):
+        pytest.skip("files can be made immutable by root on some file systems only")
+    directory = tmp_path / "records" / "runs" / "spoilt"
+    index = str(directory / f"{RECORD}-shm")
+    # Written out first: the system looks again whether memory may be written when its page is clean.
+    spoil = {
+        "short": "os.truncate(INDEX, 0)",
+        "read_only": 'subprocess.run(["sync", INDEX], check=True); subprocess.run(["chattr", "+i", INDEX], check=True)',
+    }
+    (tmp_path / "spoilt.py").write_text(SPOILT.format(index=index, spoil=spoil[how]), encoding="utf-8")
+    try:
+        done = subprocess.run(  # noqa: S603  our own text
+            [*PROGRAM, "run", "spoilt:team", "--run-id", "spoilt", "--quiet", "--runtime", "inline"],
+            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own_environment(tmp_path),
+        )  # fmt: skip
+    finally:
+        if how == "read_only":
+            subprocess.run(["chattr", "-i", index], check=True)  # noqa: S603, S607  as above
+    assert done.returncode == 1, (done.returncode, done.stderr)
+    told = "The run's record was removed" if how == "short" else "it has become read-only while it was written to"
+    assert told in done.stderr
+    assert str(directory / RECORD) in done.stderr

@@ -18,7 +18,7 @@ from ensemble_ray.record.commit_count import COUNT, CountFile, read_count
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.wal_scan import scan_log
-from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, restart
+from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 LOG = f"{RECORD}-wal"
 #: Facts of the record below, and how many of them are in its log's last commit.
@@ -246,8 +246,11 @@ async def test_nothing_is_accepted_where_nothing_is_left(directory: Path, tmp_pa
 
 
 @pytest.mark.parametrize("name", [RECORD, LOG, f"{RECORD}-shm", "", "owner.lock"])
-async def test_record_that_is_removed_while_it_is_written_to_is_told(tmp_path: Path, name: str) -> None:
+async def test_record_that_is_removed_while_it_is_written_to_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """S-DUR-85: at the next commit, or at the end; the file is named. Nothing is written to files that nobody finds."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 0.0)
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
     await run.journal.append([fact()], until=Until.WRITTEN)
@@ -256,6 +259,18 @@ async def test_record_that_is_removed_while_it_is_written_to_is_told(tmp_path: P
     if name != "owner.lock":
         with pytest.raises(RecordError, match=f"The run's record was removed: {directory / RECORD}"):
             await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+    with pytest.raises(RecordError, match="was removed"):
+        await run.close(RunState.COMPLETED)
+
+
+async def test_record_that_is_removed_behind_the_last_commit_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S-DUR-85: however short a time ago it was looked at."""
+    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 1000.0)
+    run = await SqliteStore(tmp_path).begin(RUN)
+    await run.journal.append([fact()], until=Until.WRITTEN)
+    (tmp_path / "runs" / RUN / LOG).unlink()
     with pytest.raises(RecordError, match="was removed"):
         await run.close(RunState.COMPLETED)
 
@@ -302,3 +317,36 @@ asyncio.run(main())
         assert count is not None
         assert count.committed <= len(facts)
         seen = len(facts)
+
+
+@pytest.mark.parametrize("index", ["whole", "missing", "short", "empty"])
+async def test_record_that_cannot_be_written_is_read_and_not_taken(directory: Path, tmp_path: Path, index: str) -> None:
+    """S-DUR-8, S-DUR-89: by a user without rights, with a log that a kill left; nothing is changed, and nothing crashes."""
+    shm = directory / f"{RECORD}-shm"
+    if index == "missing":
+        shm.unlink()
+    elif index != "whole":
+        os.truncate(shm, 100 if index == "short" else 0)
+    before = contents(directory)
+    permit(tmp_path, 0o555, 0o444)
+    rest = """
+store = SqliteStore(pathlib.Path())
+if not os.getuid():
+    os.setuid(65534)
+async def main():
+    print(len(await store.facts("run-1")), await store.accept_loss("run-1"))
+    for attempt in (store.take("run-1"), store.take("run-1", by_force=True)):
+        try:
+            await attempt
+        except RecordError as error:
+            print(error)
+asyncio.run(main())
+"""
+    try:
+        counts, *told = (await output_of(rest, tmp_path, cwd=tmp_path)).splitlines()
+    finally:
+        permit(tmp_path, 0o700, 0o600)
+    assert counts == f"{FACTS} False"
+    assert len(told) == 2
+    assert all(line.startswith("Cannot write the run's record to runs/run-1/") for line in told)
+    assert contents(directory) == before
