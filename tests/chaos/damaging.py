@@ -11,7 +11,6 @@ import contextlib
 import random
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from tests.chaos.audit import answers_in
 from tests.chaos.disturbed import Disturbed
 from tests.chaos.killing import kill_only
 from tests.chaos.moments import Moment
+from tests.processes import Program
 
 __all__ = ["HARMS", "RECORD", "damage", "harm", "tidy_up"]
 
@@ -54,9 +54,7 @@ def damage(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
     what = harm(file, rng)
     left = _left(run)
     run.tell(f"{what} in {file.name}: {len(before)} facts before, {'none can be read' if left is None else len(left)}")
-    is_told = _look(run, before, left)
-    if not is_told:
-        run.report.unaffected += 1
+    if not _is_refused(run, before, left):
         return True
     run.report.told += 1
     return _go_on_without(run, left)
@@ -84,8 +82,9 @@ def harm(file: Path, rng: random.Random) -> str:
     page = content[begin : begin + _PAGE]
     other = rng.randrange(0, len(content), _PAGE)
     filled = {"a page of zeros": bytes(len(page)), "a page of noise": rng.randbytes(len(page))}
-    content[begin : begin + _PAGE] = filled.get(how, bytes(content[other : other + _PAGE]))[: len(page)]
-    file.write_bytes(content[: begin + len(page)] + content[begin + len(page) :])
+    new = filled.get(how, bytes(content[other : other + len(page)]))
+    content[begin : begin + len(new)] = new
+    file.write_bytes(content)
     return f"{how} at {begin}"
 
 
@@ -97,36 +96,43 @@ def _left(run: Disturbed) -> list[Fact] | None:
         return None
 
 
-def _look(run: Disturbed, before: Sequence[Fact], left: Sequence[Fact] | None) -> bool:
-    """Ask for the run's tree, and go on with it; whether both say that it is damaged. None of them may be silent."""
+def _is_refused(run: Disturbed, before: Sequence[Fact], left: Sequence[Fact] | None) -> bool:
+    """Ask for the run's tree, and go on with it; whether that is refused. Neither may be silent about what is lost."""
     known = {fact.seq: fact for fact in left or ()}
     lost = [fact for fact in before if known.get(fact.seq) != fact]
+    told = f"{len(lost)} facts of {len(before)} are lost or altered ({', '.join(map(_name, lost[:5]))})"
     requests, owners = run.server.stats()["requests"], run.owners()
     shown = run.ask("trace", run.run_id)
-    is_told = shown.process.returncode != 0 and _DAMAGED in shown.text
-    if lost and not is_told:
-        kinds = ", ".join(f"{fact.kind} {fact.name}" for fact in lost[:5])
-        run.break_promise(
-            f"{len(lost)} facts of {len(before)} are lost or altered ({kinds}), and 'trace' ended with "
-            f"{shown.process.returncode}: {shown.text[-300:]}"
-        )
+    is_shown_as_damaged = _says_so(run, shown)
+    # The tree of a run over many items is made of some kinds of facts, and says nothing of others.
+    if lost and not is_shown_as_damaged and not run.scenario.is_fed:
+        run.break_promise(f"{told}, and 'trace' ended with {shown.process.returncode}: {shown.text[-300:]}")
     again = run.start("resume", run.run_id)
-    if not lost and not is_told and run.until(lambda: run.wait_owner(owners)):
+    goes_on = run.until(lambda: run.wait_owner(owners)) or again.process.returncode == run.scenario.exit_code
+    if goes_on and lost:
+        run.break_promise(f"{told}, and 'resume' goes on")
+    elif goes_on:
+        run.report.unaffected += 1
+    if goes_on:
         return False
-    try:
-        code = again.process.wait(timeout=run.scenario.patience_s)
-    except subprocess.TimeoutExpired:
-        run.break_promise(f"'resume' of a damaged record does not end: {again.text[-500:]}")
-        return False
-    if code == run.scenario.exit_code and not lost:
-        return False
-    if code in {0, run.scenario.exit_code} or not (is_told or _DAMAGED in again.text):
-        run.break_promise(f"'resume' of a record that lost {len(lost)} facts ended with {code}: {again.text[-500:]}")
-    elif run.server.stats()["requests"] != requests:
+    if not _says_so(run, again):
+        run.break_promise(f"{told}, and 'resume' ended with {again.process.returncode}: {again.text[-500:]}")
+    if run.server.stats()["requests"] != requests:
         run.break_promise("'resume' of a damaged record asked the model before it said so")
-    if is_told and str(run.record / RECORD) not in shown.text:
-        run.break_promise(f"'trace' does not name the file: {shown.text[-300:]}")
     return True
+
+
+def _says_so(run: Disturbed, asked: Program) -> bool:
+    """Whether a program ended with the error of a damaged record, and named it."""
+    return (
+        asked.process.poll() not in {None, 0, run.scenario.exit_code}
+        and _DAMAGED in asked.text
+        and str(run.record) in asked.text
+    )
+
+
+def _name(fact: Fact) -> str:
+    return f"{fact.kind} {fact.name}"
 
 
 def _go_on_without(run: Disturbed, left: Sequence[Fact] | None) -> bool:
@@ -142,7 +148,7 @@ def _go_on_without(run: Disturbed, left: Sequence[Fact] | None) -> bool:
     if code == run.scenario.exit_code:
         return True
     run.tell(f"refused for good: {heir.text[-300:]}")
-    if _DAMAGED not in heir.text:
+    if not _says_so(run, heir):
         run.break_promise(f"'resume --allow-loss' ended with {code}: {heir.text[-500:]}")
     if run.server.stats()["requests"] != requests:
         run.break_promise("'resume --allow-loss' asked the model before it was refused")

@@ -44,7 +44,7 @@ def delete(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
     except subprocess.TimeoutExpired:
         run.break_promise(f"{path} was removed, and the run did not end")
         return False
-    if code in {0, run.scenario.exit_code} or str(path) not in driver.text:
+    if code in {0, run.scenario.exit_code} or str(run.record) not in driver.text:
         run.break_promise(f"{path} was removed, and the run ended with {code}: {driver.text[-500:]}")
     else:
         run.report.told += 1

@@ -1,4 +1,4 @@
-"""A handful of seeded kills of everything that can die; `make chaos` does the same two hundred times.
+"""A handful of seeded kills of everything that can die, and a freeze; `make chaos` does the same two hundred times.
 
 Each case runs a team against the protocol server, kills at the seed's moments, goes on until the run has ended, and
 asks three witnesses (the record, the server, the disk) whether anything recorded was done again.
@@ -12,7 +12,7 @@ import pytest
 
 from tests.chaos.cluster import Cluster, cluster_there
 from tests.chaos.harness import run_with_faults
-from tests.chaos.report import Report
+from tests.chaos.report import Fault, Report
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
 
@@ -24,10 +24,18 @@ def cluster() -> Iterator[Cluster]:
         yield there
 
 
-def killed(scenario: str, victims: Sequence[str], *, seed: int, kills: int, cluster: Cluster | None = None) -> Report:
-    """A run that was killed that often and kept what was promised."""
+def killed(
+    scenario: str,
+    victims: Sequence[str],
+    *,
+    seed: int,
+    kills: int,
+    fault: Fault = "kill",
+    cluster: Cluster | None = None,
+) -> Report:
+    """A run that was killed, or frozen, that often and kept what was promised."""
     chosen = [VICTIMS[name] for name in victims]
-    report = run_with_faults(SCENARIOS[scenario], chosen, seed, kills, cluster=cluster)
+    report = run_with_faults(SCENARIOS[scenario], chosen, seed, kills, fault=fault, cluster=cluster)
     assert not report.violations, str(report)
     assert report.strikes == kills, str(report)
     return report
@@ -72,6 +80,12 @@ def test_nothing_is_asked_again_when_the_event_hub_and_the_driver_are_killed(clu
     report = killed("chain", ["hub", "driver"], seed=2, kills=2, cluster=cluster)
     assert (report.runs, report.repeats_in_flight) == (2, 0)
     assert "state completed" in report.story
+
+
+def test_an_agent_that_was_frozen_is_refused_when_its_task_was_handed_out_again(cluster: Cluster) -> None:
+    """S-DUR-16, S-DUR-32: its scheduler dies meanwhile, and the next one gives its task to another process."""
+    report = killed("dag-with-tools", ["agent"], seed=16, kills=1, fault="freeze", cluster=cluster)
+    assert report.runs == 1
 
 
 def test_a_run_is_continued_on_another_cluster_when_all_of_its_own_is_killed(cluster: Cluster) -> None:
