@@ -10,13 +10,14 @@ from __future__ import annotations
 import ast
 import re
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ensemble_ray.control_characters import _CONTROL, _IN_JSON
 from ensemble_ray.record.rendering import _LONG
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
@@ -24,8 +25,12 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Processor time of one use over `SIZE` characters, s: a hundredth of it is usual.
 LIMIT_S = 2.0
 SIZE = 40_000
-#: Patterns that are put together while their module is loaded, by the file where that is done.
-BUILT: Mapping[str, re.Pattern[bytes]] = {"ensemble_ray/record/rendering.py": _LONG}
+#: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
+BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
+    ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
+    ("ensemble_ray/control_characters.py", "_CONTROL"): _CONTROL,
+    ("ensemble_ray/control_characters.py", "_IN_JSON"): _IN_JSON,
+}
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})
 _FUNCTIONS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "findall", "finditer", "split"})
@@ -59,7 +64,7 @@ def _patterns() -> Iterator[Used]:
                 match node:
                     case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)) if name in _FUNCTIONS:
                         used = _methods_of(tree, names.get(id(node), ())) if name == "compile" else {name}
-                        yield Used(place, _pattern_of(node, place), frozenset(used))
+                        yield Used(place, _pattern_of(node, place, names.get(id(node), ())), frozenset(used))
 
 
 def _names_of(assignment: ast.Assign) -> tuple[str, ...]:
@@ -78,12 +83,13 @@ def _methods_of(tree: ast.AST, names: tuple[str, ...]) -> set[str]:
     return methods if methods and not is_handed_on else methods | {"search"}
 
 
-def _pattern_of(call: ast.Call, place: str) -> re.Pattern[Any]:
+def _pattern_of(call: ast.Call, place: str, names: Sequence[str]) -> re.Pattern[Any]:
     try:
         source = ast.literal_eval(call.args[0])
     except ValueError:
-        assert place in BUILT, f"{place}:{call.lineno}: the pattern is no literal; name it in BUILT"
-        return BUILT[place]
+        found = [BUILT[place, name] for name in names if (place, name) in BUILT]
+        assert found, f"{place}:{call.lineno}: the pattern is no literal; name it in BUILT"
+        return found[0]
     named = [*call.args[1:], *(keyword.value for keyword in call.keywords if keyword.arg == "flags")]
     flags = 0
     for part in (part for argument in named for part in ast.walk(argument)):
