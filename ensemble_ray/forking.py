@@ -10,10 +10,9 @@ import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.execute.model_calls import RecordedModel
@@ -29,6 +28,7 @@ from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
@@ -274,7 +274,7 @@ def _check(found: RunSummary, recovered: Recovered) -> None:
 
 def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
     """The definition with the options of the run that is forked, which the new run has too."""
-    return definition.with_options(RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {})))
+    return definition.with_options(recorded_options(recovered.header))
 
 
 async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:

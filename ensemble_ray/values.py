@@ -30,7 +30,10 @@ __all__ = ["Duration", "FrozenSequence", "Instant", "LazySequence", "Value", "ex
 def _as_duration(value: object) -> object:
     """Seconds or a timedelta (S-CONV-8)."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return timedelta(seconds=value)
+        try:
+            return timedelta(seconds=value)
+        except OverflowError as error:  # which is no `ValueError`, the only one that a field's check may raise
+            raise ValueError(str(error)) from error
     return value
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ensemble_ray.events import Event
+from ensemble_ray.execute.fact_shapes import check_usable
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.ids import RUN
 from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
@@ -73,8 +74,13 @@ class TaskScope:
         return self.frame.hierarchy is not None and not self.order.depth
 
     def recorded(self, name: str, kind: str) -> Fact | None:
-        """The effect recorded under that name, which is not performed again; None when there is none."""
-        return self.known.get((name, kind))
+        """The effect recorded under that name, which is not performed again; None when there is none.
+
+        Raises:
+            RecordError: something of it is missing.
+        """
+        found = self.known.get((name, kind))
+        return None if found is None else check_usable(found)
 
     @property
     def loss(self) -> Fact | None:

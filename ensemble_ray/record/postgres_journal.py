@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.execute.fact_shapes import check_shape
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS, RUN
@@ -219,9 +220,11 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
     found: list[Fact] = []
     for seq, kind, name, at, epoch, data in rows:
         try:
-            fields = data_of(data, resolve)
+            named, fields = name_of(name), data_of(data, resolve)
+            fact = Fact(run=run_id, kind=kind, name=named, at=at, data=fields, epoch=epoch, seq=seq)
+            check_shape(fact)
         except (ValueError, TypeError, RecursionError) as error:
             msg = f"The record is damaged: fact {seq} of run '{run_id}' in {place} cannot be read ({error})"
             raise RecordError(msg, place) from error
-        found.append(Fact(run=run_id, kind=kind, name=name_of(name), at=at, data=fields, epoch=epoch, seq=seq))
+        found.append(fact)
     return found

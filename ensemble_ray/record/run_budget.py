@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.definition.run_rules import RunOptions
-from ensemble_ray.errors import ValidationError
+from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.record.task_fold import as_mapping
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ensemble_ray.limits.budget import Amount
     from ensemble_ray.messages import Fact
 
-__all__ = ["budget_data", "check_larger", "options_again", "recorded_budget"]
+__all__ = ["budget_data", "check_larger", "options_again", "recorded_budget", "recorded_options"]
 
 
 def budget_data(budget: RunBudget | None) -> dict[str, object]:
@@ -42,9 +42,24 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
         facts: Its facts of the kinds `plan` and `resume`, in order; others are passed over.
         chosen: What is chosen now.
     """
-    known = cast("Mapping[str, Any]", as_mapping(_newest(facts).get("options")))
+    last = _newest(facts)
+    known = recorded_options(last)
     now = {} if chosen is None else chosen.model_dump(exclude_none=True)
-    return RunOptions(**{**known, **now})
+    return RunOptions(**{**cast("Mapping[str, Any]", as_mapping(last.get("options"))), **now}) if now else known
+
+
+def recorded_options(header: Mapping[str, object]) -> RunOptions:
+    """The options that the data of a `plan` or `resume` fact tells.
+
+    Raises:
+        RecordError: they are none.
+    """
+    try:
+        return RunOptions(**cast("Mapping[str, Any]", as_mapping(header.get("options"))))
+    except (TypeError, ValidationError) as error:
+        raise RecordError(
+            f"The record is damaged: the options of the run cannot be read: {message_of(error)}"
+        ) from error
 
 
 def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, spent: Amount) -> None:

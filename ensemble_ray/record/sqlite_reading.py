@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.execute.fact_shapes import check_shape
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS
 from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
@@ -178,8 +179,9 @@ def facts_in(
     try:
         statement = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
         for seq, kind, name, at, epoch, data in connection.execute(statement, tuple(values)):
-            fields = data_of(data, resolve)
-            found.append(Fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
+            fact = Fact(run=run_id, kind=kind, name=name, at=at, data=data_of(data, resolve), epoch=epoch, seq=seq)
+            check_shape(fact)
+            found.append(fact)
     except (ValueError, TypeError, RecursionError) as error:
         msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
         raise RecordError(msg, str(path)) from error

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.context import Services
-from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
@@ -31,6 +30,7 @@ from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
@@ -127,7 +127,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
         )
     loaded = await threads.run(_definition, found, recovered) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    options = RunOptions(**cast("dict[str, Any]", recovered.header.get("options") or {}))
+    options = recorded_options(recovered.header)
     planned = await _planned(definition.with_options(options), recovered, facts)
     changed = _plan_difference(recovered, planned)
     if changed is not None:
