@@ -74,6 +74,7 @@ _COLUMNS = (
     "rules_broken",
     "unknown_outcomes",
     "refused",
+    "ended",
     "slipped",
     "told",
     "unaffected",

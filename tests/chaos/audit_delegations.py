@@ -100,7 +100,7 @@ def judge_delegations(
     found.rules_broken = len(broken)
     found.violations += broken
     found.violations += _carried_out(facts, delegations)
-    found.violations += _asked_late(run_id, delegations, arrivals)
+    found.violations += _asked_late(run_id, delegations, arrivals, kills)
     _judge_questions(found, run_id, delegations, asked, kills)
     return found
 
@@ -185,12 +185,13 @@ def _worker_of(name: str) -> str:
 
 
 def _asked_late(
-    run_id: str, delegations: Sequence[_Delegation], arrivals: Mapping[str, Sequence[float]]
+    run_id: str, delegations: Sequence[_Delegation], arrivals: Mapping[str, Sequence[float]], kills: Sequence[Kill]
 ) -> Iterator[str]:
-    """A worker whose result is recorded asks nothing any more."""
+    """A worker whose result is recorded asks nothing any more; how much a woken one lets slip is judged with its answers."""
     for each in delegations:
         for fact in each.facts:
-            came = max(arrivals.get(key_of(run_id, fact.name), ()), default=0.0) if fact.kind == "model" else 0.0
+            times = arrivals.get(key_of(run_id, fact.name), ()) if fact.kind == "model" else ()
+            came = max((at for at in times if not all_slipped([at], kills)), default=0.0)
             if each.told is not None and came > each.told.at:
                 yield f"'{fact.name}' was asked {came - each.told.at:.4f} s after its delegation's result was recorded"
 

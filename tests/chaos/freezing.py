@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
 from tests.chaos.disturbed import PATIENCE_S, Disturbed
 from tests.chaos.killing import actor_of
 from tests.chaos.kills import Kill
@@ -54,13 +57,15 @@ def freeze(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
         pids = _pids(run, moment.victim, rng)
         if not pids:
             return not run.is_over()
-        is_in_commit = moment.is_in_commit and _hunted(run, pids[0])
+        if moment.is_in_commit:
+            _hunt(run, pids[0])
         at = _stop(run, pids)
+    is_in_commit = any(holds(pid, run.record / COMMIT_LOCK) for pid in pids)
     run.tell(f"freeze {moment}{', in a commit' if is_in_commit else ''}")
     run.report.in_commits += is_in_commit
     run.report.strikes += 1
     try:
-        return _frozen(run, moment, at, pids, rng)
+        return _frozen(run, replace(moment, is_in_commit=is_in_commit), at, pids, rng)
     finally:
         _wake(run, pids)
 
@@ -142,6 +147,9 @@ def _judge_zombie(run: Disturbed, zombie: Program, moment: Moment) -> None:
         return
     finally:
         end_session(zombie.process.pid)
+    if moment.is_in_commit and (code == -signal.SIGKILL or not moment.victim.takes_driver):
+        run.report.ended += 1  # it held the file's locks: who took the run over ended it
+        return
     if code in {0, run.scenario.exit_code} or REFUSED not in zombie.text:
         run.break_promise(
             f"{moment.victim.name} woke when its run was taken over: exit code {code}: {zombie.text[-500:]}"
@@ -157,6 +165,9 @@ def _orphaned(run: Disturbed, moment: Moment, at: float, pids: Sequence[int], rn
     kill_all([scheduler])
     wait_gone(lambda: [str(scheduler)] if is_there(scheduler) else [], "scheduler")
     count = run.server.stats()["requests"] + moment.more
+    if moment.is_in_commit:  # nobody else can write to the run: it waits for the frozen one
+        time.sleep(rng.uniform(0, _PAUSE_S))
+        _wake(run, pids)
     if not run.scenario.is_fed:
         run.until(lambda: run.wait_owner(owners))
     went_on = run.until(lambda: run.server.wait_arrived(count, timeout_s=0.1))
@@ -191,17 +202,16 @@ def _as_kill(moment: Moment, at: float, *, until: float) -> Kill:
 # In the middle of a commit.
 
 
-def _hunted(run: Disturbed, pid: int) -> bool:
-    """Stop a process while it commits; False when it was not caught at it, and then it goes on."""
-    lock = run.record / "commit.lock"
+def _hunt(run: Disturbed, pid: int) -> None:
+    """Stop a process while it commits; it goes on when it is not caught at it."""
+    lock = run.record / COMMIT_LOCK
     deadline = time.monotonic() + _HUNT_S
     while time.monotonic() < deadline and is_there(pid):
         _stop(run, [pid])
         if holds(pid, lock):
-            return True
+            return
         _wake(run, [pid])
         time.sleep(0.0005)
-    return False
 
 
 def holds(pid: int, lock: Path) -> bool:

@@ -34,7 +34,9 @@ class Report:
     unknown_outcomes: int = 0
     #: processes that woke when they had been replaced, and were refused
     refused: int = 0
-    #: requests that such processes sent before they were stopped
+    #: processes that were frozen in the middle of a commit, and ended by who took their run over
+    ended: int = 0
+    #: requests that woken processes sent before they were stopped
     slipped: int = 0
     #: damages and deletions that a program told of
     told: int = 0
@@ -54,5 +56,5 @@ class Report:
         what += f"{self.runs} programs, {self.requests} requests, {self.repeats_in_flight} repeated in flight, "
         what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
         what += f"none more often than {self.most_alike} times, {self.record_bytes / 1000:.0f} kB of record, "
-        what += f"{self.refused} refused, {self.slipped} slipped, {self.told} told, {self.seconds:.1f} s"
+        what += f"{self.refused} refused, {self.ended} ended, {self.slipped} slipped, {self.told} told, {self.seconds:.1f} s"
         return "\n".join([what, *(f"  ! {each}" for each in self.violations)])

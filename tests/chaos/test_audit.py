@@ -157,6 +157,34 @@ def test_a_fact_of_an_older_epoch_is_found() -> None:
     assert found.violations == ["fact 2 (tool_result s0#0/0/call-0) was taken under epoch 0 after 1"]
 
 
+def test_a_fact_of_an_earlier_owner_is_found() -> None:
+    """S-DUR-16: of whatever kind it is."""
+    resumed, note = fact("resume", "run", 10), fact("stimulus", "run", 11)
+    assert "the run's owner of 10000" in judged(resumed, note, epochs=[10_000, 0]).violations[0]
+    assert judged(resumed, note, epochs=[10_000, 10_000]).violations == []
+
+
+def test_one_call_may_slip_from_each_process_that_wakes_when_it_was_replaced() -> None:
+    """S-DUR-16, S-DUR-37: what it was about to ask when it was frozen; no second one, and none without a freeze."""
+    zombie = Kill(victim="frozen process", at=10.0, repeats_calls=True, when="", until=14.0, is_zombie=True)
+    sent = [request(ASKED, 9), request(ASKED, 13)]
+    found = judged(ANSWERED, requests=sent, kills=[zombie])
+    assert (found.violations, found.slipped) == ([], 1)
+    assert "after its answer was taken" in judged(ANSWERED, requests=sent).violations[0]
+    found = judged(ANSWERED, requests=[*sent, request(ASKED, 13.5)], kills=[zombie])
+    assert (found.slipped, found.repeats_of_recorded) == (0, 2)
+
+
+def test_an_effect_whose_intent_was_lost_must_be_told_of() -> None:
+    """S-DUR-86: it was done, nothing of it is on record any more, and who goes on is told that its outcome is unknown."""
+    lost = Kill(victim="process", at=10.0, repeats_calls=True, when="", until=11.0, is_loss=True)
+    done = [{**line(CALLED), "at": 9.5}]
+    loss = fact("loss", "run", 11)
+    found = judged(loss, UNKNOWN, lines=done, kills=[lost])
+    assert (found.violations, found.unknown_outcomes) == ([], 1)
+    assert "nobody is told of it" in judged(loss, lines=done, kills=[lost]).violations[0]
+
+
 def test_an_output_that_differs_is_found() -> None:
     """S-DUR-38: texts and counts, not times."""
     names = ("input_tokens", "output_tokens", "llm_call_count", "tool_calls", "delegations")

@@ -32,13 +32,13 @@ def struck(scenario: str, fault: Fault, *, seed: int, most: int = 1) -> Report:
 def test_a_process_that_was_frozen_goes_on_or_is_refused(scenario: str, seed: int, most: int) -> None:
     """S-DUR-15, S-DUR-16, S-DUR-17, S-MR-130: soon awake it goes on; after a takeover its facts are refused.
 
-    In a map-reduce it writes no row that its successor has written.
+    In a map-reduce it writes no row that its successor has written. One that was in the middle of a commit is ended.
     """
     report = struck(scenario, "freeze", seed=seed, most=most)
-    assert (report.runs, report.refused) == (2, 1)
+    assert (report.runs, report.refused + report.ended) == (2, 1)
 
 
-@pytest.mark.parametrize("seed", [3, 9])
+@pytest.mark.parametrize("seed", [3, 7])  # both damage the log
 def test_a_damaged_record_is_told_or_nothing_of_it_is_lost(seed: int) -> None:
     """S-DUR-80, S-DUR-81, S-DUR-83, S-DUR-86: nothing is asked before somebody allows the loss; no effect is done twice."""
     report = struck("chain-with-tools", "damage", seed=seed)
