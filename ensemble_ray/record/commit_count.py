@@ -103,6 +103,7 @@ def read_count(directory: Path) -> CommitCount | None:
     Raises:
         OSError: the file is there and cannot be read.
     """
+    notes: list[tuple[int, bytes] | None] = []
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_S)
