@@ -2,7 +2,7 @@
 PYTHON ?= python3
 #: Files that `make demo` reads; none: topics of Python's own language reference.
 FILES ?=
-#: What `make chaos` does: how many kills, and the seed that decides when whom; none: by lot.
+#: What `make chaos` does: how many faults, and the seed that decides what, when and to whom; none: by lot.
 KILLS ?= 200
 SEED ?=
 #: More options for the target's command, such as ARGS="--chunks 16".
@@ -44,7 +44,7 @@ test-near: $(STAMPS)/dev
 test-far: $(STAMPS)/dev
 	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
 
-chaos: $(STAMPS)/dev ## Kill runs at random moments and check what they promise; KILLS=200 SEED=1.
+chaos: $(STAMPS)/dev ## Kill and freeze runs, damage and remove records at random moments; check what is promised; KILLS=200 SEED=1 ARGS="--kinds freeze,damage".
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 attack: $(STAMPS)/dev ## Meet hostile pages, answers, inputs, files and team files, each under limits of memory and processor time.

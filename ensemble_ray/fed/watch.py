@@ -90,6 +90,10 @@ class RunWatch:
         finally:
             self._writing = None
 
+    async def leave(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        """Close it as its run ended; `error` says why that was broken off, None where it was not."""
+        await self.close(is_complete=error is None)
+
     async def close(self, *, is_complete: bool = True) -> None:
         """Write what waits, then complete the files; a run that goes on later goes on with them.
 

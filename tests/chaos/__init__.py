@@ -1,1 +1,1 @@
-"""Kills: scenarios, victims, a harness that kills and judges; `python -m tests.chaos` runs it for long."""
+"""Kills, freezes, damaged and removed records: scenarios, faults, a harness that judges; `python -m tests.chaos` runs it for long."""

@@ -42,6 +42,8 @@ REFUSED = "must stop"
 _HUNT_S = 3.0
 #: Longest time of being frozen where nothing else is waited for, s.
 _PAUSE_S = 1.5
+#: How long a node may be there again when it was given up, s.
+_BACK_S = 5.0
 #: How long a woken actor may take to be told that its time is over, s; it says so to nobody.
 _LIVES_ON_S = 15.0
 
@@ -184,10 +186,11 @@ def _given_up(run: Disturbed, moment: Moment, at: float, pids: Sequence[int]) ->
     if not run.is_over():
         run.break_promise("the run did not end without the node that stood still")
     woken_at = _wake(run, pids)
-    try:  # it hears that it was given up, and ends
-        wait_gone(lambda: [str(pid) for pid in pids[:1] if is_there(pid)], "the node that came back")
-    finally:
-        kill_all(pids)
+    # It hears that it was given up, and ends; where the run ended before that, there is nothing to hear.
+    while is_there(pids[0]) and time.time() < woken_at + _BACK_S:
+        time.sleep(0.05)
+    kill_all(pids)
+    wait_gone(lambda: [str(pid) for pid in pids[:1] if is_there(pid)], "the node that came back")
     run.kills.append(_as_kill(moment, at, until=woken_at + _LIVES_ON_S))
     return False
 

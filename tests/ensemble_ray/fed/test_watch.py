@@ -109,3 +109,16 @@ def test_only_failures_are_kept_where_nobody_reads() -> None:
     log.close()
     assert [failed.index for failed in log.failed_items] == [1]
     assert list(log.stream()) == []
+
+
+async def test_rows_of_a_run_that_is_broken_off_stay_lines(tmp_path: Path) -> None:
+    """S-MR-130: another process may have the run by then, and write to them."""
+    path = tmp_path / "results.parquet"
+    done = output("a")
+    for error in (RecordError("no"), None):
+        results = await ResultsFile.open(path, is_resumed=error is None)
+        watch = RunWatch(log_of(done), results=results)
+        watch.completed(0, 0, 0, done)
+        await watch.leave(type(error), error, None)
+        assert path.exists() is (error is None)
+        assert (tmp_path / "results.parquet.rows.jsonl").exists() is (error is not None)
