@@ -16,6 +16,7 @@ from pydantic import (
     field_serializer,
 )
 
+from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
 from ensemble_ray.trace import ExecutionTrace, TaskTrace, jsonable
@@ -174,6 +175,7 @@ class EnsembleOutput(Value):
         raw: Text of the last task; "" when there are no outputs.
         task_outputs: In execution order; immutable.
         total_duration: Wall time of the whole run.
+        trace: The run as a tree; `ExecutionTrace.EMPTY` for a run that never began and a value made by hand.
         run_id: Names the run's record; None for a value made by hand.
         failed_items: Items of a map that gave no output, in item order (S-MR-150).
     """
@@ -186,7 +188,9 @@ class EnsembleOutput(Value):
         ExitReason.COMPLETED
     )
     metrics: ExecutionMetrics = ExecutionMetrics.EMPTY
-    trace: ExecutionTrace | None = None
+    trace: Annotated[ExecutionTrace, BeforeValidator(lambda value: value or ExecutionTrace.EMPTY)] = (
+        ExecutionTrace.EMPTY
+    )
     run_id: str | None = None
     failed_items: FrozenSequence[FailedItem] = ()
     #: object id of a task -> position in task_outputs
@@ -237,3 +241,17 @@ class EnsembleOutput(Value):
             return None
         position = self._positions.get(task.object_id)
         return None if position is None else self.task_outputs[position]
+
+    def __getitem__(self, task: HasObjectId) -> TaskOutput:
+        """Return the output of that very task object.
+
+        Raises:
+            IllegalStateError: it has none (S-DOM-74).
+        """
+        found = self.get_output(task)
+        if found is None:
+            name = getattr(task, "name", None) or brief(str(getattr(task, "description", task)))
+            raise IllegalStateError(
+                f"Task '{name}' has no output in this run: it did not complete, or is another object"
+            )
+        return found

@@ -213,7 +213,7 @@ class Run(RunLife):
         """
         if resolved.workflow is not Workflow.HIERARCHICAL:
             return None
-        workers = [agent for agent, _ in workers_of(self._definition, resolved.tasks, made)]
+        workers = [agent for agent, _ in workers_of(self._definition, resolved.tasks, made, models=resolved.models)]
         strategy, context = self._definition.manager_prompt_strategy, manager_context(workers, resolved.tasks)
         try:
             return await threads.run(manager_prompts, strategy, context)

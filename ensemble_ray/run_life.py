@@ -207,7 +207,7 @@ class RunLife:
             len(output.task_outputs), output.total_tool_calls,
         )  # fmt: skip
         exporter = effective_exporter(mode, self._declared.trace_exporter)
-        if exporter is not None and output.trace is not None and self._state is RunState.COMPLETED:
+        if exporter is not None and self._state is RunState.COMPLETED:
             await export_safely(exporter, output.trace)
 
     # The sink of the run's events in this process.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol, cast, runtime_checkable
+from typing import Annotated, Any, ClassVar, Literal, Protocol, cast, runtime_checkable
 
 from pydantic import (
     BeforeValidator,
@@ -269,6 +269,8 @@ class ErrorTrace(Value):
 class ExecutionTrace(Value):
     """A run as a tree, made to be read, stored and compared."""
 
+    EMPTY: ClassVar[ExecutionTrace]
+
     schema_version: str = "1.1"
     capture_mode: CaptureMode = CaptureMode.OFF
     ensemble_id: str
@@ -325,6 +327,16 @@ class ExecutionTrace(Value):
             exporter.export(self)
         else:
             exporter(self)
+
+
+#: Of a run that never began.
+ExecutionTrace.EMPTY = ExecutionTrace(
+    ensemble_id="",
+    workflow="",
+    started_at=datetime.fromtimestamp(0, UTC),
+    completed_at=datetime.fromtimestamp(0, UTC),
+    total_duration=timedelta(),
+)
 
 
 @runtime_checkable

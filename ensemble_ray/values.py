@@ -8,7 +8,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Generic, Self, TypeVar, cast
 
 import pydantic
 from pydantic import (
@@ -25,7 +25,18 @@ from pydantic import (
 
 from ensemble_ray.errors import ValidationError
 
-__all__ = ["Duration", "FrozenSequence", "Instant", "LazySequence", "Value", "explain", "utc_now", "utc_of"]
+__all__ = [
+    "Accepts",
+    "Duration",
+    "DurationField",
+    "FrozenSequence",
+    "Instant",
+    "LazySequence",
+    "Value",
+    "explain",
+    "utc_now",
+    "utc_of",
+]
 
 
 def _as_duration(value: object) -> object:
@@ -40,6 +51,28 @@ def _as_duration(value: object) -> object:
 
 #: A length of time; a number of seconds is accepted, a `timedelta` is kept.
 Duration = Annotated[timedelta, BeforeValidator(_as_duration)]
+
+if TYPE_CHECKING:
+    _Read = TypeVar("_Read")
+    _Written = TypeVar("_Written")
+
+    class Accepts(Generic[_Read, _Written]):
+        """A field that is written as one type and read as another."""
+
+        def __get__(self, instance: object, owner: object) -> _Read: ...
+        def __set__(self, instance: object, value: _Written) -> None: ...
+
+    #: a `timedelta`, or seconds
+    DurationField = Accepts[timedelta, timedelta | float]
+else:
+
+    class Accepts:
+        """Only type checkers look into it."""
+
+        def __class_getitem__(cls, types: object) -> type:
+            return cls
+
+    DurationField = Duration
 
 
 def _in_utc(value: datetime) -> datetime:

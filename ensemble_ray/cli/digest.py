@@ -56,15 +56,14 @@ def digest_team(
 
 def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
     """The digest for people: the editor's text, the notes that it was made from, and the tree of what was done."""
-    trace = output.trace
-    traces = () if trace is None else trace.task_traces
+    traces = output.trace.task_traces
     notes = [each.raw for each in output.task_outputs if each.trace is not None and each.trace.node_type == "map"]
     lines = ["Digest", "", whole_sentences(output.raw), "", "Notes", ""]
     lines += [
         f"- {passage.label}: {whole_sentences(note)}" for passage, note in zip(passages, notes, strict=False)
     ]  # an early end has fewer notes
     lines += ["", "Tree", ""]
-    for level in () if trace is None else trace.map_reduce_levels:
+    for level in output.trace.map_reduce_levels:
         done = [each for each in traces if each.map_reduce_level == level.level]
         tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
         kind = done[0].node_type or "task"

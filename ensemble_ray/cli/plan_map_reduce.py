@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.terminal import one_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.record.callable_identity import identity_of
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
     return {
         "workflow": definition.shown_workflow,
         "items": {"source": definition.item_source.place, "count": definition.item_source.count},
-        "tasks": {side: _side(factory) for side, factory in factories.items() if factory is not None},
+        "tasks": {side: _side(factory, definition) for side, factory in factories.items() if factory is not None},
         "mode": None if reduced is None else reduced.mode,
         "ordered": None if reduced is None else reduced.ordered,
         "token_budget": None if reduced is None else reduced.budget,
@@ -36,13 +37,13 @@ def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
     }
 
 
-def _side(factory: object) -> dict[str, Any]:
+def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
     """A factory: the texts that it was made of, or its name."""
     task: Task | None = getattr(factory, "task", None)
     if task is None:
         return {"factory": identity_of(factory)["callable"]}
     agent = task.agent
-    model = task.llm if agent is None else agent.llm
+    model = task.llm if agent is None else TeamModels(definition).given_to(agent).llm
     return {
         "description": task.description,
         "role": None if agent is None else agent.role,

@@ -228,7 +228,7 @@ def show_run(
                 say_where(watched.run_id)
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
-    _write_trace(output.trace, trace)
+    _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
     text = None
     if as_json:
         show_json(_as_data(view, output))

@@ -125,7 +125,7 @@ class ItemView(RunView):
     @staticmethod
     def _done(output: EnsembleOutput) -> int:
         """Items that have an output."""
-        levels = () if output.trace is None else output.trace.map_reduce_levels
+        levels = output.trace.map_reduce_levels
         return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
 
 

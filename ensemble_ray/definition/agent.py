@@ -23,6 +23,7 @@ from ensemble_ray.definition.fields import (
     model_under_limit,
 )
 from ensemble_ray.definition.identity import Identified
+from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
 
@@ -40,7 +41,7 @@ class Agent(Identified):
         background: Experience and manner, told to the model after the role.
         tools: `@tool` functions, objects with `@tool` methods, `AgentTool`s, `DynamicToolProvider`s. Without tools a
             task is one model call.
-        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`.
+        llm: Its model, or a string such as `"openai:gpt-4o-mini"` or `"local"`; left out: that of the ensemble it runs in.
         stream: Whether answers stream; None: as the task, then the ensemble say.
         verbose: Whether prompts and answers are logged at INFO.
         max_iterations: Tool requests allowed per task; > 0.
@@ -56,7 +57,7 @@ class Agent(Identified):
     goal: StrictText
     background: StrictText | None = None
     tools: ToolsField = initially(())
-    llm: ModelField
+    llm: ModelField = initially(TEAM_MODEL)
     stream: bool | None = None
     verbose: bool = False
     max_iterations: StrictInt = 25
@@ -72,13 +73,13 @@ class Agent(Identified):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """The table of checks (S-DOM-1 to S-DOM-8); a missing argument counts as None (S-CONV-13)."""
+        """The table of checks (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
         check_text(given.get("role"), "Agent role must not be blank")
         check_text(given.get("goal"), "Agent goal must not be blank")
-        if given.get("llm") is None:
+        if given.setdefault("llm", TEAM_MODEL) is None:
             raise ValidationError("Agent llm must not be None")
         check_positive(given.get("max_iterations"), "Agent max_iterations must be > 0")
         given["tools"] = check_tools(given.get("tools"), subject="Tool")

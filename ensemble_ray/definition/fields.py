@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, cast
 
 from pydantic import AfterValidator, BeforeValidator, SkipValidation, Strict
 
@@ -20,7 +20,7 @@ from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.trace import CaptureMode
-from ensemble_ray.values import Duration
+from ensemble_ray.values import Accepts, Duration
 
 __all__ = [
     "Accepts",
@@ -49,8 +49,6 @@ __all__ = [
     "model_under_limit",
 ]
 
-Read = TypeVar("Read")
-Written = TypeVar("Written")
 E = TypeVar("E")
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
@@ -190,13 +188,6 @@ def initially(value: object) -> Any:
 
 
 if TYPE_CHECKING:
-
-    class Accepts(Generic[Read, Written]):
-        """A field that is written as one type and read as another."""
-
-        def __get__(self, instance: object, owner: object) -> Read: ...
-        def __set__(self, instance: object, value: Written) -> None: ...
-
     ModelField = Accepts[ChatModel, ChatModel | str]
     OptionalModelField = Accepts[ChatModel | None, ChatModel | str | None]
     ToolsField = Accepts[tuple[object, ...], Sequence[object] | None]
@@ -214,12 +205,6 @@ if TYPE_CHECKING:
         tuple[Callable[[E], object], ...], Callable[[E], object] | Sequence[Callable[[E], object]] | None
     ]
 else:
-
-    class Accepts:
-        """Only type checkers look into it."""
-
-        def __class_getitem__(cls, types: object) -> type:
-            return cls
 
     class Callbacks:
         """A tuple of callables, whichever event they take."""

@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from pydantic import model_validator
 
-from ensemble_ray.definition.fields import StrictInt
+from ensemble_ray.definition.fields import StrictInt, initially
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values import Duration, Value
+from ensemble_ray.values import DurationField, Value
 
 __all__ = ["RetryPolicy"]
 
@@ -38,9 +38,9 @@ class RetryPolicy(Value):
     """
 
     max_attempts: StrictInt = 5
-    first_delay: Duration = timedelta(seconds=0.5)
-    max_delay: Duration = timedelta(seconds=30)
-    max_wait: Duration = timedelta(seconds=120)
+    first_delay: DurationField = initially(timedelta(seconds=0.5))
+    max_delay: DurationField = initially(timedelta(seconds=30))
+    max_wait: DurationField = initially(timedelta(seconds=120))
 
     @model_validator(mode="before")
     @classmethod

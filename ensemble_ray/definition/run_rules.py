@@ -165,7 +165,7 @@ class RunRules(Value):
         parallel_error_strategy: What a failed task does to the others of a parallel run.
         max_parallel_tasks: Tasks that may run at the same time, and workers of a manager; None: no cap.
         listeners: Objects with methods such as `on_task_start`.
-        rate_limit: Limit of the calls of `llm` by the agents made for tasks; one bucket per run.
+        rate_limit: Limit of the calls of `llm`, but by tasks and agents with a limit of their own; one bucket per run.
         max_tool_output_length: Characters of a tool's output that the model sees; negative: all.
         tool_log_truncate_length: Characters of tool input and output in log lines; -1: all.
         tool_metrics: Counts tool calls for a monitoring system; None: nobody does.

@@ -16,6 +16,7 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import check_constraints, check_roles
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import uses_team_model
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.epochs import MOST_RESENDS
 from ensemble_ray.errors import ValidationError
@@ -184,7 +185,7 @@ def _check_agents(definition: EnsembleDefinition) -> None:
 
 
 def _check_models(definition: EnsembleDefinition) -> None:
-    """S-DOM-61.5."""
+    """S-DOM-61.5 and S-DOM-73."""
     if definition.llm is not None:
         return
     for task in definition.tasks:
@@ -193,6 +194,9 @@ def _check_models(definition: EnsembleDefinition) -> None:
                 f"Task '{task.description}' has no LLM available. Provide an explicit agent, a task-level llm, "
                 "an ensemble-level llm, or configure a deterministic handler."
             )
+    for agent in known_agents(definition):
+        if uses_team_model(agent):
+            raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
 
 
 def _check_delegation(definition: EnsembleDefinition) -> None:

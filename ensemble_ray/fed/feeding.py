@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.fields import limited
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
@@ -70,17 +69,13 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """The ensemble, without tasks, whose rules every task of the run is held to; one bucket limits its model."""
+    """The ensemble, without tasks, whose rules every task of the run is held to."""
     shared = {
         name: getattr(definition, name)
         for name in EnsembleDefinition.model_fields
         if name in type(definition).model_fields
     }
-    ensemble = EnsembleDefinition.model_construct(**shared)
-    model = definition.llm
-    if model is None or definition.rate_limit is None:
-        return ensemble
-    return ensemble.model_copy(update={"llm": limited(model, definition.rate_limit), "rate_limit": None})
+    return EnsembleDefinition.model_construct(**shared)
 
 
 async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:

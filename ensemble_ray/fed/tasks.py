@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.fed.feeding import rules_for_tasks
@@ -67,8 +68,9 @@ class TaskMaker:
                 that function (S-SET-46); None: they are not.
         """
         self._definition = definition
-        #: an ensemble without tasks: what all tasks of the run are held to; its model is limited already
+        #: an ensemble without tasks: what all tasks of the run are held to
         self._rules = rules_for_tasks(definition)
+        self._models = TeamModels(self._rules)
         self._inputs = inputs
         self._recorded = recorded
         self._facts: list[Fact] = []
@@ -85,7 +87,9 @@ class TaskMaker:
         ensemble = self._rules.model_copy(update={"tasks": filled})
         for warning in validate(ensemble):
             self._warn(warning)
-        resolved = ResolvedTasks(tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL)
+        resolved = ResolvedTasks(
+            tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL, models=self._models
+        )
         made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
         planned = plan_run(ensemble, resolved, {task: held(self._definition, agent) for task, agent in made.items()})
         return [

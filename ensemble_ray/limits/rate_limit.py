@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from ensemble_ray.values import Duration, Value
+from ensemble_ray.values import Duration, DurationField, Value
 
 __all__ = ["RateLimit"]
 
@@ -36,6 +36,13 @@ def _positive_period(value: timedelta) -> timedelta:
     return value
 
 
+if TYPE_CHECKING:
+    _Period: TypeAlias = DurationField
+else:
+    # Validators before the type run from the last to the first, so None is met before the duration is read.
+    _Period = Annotated[Duration, AfterValidator(_positive_period), BeforeValidator(_given_period)]
+
+
 class RateLimit(Value):
     """So many requests in each period (S-RATE-1). Limits with equal fields are equal.
 
@@ -45,10 +52,7 @@ class RateLimit(Value):
     """
 
     requests: Annotated[int, BeforeValidator(_checked_requests)] = Field(default=None, validate_default=True)
-    # Validators before the type run from the last to the first, so None is met before the duration is read.
-    period: Annotated[Duration, AfterValidator(_positive_period), BeforeValidator(_given_period)] = Field(
-        default=None, validate_default=True
-    )
+    period: _Period = Field(default=None, validate_default=True)
 
     @classmethod
     def of(cls, requests: int, period: timedelta | float) -> RateLimit:

@@ -87,6 +87,12 @@ class RateLimitedChatModel:
         kind = _RateLimitedStreamingModel if isinstance(model, StreamingChatModel) else RateLimitedChatModel
         return kind(model, rate_limit, wait)
 
+    def around(self, delegate: ChatModel) -> RateLimitedChatModel:
+        """Return another model behind the same limit: calls of both draw from one bucket."""
+        made = self.of(delegate, self._rate_limit, self._wait_timeout)
+        made._bucket = self._bucket  # noqa: SLF001  a model of its own class
+        return made
+
     @property
     def delegate(self) -> ChatModel:
         """The model behind it."""

@@ -127,14 +127,14 @@ class _Team:
         if "tasks" not in root.entries:
             self._problems.add(root.spot, "", "a team needs the key 'tasks', or 'map_reduce'")
         team_llm = self._reading.llm or (values or {}).get("llm")
-        self._look_up(agents, tasks, has_llm="llm" in root.entries or team_llm is not None)
+        self._look_up(agents, tasks, has_llm=team_llm is not None or _says_llm(root))
         if values is None or self._problems:
             return None
         if team_llm is not None:
             values["llm"] = team_llm
         if (workflow := root.entries.get("workflow")) is not None and _is_null(workflow.value):
             values["workflow"] = None
-        made_agents = [self._made(Agent, each, self._agent_values(each, team_llm)) for each in agents]
+        made_agents = [self._made(Agent, each, self._agent_values(each)) for each in agents]
         made_tasks = self._tasks(tasks, dict(zip((each.name for each in agents), made_agents, strict=True)))
         if self._problems:
             return None
@@ -159,10 +159,10 @@ class _Team:
             _Declared(name=None, node=side.node, spot=side.node.spot, where=side.where, values=side.values)
             for side in sides.values()
         ]
-        self._look_up(agents, declared, has_llm="llm" in root.entries or team_llm is not None)
+        self._look_up(agents, declared, has_llm=team_llm is not None or _says_llm(root))
         if rules is None or values is None or self._problems:
             return None
-        made_agents = [self._made(Agent, each, self._agent_values(each, team_llm)) for each in agents]
+        made_agents = [self._made(Agent, each, self._agent_values(each)) for each in agents]
         made = self._tasks(declared, dict(zip((each.name for each in agents), made_agents, strict=True)))
         if self._problems:
             return None
@@ -290,11 +290,10 @@ class _Team:
     # Making.
 
     @staticmethod
-    def _agent_values(agent: _Declared, team_llm: object) -> dict[str, object]:
+    def _agent_values(agent: _Declared) -> dict[str, object]:
         values = dict(agent.values or {})
         values.pop("name", None)
         values.setdefault("role", agent.name)
-        values.setdefault("llm", team_llm)
         return values
 
     def _tasks(self, tasks: Sequence[_Declared], agents: Mapping[str | None, Agent | None]) -> list[Task]:
@@ -325,6 +324,12 @@ class _Team:
             spot, where = _place_of(str(error), declared)
             self._problems.add(spot, where, str(error))
             return None
+
+
+def _says_llm(root: Entries) -> bool:
+    """Return whether a file gives the whole team a model, be it one that was refused."""
+    entry = root.entries.get("llm")
+    return entry is not None and not _is_null(entry.value)
 
 
 def _is_null(node: Located) -> bool:

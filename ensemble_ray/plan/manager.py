@@ -13,6 +13,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import ManagerPromptContext
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import check_hierarchy, known_agents, manager_model
 from ensemble_ray.plan.plan import MANAGER_ROLE, HierarchyRules
 
@@ -23,7 +24,7 @@ _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of
 
 
 def workers_of(
-    definition: EnsembleDefinition, tasks: Sequence[Task], made: Mapping[str, Agent]
+    definition: EnsembleDefinition, tasks: Sequence[Task], made: Mapping[str, Agent], *, models: TeamModels
 ) -> tuple[tuple[Agent, bool], ...]:
     """Who works for the manager, in order, and whether it was made for a task (S-HIER-1, S-DET-26).
 
@@ -31,6 +32,7 @@ def workers_of(
         definition: Validated.
         tasks: Resolved.
         made: Agents by object id of the task they were made for.
+        models: Given to those that name none.
 
     Raises:
         ValidationError: a rule about roles is broken, which could not be known before all agents were made.
@@ -44,7 +46,7 @@ def workers_of(
                 workers.setdefault(made[task.object_id], True)
     if complete:
         check_hierarchy(definition, [agent.role for agent in workers])
-    return tuple(workers.items())
+    return tuple((models.given_to(agent), is_made) for agent, is_made in workers.items())
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:

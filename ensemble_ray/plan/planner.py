@@ -15,6 +15,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import infer_workflow, known_agents
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.delegation import Colleague
@@ -58,6 +59,8 @@ class ResolvedTasks:
     inputs: Mapping[str, str]
     #: chosen, or inferred where none was chosen
     workflow: Workflow
+    #: what agents ask that name no model
+    models: TeamModels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,13 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
     workflow = infer_workflow(definition)
     if definition.workflow is None:
         _log.info("Workflow inferred: %s", workflow.value)
-    return ResolvedTasks(tasks=_resolve_all(tasks, merged), keys=task_keys(tasks), inputs=merged, workflow=workflow)
+    return ResolvedTasks(
+        tasks=_resolve_all(tasks, merged),
+        keys=task_keys(tasks),
+        inputs=merged,
+        workflow=workflow,
+        models=TeamModels(definition),
+    )
 
 
 def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
@@ -118,7 +127,7 @@ def plan_run(
     key_of: dict[str, str] = {}
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         key_of.setdefault(task.object_id, key)
-    places = _Places(definition, key_of)
+    places = _Places(definition, key_of, resolved.models)
     nodes: list[Node] = []
     for index, (task, key) in enumerate(zip(resolved.tasks, resolved.keys, strict=True), start=1):
         agent = task.agent if task.agent is not None else made.get(task.object_id)
@@ -156,13 +165,13 @@ def _plan_hierarchy(
     prompts: tuple[str, str] | None,
 ) -> Planned:
     """One task, the manager's; all agents work for it (S-HIER-1)."""
-    workers = workers_of(definition, resolved.tasks, made)
+    workers = workers_of(definition, resolved.tasks, made, models=resolved.models)
     agents = [agent for agent, _ in workers]
     if prompts is None:
         prompts = manager_prompts(definition.manager_prompt_strategy, manager_context(agents, resolved.tasks))
     background, description = prompts
     manager, task = manager_of(definition, agents, background), task_of_manager(description)
-    places = _Places(definition, {})
+    places = _Places(definition, {}, resolved.models)
     node = places.node(task, MANAGER_KEY, index=1, agent=manager)
     for agent, is_synthesized in workers:
         places.agent_key(agent, is_synthesized=is_synthesized)
@@ -211,10 +220,11 @@ class _Names:
 class _Places:
     """Puts tasks into their places, and agents too, in the order of their first use (S-DOM-65)."""
 
-    def __init__(self, definition: EnsembleDefinition, key_of: Mapping[str, str]) -> None:
+    def __init__(self, definition: EnsembleDefinition, key_of: Mapping[str, str], models: TeamModels) -> None:
         self.entries: list[AgentEntry] = []
         self.agents: dict[str, Agent] = {}
         self._definition = definition
+        self._models = models
         self._key_of = key_of
         self._agent_keys: dict[str, str] = {}
         self._names = _Names()
@@ -260,7 +270,7 @@ class _Places:
             return key
         key = self._names.take(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
         self._agent_keys[agent.object_id] = key
-        self.agents[key] = agent
+        self.agents[key] = self._models.given_to(agent)
         self.entries.append(
             AgentEntry(
                 key=key,

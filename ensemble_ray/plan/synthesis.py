@@ -18,6 +18,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.delegation import spoken_role
@@ -161,7 +162,7 @@ async def synthesize_agents(
 
     Args:
         resolved: The run's tasks.
-        definition: The ensemble; its model is limited here, once per run, so that all agents made share one bucket.
+        definition: The ensemble.
         locale: Passed to the synthesizer.
         recorded: Dresses a model such that calls of it are recorded under the given effect name (S-SET-46); the agents
             themselves keep the model undressed.
@@ -173,7 +174,7 @@ async def synthesize_agents(
         AgentExecutionError: a model call of the LLM-based synthesizer failed.
         ValidationError: a synthesizer gave something that is no agent.
     """
-    shared = None if definition.llm is None else limited(definition.llm, definition.rate_limit)
+    shared = resolved.models.shared
     waiting: dict[str, tuple[Task, str]] = {}
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         if task.agent is None and task.handler is None:
@@ -240,7 +241,7 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
             f"The agent synthesizer must return an Agent for task '{brief(task.description)}', "
             f"got: {type(agent).__name__}"
         )
-    if agent.llm is context.model and model is not context.model:
+    if agent.llm is TEAM_MODEL or (agent.llm is context.model and model is not context.model):
         agent = agent.rewritten(llm=model)
     return _fitted(agent, task)
 

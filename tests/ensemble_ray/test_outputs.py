@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.trace import ExecutionTrace
 from ensemble_ray.values import utc_of
 
 
@@ -194,3 +195,24 @@ def test_output_is_json_when_its_type_is_a_class() -> None:
     data = output.model_dump(mode="json")
     assert data["output_type"] == f"{Report.__module__}.Report"
     assert data["parsed_output"] == {"title": "Ray"}
+
+
+def test_output_of_a_task_is_found_by_index_or_refused() -> None:
+    """S-DOM-74: the error names the task by its name, else by its description."""
+    output = EnsembleOutput(task_outputs=[OUTPUT]).with_positions({"b": 0})
+    assert output[Named("b")] is OUTPUT
+    missing = Named("c")
+    for field, told, shown in (("description", "Write  it", "Write it"), ("name", "facts", "facts")):
+        setattr(missing, field, told)
+        with pytest.raises(IllegalStateError) as caught:
+            output[missing]
+        text = f"Task '{shown}' has no output in this run: it did not complete, or is another object"
+        assert str(caught.value) == text
+
+
+def test_trace_is_never_none() -> None:
+    """S-MET-2: made by hand, given as None, and read back."""
+    for output in (EnsembleOutput(), EnsembleOutput(trace=None), EnsembleOutput.of("x", None, 1, 0)):  # type: ignore[arg-type]
+        assert output.trace is ExecutionTrace.EMPTY
+        assert (output.trace.task_traces, output.trace.ensemble_id) == ((), "")
+        assert EnsembleOutput.model_validate_json(output.model_dump_json()).trace == ExecutionTrace.EMPTY

@@ -85,7 +85,7 @@ def test_a_run_gives_an_output_with_typed_parts() -> None:
     assert_type(output.total_duration, timedelta)
     assert_type(output.metrics, ExecutionMetrics)
     assert_type(output.metrics.total_tokens, int)
-    assert_type(output.trace, ExecutionTrace | None)
+    assert_type(output.trace, ExecutionTrace)
     assert_type(output.task_outputs[0], TaskOutput)
     assert_type(output.get_output(TYPED), TaskOutput | None)
     assert_type(output.task_outputs[0].get_parsed_output(Report), Report)

@@ -95,11 +95,11 @@ def test_agent_is_refused_with_the_exact_text_when_a_check_fails(changes: dict[s
 
 
 def test_missing_arguments_count_as_none_when_they_are_required() -> None:
-    """S-CONV-13: the specified text, no TypeError."""
+    """S-CONV-13: the specified text, no TypeError. A model may be missing, and may not be None (S-DOM-3, S-DOM-72)."""
     for given, message in (
         ({}, "Agent role must not be blank"),
         ({"role": "r"}, "Agent goal must not be blank"),
-        ({"role": "r", "goal": "g"}, "Agent llm must not be None"),
+        ({"role": "r", "goal": "g", "llm": None}, "Agent llm must not be None"),
     ):
         with pytest.raises(ValidationError) as caught:
             Agent(**given)  # type: ignore[arg-type]  missing arguments are what is tested

@@ -13,10 +13,12 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
+from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.loader.hierarchy import CONSTRAINT
 from ensemble_ray.loader.tables import AGENT, TASK, TEAM
@@ -92,12 +94,14 @@ def test_inputs_stay_as_written_when_they_look_like_numbers(load: Load) -> None:
 
 
 def test_models_are_resolved_when_they_are_strings_or_mappings(load: Load) -> None:
-    """A string is a model as in Python (S-CONV-19); an agent without one takes the team's; its name is its role."""
+    """A string is a model as in Python (S-CONV-19); an agent without one takes the team's, as in Python (S-DOM-72)."""
     team = load(WHOLE)
     assert team.agents is not None
-    writer, checker = team.agents
-    assert isinstance(writer.llm, OpenAIChatModel)
-    assert writer.llm.model == "gpt-4o-mini"
+    declared, checker = team.agents
+    writer = TeamModels(team).given_to(declared)
+    assert isinstance(writer.llm, RateLimitedChatModel)  # the file's own limit holds for it (S-RATE-33)
+    assert isinstance(writer.llm.delegate, OpenAIChatModel)
+    assert writer.llm.delegate.model == "gpt-4o-mini"
     assert checker.llm == LocalChatModel(temperature=0, max_tokens=64)
     assert checker.role == "checker"
 
@@ -234,7 +238,8 @@ def test_every_model_is_replaced_when_another_is_given(folder: Path) -> None:
     model = ScriptedModel("x")
     team = load_ensemble("team.yaml", llm=model)
     assert team.agents is not None
-    assert {team.llm, team.manager_llm, team.tasks[1].llm, *(agent.llm for agent in team.agents)} == {model}
+    agents = [TeamModels(team).given_to(agent) for agent in team.agents]
+    assert {team.llm, team.manager_llm, team.tasks[1].llm, *(agent.llm for agent in agents)} == {model}
 
 
 def test_an_endpoint_is_told_to_take_no_schemas_when_the_file_says_so(load: Load) -> None:

@@ -6,6 +6,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.plan.manager import rules_of, workers_of
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules, Plan
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
@@ -64,9 +65,10 @@ def test_workers_are_known_in_order_and_made_ones_last() -> None:
         Task(description="c", expected_output="e", agent=WRITER),
     ]
     made = definition(tasks=tasks)
-    found = workers_of(made, tasks, {tasks[1].object_id: DIGGER})
+    found = workers_of(made, tasks, {tasks[1].object_id: DIGGER}, models=TeamModels(made))
     assert found == ((WRITER, False), (DIGGER, True))
-    assert workers_of(definition(agents=[DIGGER], tasks=[]), [], {}) == ((DIGGER, False),)
+    alone = definition(agents=[DIGGER], tasks=[])
+    assert workers_of(alone, [], {}, models=TeamModels(alone)) == ((DIGGER, False),)
 
 
 def test_rules_are_data_that_travels_with_the_plan() -> None:

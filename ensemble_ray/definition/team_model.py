@@ -1,0 +1,86 @@
+"""The model of an agent that names none: that of its ensemble. Room: definition.
+
+In: a definition, at the start of a run or a plan. Out: its agents with the models that they will use. An agent is declared
+with a placeholder, so that `ensemble.replace(llm=...)` still decides; the placeholder is never asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.run_rules import RunRules
+    from ensemble_ray.llm.rate_limited import RateLimitedChatModel
+    from ensemble_ray.ports import ChatModel
+
+__all__ = ["TEAM_MODEL", "TeamModel", "TeamModels", "uses_team_model"]
+
+
+class TeamModel:
+    """Stands for the model of the ensemble that an agent runs in (S-DOM-72)."""
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Refuse to answer.
+
+        Raises:
+            IllegalStateError: always.
+        """
+        del messages, tools
+        raise IllegalStateError("This agent uses its team's llm, which it has only in a run")
+
+    def __repr__(self) -> str:
+        return "team's llm"
+
+    def __reduce__(self) -> str:
+        return "TEAM_MODEL"  # there is one in each process
+
+
+#: The only one.
+TEAM_MODEL = TeamModel()
+
+
+def uses_team_model(agent: Agent) -> bool:
+    """Return whether an agent names no model of its own; it may have a limit of its own."""
+    return agent.llm is TEAM_MODEL or (agent.rate_limit is not None and getattr(agent.llm, "delegate", 0) is TEAM_MODEL)
+
+
+class TeamModels:
+    """What the agents of one run ask that name no model of their own."""
+
+    def __init__(self, definition: RunRules) -> None:
+        """Limit the model of the ensemble: one bucket for the run (S-RATE-33)."""
+        from ensemble_ray.definition.fields import limited  # fields need no run
+
+        self._model = definition.llm
+        #: the ensemble's model under the ensemble's limit
+        self.shared: ChatModel | None = None if self._model is None else limited(self._model, definition.rate_limit)
+        #: by bucket, so that an agent has one model in a run, however often its tasks are planned
+        self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
+
+    def given_to(self, agent: Agent) -> Agent:
+        """Return the same agent with the model that it will use.
+
+        Raises:
+            ValidationError: neither it nor the ensemble has one.
+        """
+        if not uses_team_model(agent):
+            return agent
+        if self._model is None or self.shared is None:
+            raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
+        return agent.rewritten(
+            llm=self.shared if agent.llm is TEAM_MODEL else self._under_own_limit(agent, self._model)
+        )
+
+    def _under_own_limit(self, agent: Agent, model: ChatModel) -> ChatModel:
+        """The ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
+        from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
+
+        own = agent.llm
+        assert isinstance(own, RateLimitedChatModel)  # noqa: S101  `uses_team_model` saw what is behind it
+        return self._limited.setdefault(own.bucket, own.around(model))
