@@ -17,7 +17,7 @@ from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post
+from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post, read_to_end
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
@@ -145,6 +145,7 @@ class Endpoint:
                     if fragment:
                         yield fragment
                 yield assembler.finish()
+                await read_to_end(pieces)
             except (WireError, TooMuchError) as error:
                 raise CallFailedError(_unusable(answered, error)) from error
 

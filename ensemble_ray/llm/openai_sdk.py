@@ -23,7 +23,7 @@ from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY, Endpoint, stream_events
 from ensemble_ray.llm.openai_errors import Failure, provider_error
 from ensemble_ray.llm.openai_stream import StreamAssembler
-from ensemble_ray.llm.openai_transport import CallFailedError
+from ensemble_ray.llm.openai_transport import CallFailedError, read_to_end
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.messages import ChatResponse
@@ -189,6 +189,8 @@ async def _streamed(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> A
                 if fragment:
                     yield fragment
             yield assembler.finish()
+            with contextlib.suppress(*_transport_errors()):
+                await read_to_end(pieces)
         finally:
             await response.aclose()
 

@@ -1,18 +1,20 @@
 """Requests to an endpoint over HTTP. Room: llm; a body's bytes go in, an answer's bytes come out.
 
 One session per event loop, shared by all models of the process, made on first use and closed with its loop. No limit
-on connections: how many calls run at once is decided by the declared concurrency, not by a pool. Nothing here knows
-what the bytes mean, and no key is ever logged. Must never happen: more of an answer in memory than its limits allow, a
-prompt or a key at another origin than the endpoint's.
+on connections: how many calls run at once is decided by the declared concurrency, not by a pool. A connection is used
+again once its answer was read to the end. Nothing here knows what the bytes mean, and no key is ever logged. Must never
+happen: more of an answer in memory than its limits allow, a prompt or a key at another origin than the endpoint's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import importlib
 import io
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -33,7 +35,7 @@ from ensemble_ray.threads import threads
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["Answered", "CallFailedError", "open_stream", "post"]
+__all__ = ["Answered", "CallFailedError", "open_stream", "post", "read_to_end"]
 
 #: Servers of the uvicorn kind close an idle connection after 5 s; sending on one at that moment loses the request.
 _KEEP_ALIVE_S = 4.0
@@ -41,6 +43,8 @@ _KEEP_ALIVE_S = 4.0
 _CONNECT_TIMEOUT_S = 30.0
 #: aiohttp warns about larger bodies handed over in one piece.
 _LARGE_BODY_BYTES = 2**20
+#: After a stream's end mark only the end of the body is due; a server that keeps the body open longer is not waited for.
+_END_OF_BODY_S = 0.5
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 _LIMITS = AnswerLimits()
 
@@ -97,31 +101,43 @@ async def open_stream(
     Raises:
         CallFailedError: no connection, a cut one, silence for too long; or the answer is beyond a limit.
     """
-    # Not used again: a widespread server closes the connection after a stream and says that it keeps it.
-    headers = {**headers, "Connection": "close"}
     status: int | None = None
+    within = _timeout(timeout_s, streaming=True, total_s=limits.time_s)
     try:
-        async with _answer(url, body, headers, _timeout(timeout_s, streaming=True, total_s=limits.time_s)) as response:
+        async with _answer(url, body, headers, within, ends=_origin(url) in _ending) as response:
             status = response.status
             streams = status < 300 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
             whole = b"" if streams else await _body(response, limits)
             yield Answered(status, response.headers, whole), _pieces(response, limits)
+            _streamed_at[_origin(url)] = time.monotonic()
     except _failures() as error:
         if status is not None and _is_whole_time_up(error):
             raise CallFailedError(Failure(status=status, reason=limits.too_late)) from error
         raise CallFailedError(_no_answer(error, timeout_s)) from error
 
 
+async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
+    """Read what follows a stream's end mark, so that its connection can be used again (S-STR-11).
+
+    The answer is whole by now: a server that fails, or does not come to an end, costs the connection and no more.
+    """
+    with contextlib.suppress(*_failures(), TooMuchError):
+        async with asyncio.timeout(_END_OF_BODY_S):
+            async for _ in pieces:
+                pass
+
+
 @contextlib.asynccontextmanager
 async def _answer(
-    url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
+    url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout, *, ends: bool = False
 ) -> AsyncGenerator[aiohttp.ClientResponse]:
-    """Send a body, also to another path of the same origin where the endpoint says so (S-SEC-54)."""
-    session = _held(url) or await _open(url)
+    """Send a body, also to another path of the same origin where the endpoint says so (S-SEC-54).
+
+    `ends`: the connection is not used again.
+    """
+    session = _held(url, ends=ends) or await _open(url, ends=ends)
     for followed in count():
-        async with session.post(
-            url, data=_payload(body), headers=headers, timeout=within, allow_redirects=False
-        ) as response:
+        async with await _sent(session, url, body, headers, within) as response:
             if not is_redirect(response.status):
                 yield response
                 return
@@ -130,6 +146,35 @@ async def _answer(
                 url = redirected(url, response.status, location, followed=followed)
             except RedirectRefusedError as error:
                 raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+
+
+async def _sent(
+    session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
+) -> aiohttp.ClientResponse:
+    """Send a body and wait for the answer's head.
+
+    Some servers close the connection after a stream without having said so, and the next request on it is lost unread.
+    Such a request is sent again, under the same key; from then on that origin's streams end their connection (S-STR-12).
+    """
+    import aiohttp
+
+    origin = _origin(url)
+    streamed_at = _streamed_at.get(origin)
+    # A connection is idle for no longer than this, so later ones carried no stream.
+    is_after_stream = streamed_at is not None and time.monotonic() - streamed_at < _KEEP_ALIVE_S + 1
+    may_be_closed = is_after_stream and origin not in _ending
+
+    async def send() -> aiohttp.ClientResponse:
+        return await session.post(url, data=_payload(body), headers=headers, timeout=within, allow_redirects=False)
+
+    try:
+        return await send()
+    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+        # A connector's error: there was no connection at all.
+        if not may_be_closed or isinstance(error, aiohttp.ClientConnectorError):
+            raise
+    _ending.add(origin)
+    return await send()
 
 
 async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes:
@@ -215,12 +260,18 @@ def _is_local(url: str) -> bool:
     return urlsplit(url).hostname in _LOOPBACK
 
 
-def _held(url: str) -> aiohttp.ClientSession | None:
-    """The running loop's session for that URL."""
-    return (_local_sessions if _is_local(url) else _sessions).get()
+@lru_cache(maxsize=256)
+def _origin(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}"
 
 
-async def _open(url: str) -> aiohttp.ClientSession:
+def _held(url: str, *, ends: bool = False) -> aiohttp.ClientSession | None:
+    """The running loop's session for that URL; `ends`: the one whose connections are used once."""
+    return _sessions[_is_local(url), ends].get()
+
+
+async def _open(url: str, *, ends: bool = False) -> aiohttp.ClientSession:
     """Make that session; a proxy of the environment is never used for this machine."""
     if "aiohttp" not in sys.modules:
         await threads.run(importlib.import_module, "aiohttp")  # a fifth of a second of CPU: not on the loop
@@ -228,21 +279,29 @@ async def _open(url: str) -> aiohttp.ClientSession:
 
     import aiohttp
 
-    held = _held(url)  # others may have been waiting for the import too
+    held = _held(url, ends=ends)  # others may have been waiting for the import too
     if held is not None:
         return held
     local = _is_local(url)
+    if ends:
+        connector = aiohttp.TCPConnector(limit=0, force_close=True, ttl_dns_cache=300)
+    else:
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=300)
     session = aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S, ttl_dns_cache=300),
+        connector=connector,
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=not local and bool(getproxies()),
     )
-    return (_local_sessions if local else _sessions).put(session)
+    return _sessions[local, ends].put(session)
 
 
 def _per_loop() -> PerLoop[aiohttp.ClientSession]:
     return PerLoop(close=lambda session: session.close(), forget=lambda session: session.detach())
 
 
-_sessions = _per_loop()
-_local_sessions = _per_loop()
+#: by whether they are for this machine, and whether their connections are used once
+_sessions = {(is_local, ends): _per_loop() for is_local in (False, True) for ends in (False, True)}
+#: origin -> when its newest stream was read to the end, monotonic s
+_streamed_at: dict[str, float] = {}
+#: origins that were found to close the connection after a stream
+_ending: set[str] = set()

@@ -47,6 +47,11 @@ class HttpRequest:
         pairs = (line.partition(":") for line in lines)
         return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
+    @property
+    def is_last(self) -> bool:
+        """Whether the client asked for the connection to be closed after the answer."""
+        return b"\r\nconnection: close" in self.head.lower()
+
 
 class Exchange:
     """The open answer to one request. Every method is silent once the client is gone."""
@@ -108,9 +113,14 @@ class Connection(asyncio.Protocol):
     """One client connection: finds requests in the bytes, hands each to the handler."""
 
     def __init__(
-        self, handle: Callable[[Exchange], None], lost: Callable[[Exchange], None], connections: set[Connection]
+        self,
+        handle: Callable[[Exchange], None],
+        lost: Callable[[Exchange], None],
+        connections: set[Connection],
+        opened: Callable[[], object],
     ) -> None:
         self._connections = connections
+        self._opened = opened
         self._handle = handle
         self._lost = lost
         self._buffer = bytearray()
@@ -122,6 +132,7 @@ class Connection(asyncio.Protocol):
         if isinstance(transport, asyncio.Transport):
             self._transport = transport
             self._connections.add(self)
+            self._opened()
 
     def data_received(self, data: bytes) -> None:
         """Bytes came; they may be half a request or two."""
@@ -148,9 +159,11 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def finished(self) -> None:
-        """The answer is complete: take the next request of this connection."""
-        self._exchange = None
-        if self._buffer:
+        """The answer is complete: take the next request of this connection, unless the client wanted it closed."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None and exchange.request.is_last and self._transport is not None:
+            self._transport.close()
+        elif self._buffer:
             self._next()
 
     def _next(self) -> None:
@@ -199,6 +212,7 @@ async def serve_http(
     lost: Callable[[Exchange], None],
     *,
     connections: set[Connection],
+    opened: Callable[[], object] = lambda: None,
     port: int = 0,
 ) -> asyncio.Server:
     """Listen on 127.0.0.1.
@@ -207,8 +221,11 @@ async def serve_http(
         handle: Called with each request; it answers now or later through the exchange.
         lost: Called when a client goes away before its answer was complete.
         connections: Holds the open connections, so that whoever stops the server can cut them.
+        opened: Called when a client has connected.
         port: Where to listen; 0 finds a free port.
     """
     loop = asyncio.get_running_loop()
     # Fan-outs open a thousand connections at once; the default backlog of 100 would make clients retry for a second.
-    return await loop.create_server(lambda: Connection(handle, lost, connections), "127.0.0.1", port, backlog=4096)
+    return await loop.create_server(
+        lambda: Connection(handle, lost, connections, opened), "127.0.0.1", port, backlog=4096
+    )

@@ -119,6 +119,8 @@ class ModelServer:
         self.max_in_flight = 0
         #: requests whose client went away before the answer was complete
         self.abandoned = 0
+        #: connections that clients have opened
+        self.connections = 0
 
     @property
     def base_url(self) -> str:
@@ -170,7 +172,9 @@ class ModelServer:
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         connections: set[Connection] = set()
-        server = await serve_http(self._take, self._give_up, connections=connections, port=self._port)
+        server = await serve_http(
+            self._take, self._give_up, connections=connections, opened=self._connected, port=self._port
+        )
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
         try:
@@ -228,6 +232,9 @@ class ModelServer:
                 raise TimeoutError(msg)
 
     # ---- in the server's loop
+
+    def _connected(self) -> None:
+        self.connections += 1
 
     def _take(self, exchange: Exchange) -> None:
         http = exchange.request
