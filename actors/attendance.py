@@ -7,7 +7,6 @@ run. Must never happen: an event that is handed on twice, or an answer that is l
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -16,8 +15,10 @@ import cloudpickle
 import ray.exceptions
 
 from actors.failures import last_line
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.error_travel import Chain
+from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.threads import USER_ERRORS, threads
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attendance", "Attended"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
 _POLL_S = 10.0
 #: Pause before a hub that could not be reached is asked again, s.
@@ -147,7 +148,7 @@ class Attendance:
         try:
             body = cloudpickle.dumps(await self._service(asked.name, asked.payload))
         except USER_ERRORS as error:  # it belongs to whoever asked
-            body = cloudpickle.dumps(portable(error))
+            body = cloudpickle.dumps(Chain(error))
         if asked.number is not None:
             try:
                 await self._hub.answer.remote(self._run_id, {asked.number: body})

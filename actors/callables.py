@@ -15,7 +15,8 @@ from actors.agent import AgentActor, refuse
 from actors.fed_wire import MoreCallables, TaskCallables
 from actors.handles import as_bytes
 from actors.wire import load_callables
-from ensemble_ray.errors import ValidationError, message_of, portable
+from ensemble_ray.error_travel import Chain
+from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables
 from ensemble_ray.threads import USER_ERRORS
 
@@ -119,7 +120,7 @@ class CallableHost(AgentActor):
             value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
             return as_bytes((value, None))
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
-            return as_bytes((None, portable(error)))
+            return as_bytes((None, Chain(error)))
 
     async def release(self, run_id: str) -> bool:
         """Forget a run and its callables."""

@@ -9,7 +9,6 @@ Never: a class of Ray's in a result; a worker that is asked again for what it re
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ import ray.exceptions
 from actors.failures import last_line
 from actors.handles import pauses
 from actors.wire import pack_order, unpack_report
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.epochs import resend_step
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteColleagues"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: A process of an agent: its name, which the scheduler knows it by, and its handle.
 _Place = tuple[str, Any]
 
@@ -76,7 +76,7 @@ class RemoteColleagues:
                 result = await self._result(place, order)
             except ray.exceptions.RayActorError as error:
                 if not left:
-                    return _failed(order, f"Agent '{order.agent_role}' failed: its process died ({last_line(error)})")
+                    return _failed(order, f"Agent '{order.agent_role}': its process died ({last_line(error)})")
                 left -= 1
                 order = replace(order, epoch=order.epoch + resend_step(order.depth))
                 _log.warning(
@@ -86,7 +86,7 @@ class RemoteColleagues:
                 )
             except ray.exceptions.RayError as error:
                 cause = getattr(error, "cause", None)
-                text = f"Agent '{order.agent_role}' failed: {last_line(error)}"
+                text = f"Agent '{order.agent_role}': {last_line(error)}"
                 return _failed(order, cause if isinstance(cause, Exception) else text)
             else:
                 if not _is_of_a_replaced(result, order):

@@ -6,13 +6,14 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import ray
 import ray.exceptions
 
+from actors.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 
@@ -43,25 +44,27 @@ def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
-    if address == LOCAL:
-        options["include_dashboard"] = False
-        # Ray runs workers at niceness 15, which starves agents and heavy tools beside anything else on the machine.
-        os.environ.setdefault("RAY_worker_niceness", "0")
+    options.update(init_options)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        _reach(address)
-        with _quiet():
-            cast("Callable[..., object]", ray.init)(**{**options, **init_options})
+        if options["address"] == LOCAL:
+            start_local(options)
+        else:
+            _join(str(options["address"]), options)
     except Exception as error:  # Ray raises no less than that itself, where its own processes take more than 30 s
         raise EnsembleError(_cannot_connect(address, error)) from error
     return True
 
 
-def _reach(address: str) -> None:
-    """Try the port of a plain `host:port` address; other forms are Ray's own business."""
+def _join(address: str, options: Mapping[str, object]) -> None:
+    """Join a cluster. The port of a plain `host:port` address is tried first; other forms are Ray's own business."""
     host, _, port = address.rpartition(":")
-    if host and port.isdigit() and "/" not in address:
+    is_plain = bool(host) and port.isdigit() and "/" not in address
+    if is_plain:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    is_local = is_plain and is_on_loopback_only(host.strip("[]"), int(port))
+    with quiet(), on_loopback() if is_local else nullcontext():
+        cast("Callable[..., object]", ray.init)(**options)
 
 
 class Pulse:
@@ -154,15 +157,3 @@ def _cannot_connect(address: str, error: Exception) -> str:
         f"The Ray cluster at '{address}' cannot be joined: {message_of(error)}. Check RAY_ADDRESS or address=, that the "
         "cluster runs, and its token (RAY_AUTH_MODE, RAY_AUTH_TOKEN_PATH); without an address a local one is started"
     )
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from actors.kind_houses import KindHouses
 from actors.process_houses import CALLABLES, Dispatch, ProcessHouses, report_undone
 from actors.processes import Kind, Process, ProcessPool
 from actors.wire import UNKNOWN_KIND, WireOrder, WireReport
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
 from ensemble_ray.execute.orders import RunFrame
@@ -26,7 +26,7 @@ from ensemble_ray.inline import GRACE_S
 
 __all__ = ["FedRun"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a driver may be silent before it counts as dead, s; a living one asks every few seconds.
 DESERTED_S = 30.0
 #: A page holds at most so many entries, and not many more bytes than that.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -17,11 +16,12 @@ from actors.handles import begin_events
 from actors.kind_houses import most_replicas
 from actors.processes import ProcessPool
 from actors.wire import WireReport
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 
 __all__ = ["Feeds"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Feeds:

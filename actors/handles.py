@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import logging
 import pickle
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -20,6 +19,7 @@ import ray.exceptions
 
 from actors.failures import last_line
 from actors.wire import cannot_leave
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, portable
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TokenEvent, ToolCallEvent
 from ensemble_ray.trace import jsonable
@@ -41,7 +41,7 @@ __all__ = [
     "pauses",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a message waits before it is sent again to a scheduler that cannot be reached for a moment, s.
 _PAUSES_S = (0.1, 0.5, 2.0, 5.0)
 #: How long an event hub that is being started again is waited for before it is told once more of a run that begins, s.

@@ -7,7 +7,6 @@ groups here. Never: an order of one writer's facts that is not that in which it 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -16,6 +15,7 @@ import ray.exceptions
 
 from actors.failures import last_line
 from actors.wire import RunPlace
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Journal, Until
@@ -25,7 +25,7 @@ from ensemble_ray.record.stores import StoreAddress, store_at
 
 __all__ = ["JournalActor", "JournalLine", "open_journal"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
 Group = tuple[Sequence[Fact], int, int]
 #: How long a group waits before it is sent again to a journal that is being started again, s.

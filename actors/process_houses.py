@@ -7,7 +7,6 @@ reports, of the newest dispatch of a task and no other. Must never happen: a tas
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from actors.failures import last_line
 from actors.handles import pack_event
 from actors.processes import Kind, Process, ProcessPool
 from actors.wire import WireOrder, WireReport
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
@@ -29,7 +29,7 @@ from ensemble_ray.execute.orders import RunFrame, TaskResult
 
 __all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Tasks that start together on one process and are sent one call each; more of them share one message, and their
 #: reports come back in batches (measured: two messages cost a third more than a call and its reply, one by one; by the
 #: hundred a shared message is twenty times cheaper).
@@ -335,7 +335,7 @@ class ProcessHouses:
             return error
         order, deaths = dispatch.order, self._deaths.get(dispatch.order.instance, 0)
         often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
-        text = f"Agent '{order.agent_role}' failed: its process died{often} ({last_line(error)})"
+        text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
         return AgentExecutionError(text, order.agent_role, dispatch.description)
 
     async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:

@@ -7,7 +7,6 @@ a thousandth of a new process.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,13 +16,14 @@ import ray
 
 from actors import spawn
 from actors.endpoints import EndpointBoard
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Leave
 from ensemble_ray.limits.endpoints import EndpointNews
 
 __all__ = ["Kind", "Process", "ProcessPool"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
 IDLE_S = 120.0
 #: What a process is for; it is never used for anything else.

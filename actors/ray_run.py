@@ -7,7 +7,6 @@ gone is noticed within seconds.
 from __future__ import annotations
 
 import asyncio
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +17,7 @@ from actors.attendance import Attendance
 from actors.connection import Pulse
 from actors.failures import last_line, ours
 from actors.wire import RunPackage, unpack_output, unpack_result
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed
 from ensemble_ray.inline import outcome_of
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRun"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a scheduler that died is waited for before it is asked again, s.
 _RESTART_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 #: Pause before a scheduler that could not be reached is asked again, s.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import OrderedDict
 from collections.abc import Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,6 +26,7 @@ from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
 from actors.handles import LimiterLine
 from actors.process_houses import MOST_DEATHS
 from actors.wire import RunPlace
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteHouses"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: A message to the scheduler has at most so many orders, and not many more bytes than that.
 _BATCH_ORDERS = 500
 _BATCH_BYTES = 1_000_000

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from actors.preflight import dump
 from actors.ray_run import RayRun
 from actors.remote_houses import RemoteHouses
 from actors.wire import AgentCargo, CallableCargo, RunPackage
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.record.stores import StoreAddress
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayRuntime"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class RayRuntime:

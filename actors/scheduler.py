@@ -8,7 +8,6 @@ with the runs whose packages lie in the vault, from their records (S-DUR-32).
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Coroutine, Generator, Sequence
 from contextlib import contextmanager
@@ -29,6 +28,7 @@ from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
 from actors.vault import Vault
 from actors.wire import RunPackage, WireReport, pack_recorded
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
@@ -42,7 +42,7 @@ from ensemble_ray.record.stores import OwnedRun, store_at
 
 __all__ = ["SchedulerActor"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Ended runs whose results nobody has fetched yet.
 KEPT_RESULTS = 64
 
@@ -337,7 +337,11 @@ class ScheduledRun:
         try:
             await self._vault.keep(self._package)
         except Exception as error:  # noqa: BLE001  whatever it is, the run itself is not concerned
-            _log.warning("Run %s cannot be kept for another scheduler: %s", self.run_id, message_of(error))
+            _log.warning(
+                "Run %s cannot be kept for another scheduler, and is interrupted if this one dies: %s",
+                self.run_id,
+                message_of(error),
+            )
 
     async def _drop(self, keeping: asyncio.Task[None]) -> None:
         await asyncio.wait([keeping])

@@ -7,13 +7,13 @@ the next one, so no result waits for a slow neighbour and many short tasks share
 from __future__ import annotations
 
 import asyncio
-import logging
 import pickle
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.kinds import Shelf, overlaid
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Courier", "TaskHost"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _NO_KINDS: Mapping[str, bytes] = {}
 
 

@@ -1,26 +1,32 @@
 """Where the packages of running runs lie, so that a scheduler that was started again finds them (S-DUR-32).
 
 In the cluster's own key-value store: it lives as long as the cluster does and no longer, as a run's definition should;
-what must survive the cluster is in the record. Never: anything on disk.
+what must survive the cluster is in the record. A package holds keys of models and is a pickle, so it lies there sealed,
+and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC-37). Never: a package on disk.
 """
 
 from __future__ import annotations
 
-import logging
 import pickle
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
+from actors.sealing import PackageSeal
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from actors.wire import RunPackage
 
-__all__ = ["Vault"]
+__all__ = ["KEY_NAME", "Vault"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
+#: Name of the key's file in the directory of the records.
+KEY_NAME = "package.key"
 _NAMESPACE = b"ensemble_ray"
 _PREFIX = "run:"
 #: The store that Ray's own libraries keep their state in; its functions have no other names.
@@ -28,30 +34,49 @@ _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for n
 
 
 class Vault:
-    """The packages of a cluster's runs. Calls take a millisecond each, in a thread."""
+    """The packages of a cluster's runs. Calls take some milliseconds each, in a thread."""
+
+    def __init__(self, key_file: Path | None = None) -> None:
+        """Make one.
+
+        Args:
+            key_file: The key of the packages; default: in the directory of this process's records.
+        """
+        self._seal = PackageSeal(home_directory() / KEY_NAME if key_file is None else key_file)
 
     async def keep(self, package: RunPackage) -> None:
         """Keep a run's package until it is dropped."""
-        body = pickle.dumps(package, protocol=5)
-        await threads.run(_put, _key(package.run_id), body, overwrite=True, namespace=_NAMESPACE)
+        await threads.run(self._keep, package)
 
     async def drop(self, run_id: str) -> None:
         """The run has ended."""
-        await threads.run(_delete, _key(run_id), namespace=_NAMESPACE)
+        await threads.run(_delete, f"{_PREFIX}{run_id}", namespace=_NAMESPACE)
 
     async def kept(self) -> list[RunPackage]:
-        """Packages of runs that have not ended. One that cannot be read, as of another version, is dropped."""
-        found: list[RunPackage] = []
-        for name in cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE)):
-            body = await threads.run(_get, name, namespace=_NAMESPACE)
-            try:
-                found += [] if body is None else [pickle.loads(body)]  # noqa: S301  bytes of our own scheduler
-            except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
-                run_id = name.decode().removeprefix(_PREFIX)
-                _log.error("Run %s cannot go on: its package cannot be read: %s", run_id, message_of(error))
-                await self.drop(run_id)
-        return found
+        """Packages of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
+        names = cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE))
+        found = [await threads.run(self._opened, name) for name in names]
+        return [package for package in found if package is not None]
 
+    def _keep(self, package: RunPackage) -> None:
+        sealed = self._seal.seal(package.run_id, pickle.dumps(package, protocol=5))
+        _put(f"{_PREFIX}{package.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
 
-def _key(run_id: str) -> str:
-    return f"{_PREFIX}{run_id}"
+    def _opened(self, name: bytes) -> RunPackage | None:
+        sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
+        if sealed is None:
+            return None
+        run_id = name.decode(errors="replace").removeprefix(_PREFIX)
+        try:
+            body = self._seal.open(run_id, sealed)
+            return cast("RunPackage", pickle.loads(body))  # noqa: S301  sealed by this user's scheduler, as just checked
+        except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
+            _log.error(
+                "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "
+                "the run is kept: ensemble-ray resume %s",
+                ascii(run_id),
+                message_of(error),
+                ascii(run_id),
+            )
+            _delete(name, namespace=_NAMESPACE)
+            return None

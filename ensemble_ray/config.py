@@ -2,14 +2,53 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
+import logging
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import platformdirs
 
-__all__ = ["Settings", "home_directory", "package_version"]
+__all__ = ["VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
+
+_log = logging.getLogger(__name__)
+_PREFIX = "ENSEMBLE_RAY_"
+#: Every environment variable of ours.
+VARIABLES = (
+    "ENSEMBLE_RAY_CAPTURE_MODE",
+    "ENSEMBLE_RAY_HOME",
+    "ENSEMBLE_RAY_RETENTION",
+    "ENSEMBLE_RAY_RUNTIME",
+    "ENSEMBLE_RAY_STORE",
+    "ENSEMBLE_RAY_TEAM",
+)
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return a warning for each name of an environment that looks like a variable of ours and is none."""
+    import difflib  # only mistakes pay for it
+
+    warnings: list[str] = []
+    for name in sorted(names):
+        if name.startswith(_PREFIX) and name not in VARIABLES:
+            words = [known.removeprefix(_PREFIX) for known in VARIABLES]
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)
+            meant = f" Did you mean {_PREFIX}{near[0]}?" if near else ""
+            warnings.append(
+                f"The environment variable {name} is unknown and is ignored.{meant} Known: {', '.join(VARIABLES)}"
+            )
+    return warnings
+
+
+@functools.cache
+def _warn_of_unknown_variables() -> None:
+    """Log unknown variables, once in a process."""
+    if any(name.startswith(_PREFIX) and name not in VARIABLES for name in os.environ):
+        for warning in unknown_variables(os.environ):
+            _log.warning("%s", warning)
 
 
 def home_directory() -> Path:
@@ -41,7 +80,11 @@ class Settings:
 
     @classmethod
     def from_environment(cls) -> Settings:
-        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME`, `ENSEMBLE_RAY_STORE` and `RAY_ADDRESS`."""
+        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME`, `ENSEMBLE_RAY_STORE` and `RAY_ADDRESS`.
+
+        Variables that look like ours and are unknown are warned of, once in a process.
+        """
+        _warn_of_unknown_variables()
         return cls(
             runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",
             home=home_directory(),

@@ -10,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import log_context
 from ensemble_ray.events import Event
 from ensemble_ray.listeners import call_listener, wanted_by
 
 __all__ = ["Delivery", "listeners_of"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class HasListeners(Protocol):

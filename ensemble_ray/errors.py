@@ -33,7 +33,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.error_travel import Chain, Portable, message_of, portable
+from ensemble_ray.error_texts import brief, message_of
+from ensemble_ray.error_travel import Chain, Portable, portable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -187,7 +188,7 @@ class ManagerStalledError(AgentExecutionError):
     """
 
     def __init__(self, turns: int, last_results: Sequence[str] = (), task_description: str = "") -> None:
-        told = f" The last thing it was told: {last_results[-1][:200]}" if last_results else ""
+        told = f" The last thing it was told: {brief(last_results[-1])}" if last_results else ""
         super().__init__(
             f"The manager made no progress in {turns} turns: no worker completed anything that had not been done."
             f"{told}{'' if not told or told.endswith('.') else '.'} Change its tasks, constraints or model, or set manager_stall_turns",
@@ -203,8 +204,8 @@ class MaxIterationsExceededError(EnsembleError):
 
     def __init__(self, agent_role: str, task_description: str, max_iterations: int, tool_calls_made: int) -> None:
         super().__init__(
-            f"Agent '{agent_role}' exceeded maximum iterations ({max_iterations}). "
-            f"Tool calls made: {tool_calls_made}. Task: '{task_description}'. "
+            f"Agent '{brief(agent_role)}' exceeded maximum iterations ({max_iterations}). "
+            f"Tool calls made: {tool_calls_made}. Task: '{brief(task_description)}'. "
             "Consider increasing max_iterations or simplifying the task."
         )
         self.agent_role = agent_role
@@ -228,7 +229,8 @@ class GuardrailViolationError(EnsembleError):
     def __init__(self, guardrail_type: str, violation_message: str, task_description: str, agent_role: str) -> None:
         kind = str(getattr(guardrail_type, "value", guardrail_type))
         super().__init__(
-            f"{kind.upper()} guardrail violation on agent '{agent_role}' task '{task_description}': {violation_message}"
+            f"{kind.upper()} guardrail violation on agent '{brief(agent_role)}' task '{brief(task_description)}': "
+            f"{brief(violation_message)}"
         )
         self.guardrail_type = guardrail_type
         self.violation_message = violation_message

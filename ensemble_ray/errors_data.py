@@ -1,12 +1,14 @@
 """Errors as data of the record, and back (S-DUR-39). Floor: above limits. Pure.
 
-In: any exception. Out: JSON-able data: class, text, fields, chain of causes; and the error again.
-Never: an import of a class that a record names. Classes of `errors` come back as themselves, every other class as a
-stand-in of its name and text. Task outputs and traces are left out: the record has them, and a run puts its own back.
+In: any exception. Out: JSON-able data: class, text, fields, notes, chain of causes; and the error again.
+Never: an import of a class that a record names. Classes of `errors`, built-in ones and the listed ones of
+`provider_errors` come back as themselves, every other class as a stand-in of its name and text. Task outputs and traces
+are left out: the record has them, and a run puts its own back.
 """
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import cast
@@ -14,8 +16,10 @@ from typing import cast
 import pydantic
 
 from ensemble_ray import errors
-from ensemble_ray.error_travel import message_of, rebuild, stand_in
+from ensemble_ray.error_texts import message_of
+from ensemble_ray.error_travel import notes_of, plain_fields, rebuild, stand_in
 from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.provider_errors import pack_provider_error, unpack_provider_error
 from ensemble_ray.trace import jsonable
 
 __all__ = ["error_data", "error_from"]
@@ -23,11 +27,17 @@ __all__ = ["error_data", "error_from"]
 #: Longest chain of causes that is kept.
 _MAX_CHAIN = 32
 #: Fields that are no data of the record.
-_LEFT_OUT = frozenset({"completed_task_outputs", "output_type", "trace"})
+_LEFT_OUT = frozenset({"completed_task_outputs", "output_type", "trace", "__notes__"})
 _OURS: Mapping[str, type[BaseException]] = {
     name: kind
     for name in errors.__all__
     if isinstance(kind := getattr(errors, name), type) and issubclass(kind, BaseException)
+}
+#: Built-in errors that a text, or what else JSON has, makes again.
+_BUILTIN: Mapping[str, type[Exception]] = {
+    name: kind
+    for name, kind in vars(builtins).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, ExceptionGroup)
 }
 
 
@@ -54,6 +64,8 @@ def error_from(data: Mapping[str, object], *, output_type: type[object] | None =
     cause: BaseException | None = None
     for link in reversed(links):
         error = _error(link, output_type)
+        for note in _notes(link):
+            error.add_note(note)
         error.__cause__ = cause
         cause = error
     return cast("BaseException", cause)
@@ -70,11 +82,24 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _link(error: BaseException) -> dict[str, object]:
-    told: dict[str, object] = {"type": type(error).__name__, "text": message_of(error)}
-    if _OURS.get(type(error).__name__) is not type(error):
-        return told
-    fields = {name: _field(value) for name, value in vars(error).items() if name not in _LEFT_OUT}
-    return {**told, "args": jsonable(list(error.args)), "fields": fields}
+    kind = type(error)
+    told: dict[str, object] = {"type": kind.__name__, "text": message_of(error)}
+    if notes := notes_of(error):
+        told["notes"] = list(notes)
+    if _OURS.get(kind.__name__) is kind:
+        fields = {name: _field(value) for name, value in vars(error).items() if name not in _LEFT_OUT}
+        return {**told, "args": jsonable(list(error.args)), "fields": fields}
+    if (provider := pack_provider_error(error)) is not None:
+        return {**told, "provider": provider}
+    if _BUILTIN.get(kind.__name__) is kind and all(isinstance(each, str | int | float) for each in error.args):
+        return {**told, "args": list(error.args)}
+    plain = plain_fields(error)
+    return {**told, "fields": plain} if plain else told
+
+
+def _notes(link: Mapping[str, object]) -> list[str]:
+    notes = link.get("notes")
+    return [each for each in cast("list[object]", notes) if isinstance(each, str)] if isinstance(notes, list) else []
 
 
 def _field(value: object) -> object:
@@ -96,7 +121,7 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
     name, text = str(link.get("type") or "Exception"), str(link.get("text") or "")
     kind, args, fields = _OURS.get(name), link.get("args"), link.get("fields")
     if kind is None or not isinstance(args, Sequence) or not isinstance(fields, Mapping):
-        return stand_in(name, text)
+        return _foreign(name, text, link)
     try:
         given = cast("Mapping[str, object]", fields)
         state = {field: _value(field, value, output_type) for field, value in given.items()}
@@ -108,6 +133,24 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
     if issubclass(kind, errors.OutputParsingError):
         left_out["output_type"] = output_type
     return rebuild(kind, tuple(cast("Sequence[object]", args)), {**left_out, **state})
+
+
+def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
+    """An error of a class that is none of ours: itself where its class is listed, else a stand-in."""
+    provider, args, fields = link.get("provider"), link.get("args"), link.get("fields")
+    if isinstance(provider, Mapping):
+        found = unpack_provider_error(cast("Mapping[str, object]", provider))
+        if found is not None:
+            return found
+    if isinstance(args, list) and name in _BUILTIN:
+        try:
+            made = _BUILTIN[name](*cast("list[object]", args))
+        except (TypeError, ValueError):  # its constructor wants more
+            return stand_in(name, text)
+        if message_of(made) == text:
+            return made
+    plain = cast("Mapping[str, object]", fields) if isinstance(fields, Mapping) and name not in _OURS else {}
+    return stand_in(name, text, plain)
 
 
 def _value(field: str, value: object, output_type: type[object] | None) -> object:

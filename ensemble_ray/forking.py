@@ -6,12 +6,12 @@ what is recorded of the other. Never: a change of the run that is forked.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _NAMED = 20
 
 

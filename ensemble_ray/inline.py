@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
@@ -44,19 +45,38 @@ if TYPE_CHECKING:
 
 __all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "let_go", "own_run", "watch_for_cancel"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a cancelled task may take to let go before the run ends without it, s.
 GRACE_S = 3.0
 #: How often a run looks whether somebody asked its record for its end, s.
 CANCEL_POLL_S = 1.0
 
 
-class SystemClock:
-    """The computer's clock."""
+class _SteadyClock:
+    """Counts on from the latest time that the computer's clock has shown."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offset_s = float("-inf")
 
     def now(self) -> float:
-        """Unix time, s."""
-        return time.time()
+        """Unix time, s; never an earlier one than before."""
+        with self._lock:
+            elapsed_s = time.monotonic()
+            self._offset_s = max(self._offset_s, time.time() - elapsed_s)
+            return self._offset_s + elapsed_s
+
+
+#: One for the whole process: what one part of it began, another one ends.
+_steady = _SteadyClock()
+
+
+class SystemClock:
+    """The computer's clock; within a process it never goes back, so that nothing takes less than no time."""
+
+    def now(self) -> float:
+        """Unix time, s; after the computer's clock was set back, that of before goes on."""
+        return _steady.now()
 
     async def sleep(self, delay_s: float) -> None:
         """Sleep on the loop."""

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Union
 
+from ensemble_ray.foreign_text import whole_json, whole_text
+
 __all__ = [
     "ChatMessage",
     "ChatResponse",
@@ -20,6 +22,7 @@ __all__ = [
     "TokenUsage",
     "ToolCall",
     "ToolSpec",
+    "whole_response",
 ]
 
 Role = Literal["system", "user", "assistant", "tool"]
@@ -89,6 +92,13 @@ class ChatResponse:
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     usage: TokenUsage | None = None
+
+
+def whole_response(response: ChatResponse) -> ChatResponse:
+    """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
+    text = None if response.text is None else whole_text(response.text)
+    calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
+    return ChatResponse(text, calls, response.usage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

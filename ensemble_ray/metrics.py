@@ -171,14 +171,24 @@ class ExecutionMetrics(Value):
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     #: role -> metrics; the last task of a role wins (S-MET-23)
     task_metrics: Mapping[str, TaskMetrics] = {}
+    #: key of a task in the plan -> its metrics, in execution order (S-MET-27)
+    metrics_by_task: Mapping[str, TaskMetrics] = {}
     total_cost_estimate: CostEstimate | None = None
 
     @classmethod
-    def from_outputs(cls, outputs: Iterable[_HasMetrics] | None) -> ExecutionMetrics:
-        """Sum up task outputs; none of them gives EMPTY (S-MET-21)."""
+    def from_outputs(
+        cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
+    ) -> ExecutionMetrics:
+        """Sum up task outputs; none of them gives EMPTY (S-MET-21).
+
+        Args:
+            outputs: Outputs or traces of tasks, those of delegated work among them.
+            by_task: Metrics of the plan's tasks by key, where keys are known.
+        """
         added = MetricsSum()
         added.add(outputs or ())
-        return added.total()
+        total = added.total()
+        return total.model_copy(update={"metrics_by_task": dict(by_task)}) if by_task else total
 
 
 class MetricsSum:

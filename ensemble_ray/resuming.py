@@ -6,11 +6,11 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a local cluster may outlive the driver that started it, s; measured: 10.
 _ENDING_S = 15.0
 
@@ -53,6 +53,7 @@ def resume(
     options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
+    allow_loss: bool = False,
 ) -> EnsembleOutput:
     """Continue a run that was interrupted or cancelled, or had spent its budget, and wait for its output.
 
@@ -65,16 +66,24 @@ def resume(
         options: What it does differently from now on, such as a larger `max_tokens`; default: as before.
         take_over: Take it also from a process that still owns it, such as a frozen one, which then can write no more.
         allow_changes: Go on although the definition differs from the recorded one.
+        allow_loss: Go on although a part of the record is lost. What was done in it is done again, but for calls of tools
+            that are `once`: their outcome is unknown, and `on_unknown` decides.
 
     Raises:
         ValidationError: there is no such run, it failed, its definition differs or cannot be had; the message says
             what to do.
         RunExistsError: a process owns it.
-        RecordError: its record is damaged.
+        RecordError: its record is damaged; the message says what is lost.
         EnsembleError: the run failed.
     """
     asked = begin_again(
-        run_id, ensemble, runtime=runtime, options=options, take_over=take_over, allow_changes=allow_changes
+        run_id,
+        ensemble,
+        runtime=runtime,
+        options=options,
+        take_over=take_over,
+        allow_changes=allow_changes,
+        allow_loss=allow_loss,
     )
     return join(run_blocking(asked))
 
@@ -87,10 +96,17 @@ async def aresume(
     options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
+    allow_loss: bool = False,
 ) -> EnsembleOutput:
     """`resume` for async code, with the same contract; cancelling it ends the run first."""
     asked = begin_again(
-        run_id, ensemble, runtime=runtime, options=options, take_over=take_over, allow_changes=allow_changes
+        run_id,
+        ensemble,
+        runtime=runtime,
+        options=options,
+        take_over=take_over,
+        allow_changes=allow_changes,
+        allow_loss=allow_loss,
     )
     return await joined(await bridge(asked))
 
@@ -103,12 +119,17 @@ async def begin_again(
     options: RunOptions | None = None,
     take_over: bool = False,
     allow_changes: bool = False,
+    allow_loss: bool = False,
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin to continue a run and give its handle; see `resume`. On the library's loop."""
     # Where a run is recorded follows from the runtime's kind only if one was made by hand.
     store = store_at(connect(runtime or "inline").store_address)
-    found = await _settled(store, await store.find(run_id), take_over=take_over)
+    found = await store.find(run_id)
+    if allow_loss:
+        await store.accept_loss(found.run_id, by_force=take_over)
+        found = await store.find(found.run_id)
+    found = await _settled(store, found, take_over=take_over)
     told = await head_facts(store, found.run_id)
     head = RunHead(told)
     _check(found, head, take_over=take_over)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.execute.callables import policy_name
+from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.ids import instance_of
 from ensemble_ray.limits.budget import RunBudget
@@ -66,7 +66,7 @@ def frame_of(
         delegation=DelegationContext(
             colleagues=planned.colleagues,
             max_depth=definition.max_delegation_depth,
-            policies=[policy_name(policy) for policy in definition.delegation_policies],
+            policies=[callable_name(policy) for policy in definition.delegation_policies],
             timeout_s=None if limit is None else limit.total_seconds(),
             retries=definition.delegation_retries,
             most_at_once=definition.max_parallel_tasks,

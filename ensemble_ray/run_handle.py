@@ -7,15 +7,15 @@ A failure in a step leaves later steps untouched.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
-from ensemble_ray.definition.validation import validate
+from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resumption", "Run", "check"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,7 @@ def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -
         ValidationError: the definition cannot run.
         PromptTemplateError: inputs are missing.
     """
-    for warning in validate(definition):
+    for warning in (*validate(definition), *doubled_names(definition.tasks)):
         _log.warning("%s", warning)
     return resolve_tasks(definition, inputs)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import logging
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.delivery import Delivery, listeners_of
-from ensemble_ray.errors import IllegalStateError, ValidationError, message_of
+from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, Event
 from ensemble_ray.limits.budget import RunBudget
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Interrupted", "RunLife"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Interrupted:
@@ -180,11 +180,11 @@ class RunLife:
                 return await self._run()
             except ValidationError as error:
                 self._state = RunState.FAILED
-                _log.warning("Run refused: %s", message_of(error))
+                _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
                 raise
             except Exception as error:
                 self._state = RunState.FAILED
-                _log.error("Run failed: %s", message_of(error))
+                _log.info("Run failed (%s)", type(error).__name__)
                 raise
             finally:
                 await self._delivery.close()

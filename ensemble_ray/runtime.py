@@ -170,7 +170,8 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
         elif name == "ray":
             _shared[name] = ray_runtime_class()()
         else:
-            raise ValidationError(f"Unknown runtime '{name}'. Known: [inline, ray], or a Runtime object")
+            where = "" if choice else " in ENSEMBLE_RAY_RUNTIME"
+            raise ValidationError(f"Unknown runtime '{name}'{where}. Known: [inline, ray], or a Runtime object")
     return _shared[name]
 
 

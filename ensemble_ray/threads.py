@@ -100,7 +100,9 @@ class DaemonThreads:
 
 def _storable(error: BaseException) -> BaseException:
     """Futures refuse StopIteration; user code may raise it all the same."""
-    return RuntimeError(f"StopIteration: {error}") if isinstance(error, StopIteration) else error
+    if not isinstance(error, StopIteration):
+        return error
+    return RuntimeError(f"StopIteration: {error}").with_traceback(error.__traceback__)
 
 
 #: The process's threads for user code.

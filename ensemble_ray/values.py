@@ -5,6 +5,7 @@ A value is a frozen pydantic model that refuses unknown names, speaks our errors
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Self, TypeVar, cast
@@ -100,17 +101,53 @@ def explain(error: pydantic.ValidationError, what: str) -> ValidationError:
     return ValidationError(f"{what}: {'; '.join(parts)}")
 
 
+def _unknown_names(kind: type[BaseModel], names: Iterable[str]) -> ValidationError | None:
+    """Return the error for names that a value does not have, with the nearest one that it has; None: it has them all."""
+    known = {info.alias or name for name, info in kind.model_fields.items()}
+    unknown = [name for name in names if name not in known]
+    if not unknown:
+        return None
+    import difflib  # only mistakes pay for it
+
+    parts: list[str] = []
+    for name in unknown:
+        near = difflib.get_close_matches(name, known, n=1)
+        parts.append(f"unknown field '{name}'" + (f". Did you mean '{near[0]}'?" if near else ""))
+    return ValidationError(f"{kind.__name__}: {'; '.join(parts)}")
+
+
+#: Fields that the error for a positional argument names.
+_SHOWN_FIELDS = 12
+
+
 class Value(BaseModel):
     """A frozen value. Unknown fields are refused; `replace` copies and validates again (S-CONV-3, S-CONV-4)."""
 
     # Schemas are built when a class is first used: a process imports many that it never makes an instance of.
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, defer_build=True)
 
-    def __init__(self, **data: object) -> None:
+    def __init__(self, *args: object, **data: object) -> None:
+        """Check and keep the fields.
+
+        Raises:
+            TypeError: there are positional arguments.
+            ValidationError: a name is unknown, which is told before all else, or a value is refused.
+        """
+        kind = type(self)
+        if args:
+            fields = list(kind.model_fields)
+            shown = ", ".join(fields[:_SHOWN_FIELDS]) + (", ..." if len(fields) > _SHOWN_FIELDS else "")
+            msg = (
+                f"{kind.__name__} takes keyword arguments only, and got {reprlib.repr(args[0])} without a name. "
+                f"Fields: {shown}"
+            )
+            raise TypeError(msg)
         try:
             super().__init__(**data)
+        except ValidationError as error:
+            raise _unknown_names(kind, data) or error from None
         except pydantic.ValidationError as error:
-            raise explain(error, type(self).__name__) from None
+            raise _unknown_names(kind, data) or explain(error, kind.__name__) from None
 
     def replace(self, **changes: object) -> Self:
         """A copy with these fields changed, validated like a new one.

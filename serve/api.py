@@ -6,7 +6,7 @@ failure is a `Failure` as JSON. Pages that load scripts from elsewhere are not s
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -17,7 +17,9 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ensemble_ray import EnsembleError, IllegalStateError
+from ensemble_ray.foreign_text import whole_data
 from serve.failures import failure_of, status_of
+from serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
 from serve.runs import Runs
 from serve.schemas import Failure, FinishedRun, Health, NewRun
 
@@ -27,14 +29,25 @@ if TYPE_CHECKING:
 __all__ = ["build_api"]
 
 _REFUSED = "InvalidRequest"
+_EXPECTED = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
+#: Mistakes that one answer names, and how much of a client's own words.
+_SHOWN, _SHOWN_CHARACTERS = 10, 200
 
 
-def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime]) -> FastAPI:
+def build_api(
+    ensemble: Ensemble,
+    runtime: AbstractAsyncContextManager[Runtime],
+    *,
+    max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    allowed_hosts: Sequence[str] = (),
+) -> FastAPI:
     """The web application of a team.
 
     Args:
         ensemble: The team.
         runtime: Where its runs live; entered with the application and left with it, warm in between.
+        max_body_bytes: Longer bodies are refused before they are in memory.
+        allowed_hosts: Names that requests may be for besides those of loopback.
     """
     team = ensemble.origin or ""
     serving: list[Runs] = []
@@ -46,15 +59,18 @@ def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime])
             yield
 
     api = FastAPI(title="ensemble-ray", lifespan=lifespan, docs_url=None, redoc_url=None)
+    # The one that is added last comes first.
+    api.add_middleware(BodyLimit, max_bytes=max_body_bytes)
+    api.add_middleware(HostCheck, allowed_hosts=allowed_hosts)
     api.add_exception_handler(RequestValidationError, _refused)
     api.add_exception_handler(HTTPException, _not_served)
     api.add_exception_handler(Exception, _broken)
 
     @api.post("/runs", response_model=FinishedRun, responses={"4XX": {"model": Failure}, "5XX": {"model": Failure}})
-    async def post_run(asked: NewRun) -> FinishedRun | JSONResponse:
+    async def post_run(asked: NewRun) -> JSONResponse:
         """Run the team and answer with its output."""
         try:
-            return await serving[0].run(asked)
+            return _WholeResponse((await serving[0].run(asked)).model_dump(mode="json"))
         except (EnsembleError, IllegalStateError) as error:
             return _answer(status_of(error), failure_of(error, asked.run_id))
 
@@ -68,23 +84,41 @@ def build_api(ensemble: Ensemble, runtime: AbstractAsyncContextManager[Runtime])
     return api
 
 
+class _WholeResponse(JSONResponse):
+    """JSON in UTF-8 whatever stands in its texts: an answer that cannot be encoded would be a paid run lost."""
+
+    def render(self, content: object) -> bytes:
+        """Return the body."""
+        return super().render(whole_data(content))
+
+
 def _answer(status: int, failure: Failure) -> JSONResponse:
-    return JSONResponse(failure.model_dump(mode="json"), status_code=status)
+    return _WholeResponse(failure.model_dump(mode="json"), status_code=status)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}..."
 
 
 def _refused(_request: Request, error: Exception) -> JSONResponse:
     """The body is no run: not JSON, or not of that form."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    places = [f"{'.'.join(str(part) for part in each['loc'])}: {each['msg']}" for each in found]
-    expected = 'Expected application/json such as {"inputs": {"topic": "Ray"}, "run_id": "first"}'
-    return _answer(HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(places)}. {expected}"))
+    places = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    if len(found) > _SHOWN:
+        places.append(f"and {len(found) - _SHOWN} more")
+    return _answer(
+        HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(places)}. {_EXPECTED}")
+    )
 
 
 def _not_served(request: Request, error: Exception) -> JSONResponse:
-    """No such path, or not by that method."""
+    """No such path, or not by that method; or a body that no JSON reader takes."""
     status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
+    if status == HTTPStatus.BAD_REQUEST:
+        why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
+        return _answer(status, Failure(error=_REFUSED, message=f"{why}. {_EXPECTED}"))
     known = "Served are POST /runs and GET /healthz"
-    text = f"{request.method} {request.url.path}: {HTTPStatus(status).phrase}. {known}"
+    text = f"{request.method} {_cut(request.url.path)}: {HTTPStatus(status).phrase}. {known}"
     return _answer(status, Failure(error=_REFUSED, message=text))
 
 

@@ -9,12 +9,13 @@ listens on all interfaces unless it says `http_options.host`; `deploy/serve.yaml
 """
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from ray import serve as ray_serve
 from ray.serve import Application
 
 from ensemble_ray import RayRuntime
 from serve.api import build_api
+from serve.middleware import body_limit
 from serve.team import team_name
 
 __all__ = ["EndpointOptions", "app"]
@@ -28,11 +29,22 @@ class EndpointOptions(BaseModel):
 
     Attributes:
         team: YAML path or `module:attribute`; None: what `ENSEMBLE_RAY_TEAM` says.
+        max_body_bytes: Longer bodies of requests are refused; None: what `ENSEMBLE_RAY_MAX_BODY_BYTES` says, else 1 MiB.
+        allowed_hosts: Names that requests may be for besides those of loopback, as a list or with commas between them;
+            `*` for any.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     team: str | None = None
+    max_body_bytes: int | None = Field(default=None, gt=0)
+    allowed_hosts: tuple[str, ...] = ()
+
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _split(cls, given: object) -> object:
+        """On the command line they are one text."""
+        return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
 
 
 # Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.
@@ -44,9 +56,10 @@ def app(options: EndpointOptions) -> Application:
     """
     name = team_name(options.team)
     name.load(needs_keys=False)
+    max_body_bytes = body_limit(options.max_body_bytes)
 
     def api() -> FastAPI:
-        return build_api(name.load(), RayRuntime())
+        return build_api(name.load(), RayRuntime(), max_body_bytes=max_body_bytes, allowed_hosts=options.allowed_hosts)
 
     replica = ray_serve.ingress(api)()
     as_deployment = ray_serve.deployment(

@@ -7,10 +7,10 @@ whoever asked for it has gone; the run is recorded, and its id finds the answer 
 from __future__ import annotations
 
 import asyncio
-import logging
 import uuid
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from serve.schemas import FinishedRun
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Runs"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Runs:

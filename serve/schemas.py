@@ -6,15 +6,45 @@ that a change over there shows up here and not at a client. Units stand in the n
 
 from __future__ import annotations
 
+import math
 from datetime import datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Annotated, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
+
+from ensemble_ray.foreign_text import whole_data, whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput
 
 __all__ = ["Cost", "Failure", "FinishedRun", "FinishedTask", "Health", "Metrics", "NewRun"]
+
+
+#: Ids that name a record are shorter; the text of a longer one need not be repeated to anybody.
+_LONGEST_ID = 256
+
+
+def _expressible(value: object) -> object:
+    """What was sent, in characters that can be written down again: halves of surrogate pairs are replaced (S-SEC-100).
+
+    Raises:
+        ValueError: it has a number that is none.
+    """
+    left = [value]
+    while left:
+        each = left.pop()
+        if isinstance(each, dict):
+            left += cast("dict[object, object]", each).values()
+        elif isinstance(each, list):
+            left += cast("list[object]", each)
+        elif isinstance(each, float) and not math.isfinite(each):
+            raise ValueError("NaN and Infinity are no numbers of JSON")
+    return whole_data(value)
+
+
+#: A text of an answer: models write what they like.
+_Text = Annotated[str, AfterValidator(whole_text)]
+_Data = Annotated[JsonValue, BeforeValidator(whole_data)]
 
 
 class _Wire(BaseModel):
@@ -31,8 +61,8 @@ class NewRun(_Wire):
         run_id: Name of the run and of its record; asking again under it answers from the record.
     """
 
-    inputs: dict[str, JsonValue] = Field(default_factory=dict)
-    run_id: str | None = None
+    inputs: Annotated[dict[str, JsonValue], BeforeValidator(_expressible)] = Field(default_factory=dict)
+    run_id: Annotated[str | None, Field(max_length=_LONGEST_ID), BeforeValidator(whole_data)] = None
 
 
 class Cost(_Wire):
@@ -107,10 +137,10 @@ class FinishedTask(_Wire):
         structured: The answer as data, where the task declares a type.
     """
 
-    role: str
-    description: str
-    text: str
-    structured: JsonValue
+    role: _Text
+    description: _Text
+    text: _Text
+    structured: _Data
     completed_at: datetime
     duration_s: float
     metrics: Metrics
@@ -139,7 +169,7 @@ class FinishedRun(_Wire):
     """
 
     run_id: str | None
-    raw: str
+    raw: _Text
     exit_reason: str
     duration_s: float
     metrics: Metrics
@@ -171,10 +201,10 @@ class Failure(_Wire):
     """
 
     error: str
-    message: str
+    message: _Text
     run_id: str | None = None
-    missing: list[str] = Field(default_factory=list)
-    causes: list[str] = Field(default_factory=list)
+    missing: list[_Text] = Field(default_factory=list)
+    causes: list[_Text] = Field(default_factory=list)
     tasks: list[FinishedTask] = Field(default_factory=list[FinishedTask])
 
 

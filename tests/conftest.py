@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,22 +45,22 @@ def log_levels() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[str]:
-    """One local cluster for all tests of a session; gives its address."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    # As in clusters that the runtime starts: workers at Ray's own niceness starve beside other tests.
-    os.environ.setdefault("RAY_worker_niceness", "0")
+def cluster_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What is home to the shared cluster's own processes, as its scheduler."""
+    return tmp_path_factory.mktemp("cluster home")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(cluster_home: Path) -> Iterator[str]:
+    """One local cluster for all tests of a session, started as the runtime starts one; gives its address."""
     import ray  # only tests that ask for the cluster pay for it
 
-    begun = ray.init(
-        address="local",
-        num_cpus=2,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level="ERROR",
-        configure_logging=False,
-    )
-    yield str(begun.address_info["gcs_address"])
+    from actors.connection import LOCAL, join_or_start
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ENSEMBLE_RAY_HOME", str(cluster_home))
+        join_or_start(LOCAL, {"num_cpus": 2})
+    yield str(ray.get_runtime_context().gcs_address)
     ray.shutdown()
 
 

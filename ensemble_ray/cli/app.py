@@ -102,9 +102,13 @@ def _report(error: Exception, *, is_debug: bool) -> int:
             return USAGE
         say(f"Error: {text}\nSee: {path} --help")
         return USAGE
-    from ensemble_ray.cli.failures import exit_code_of, told
+    from ensemble_ray.cli.failures import advice_of, exit_code_of, told
 
-    if is_debug:
-        say("".join(traceback.format_exception(error)).rstrip())
-    say(told(error, is_debug=is_debug))
+    if not is_debug:
+        say(told(error))
+        return exit_code_of(error)
+    say("".join(traceback.format_exception(error)).rstrip())  # it ends with the message
+    advice = advice_of(error)
+    if advice:
+        say(f"What to do: {advice}")
     return exit_code_of(error)

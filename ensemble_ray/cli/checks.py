@@ -16,13 +16,14 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
 from ensemble_ray.cli.progress import counted
 from ensemble_ray.config import home_directory
-from ensemble_ray.errors import message_of
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.private_files import exposed_bits
+from ensemble_ray.ray_files import private_ray_directory, token_file
 
 __all__ = [
     "Finding",
@@ -33,6 +34,7 @@ __all__ = [
     "check_packages",
     "check_python",
     "check_ray",
+    "check_ray_token",
     "check_records",
     "check_store",
 ]
@@ -73,7 +75,7 @@ def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
     if llm is not None:
         checks.append(lambda: check_model(llm))
     if with_ray:
-        checks.append(check_ray)
+        checks += [check_ray_token, check_ray]
     return checks
 
 
@@ -291,6 +293,27 @@ def check_model(llm: str) -> Iterator[Finding]:
     yield Finding(name="Model", state="ok", detail=f"{llm} answered in {time.monotonic() - began:.1f} s")
 
 
+def check_ray_token() -> Iterator[Finding]:
+    """The file with the token of local Ray instances: who knows it can run programs in them."""
+    path = token_file()
+    if path is None:
+        yield Finding(name="Ray's token", state="ok", detail="RAY_AUTH_TOKEN")
+        return
+    try:
+        wide = exposed_bits(path)
+    except FileNotFoundError:
+        yield Finding(name="Ray's token", state="ok", detail=f"none yet; the first local run makes {path}")
+    except (EnsembleError, OSError) as error:
+        advice = "Remove it, or set RAY_AUTH_TOKEN_PATH to a file of yours"
+        yield Finding(name="Ray's token", state="failed", detail=message_of(error), advice=advice)
+    else:
+        if wide:
+            detail = f"{path} is open to other users of this machine (mode {0o600 | wide:03o})"
+            yield Finding(name="Ray's token", state="failed", detail=detail, advice=f"Have a new one made: rm {path}")
+        else:
+            yield Finding(name="Ray's token", state="ok", detail=f"{path}, for its owner only")
+
+
 def check_ray() -> Iterator[Finding]:
     """A run of one task on Ray, in a process of its own, so that a hanging start can be ended."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
@@ -322,7 +345,7 @@ def check_ray() -> Iterator[Finding]:
                 name="Ray",
                 state="failed",
                 detail=f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s",
-                advice=f"Look into Ray's logs: {Path(tempfile.gettempdir()) / 'ray/session_latest/logs'}; or use --runtime inline",
+                advice=f"Look into Ray's logs: {private_ray_directory() / 'session_latest/logs'}; or use --runtime inline",
             )
             return
     address = os.environ.get("RAY_ADDRESS", "").strip()

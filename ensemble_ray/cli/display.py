@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Self
 from ensemble_ray.cli.progress import RunningTask, Tally, counted, depth_of, label_of
 from ensemble_ray.cli.terminal import is_terminal, one_line, say
 from ensemble_ray.control_characters import escape_controls
-from ensemble_ray.errors import message_of
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -50,11 +49,8 @@ _LABEL, _ROLE, _TEXT = 32, 24, 200
 _BRIEF = 80
 #: What the library logs of a failure is what the command line says in its own words.
 _TOLD_ANYWAY = {
-    "Run failed: %s",
-    "Run refused: %s",
-    "%s failed: %s",
     "Delegation by '%s' to '%s' failed: %s",
-    "Run %s: %s failed and is left out; the others go on",
+    "Run %s: %s failed and is left out%s",
 }
 
 
@@ -148,7 +144,9 @@ class Display:
         return self._clock() - self._began
 
     def __enter__(self) -> Self:
-        logging.getLogger("ensemble_ray").addHandler(self._log)
+        log = logging.getLogger("ensemble_ray")
+        if not log.isEnabledFor(logging.DEBUG):  # with --debug the log itself is shown
+            log.addHandler(self._log)
         if self._is_live:
             from rich.console import Console  # only terminals pay for it
             from rich.live import Live
@@ -225,8 +223,7 @@ class Display:
         tally = self.tally
         done = f"{tally.done + tally.failed}" + (f"/{tally.total_tasks}" if tally.total_tasks else "")
         if isinstance(event, TaskFailedEvent):
-            why = one_line(message_of(event.cause), _TEXT)
-            return f"{at:7.1f} s  failed   {done}  {_who(event)}: {why}"
+            return f"{at:7.1f} s  failed   {done}  {_who(event)}"  # the run's error, or the delegation, says why
         if isinstance(event, DelegationFailedEvent):
             return f"{at:7.1f} s  {_handed(event)}"
         if self._live is not None:

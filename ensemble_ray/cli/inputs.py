@@ -48,6 +48,10 @@ def _from_file(file: Path) -> dict[str, object]:
         raise ValidationError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
     except UnicodeDecodeError:
         raise ValidationError(f"--inputs-file: '{file}' is not UTF-8 text") from None
+    except ValueError as error:  # a number of more digits than Python converts
+        raise ValidationError(f"--inputs-file: cannot read '{file}': {error}") from None
+    except RecursionError:
+        raise ValidationError(f"--inputs-file: cannot read '{file}': nested too deeply") from None
     if not isinstance(found, dict):
         raise ValidationError(f"--inputs-file: '{file}' must hold a JSON object of names and values")
     return cast("dict[str, object]", found)

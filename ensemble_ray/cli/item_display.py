@@ -57,6 +57,8 @@ class ItemDisplay(Display):
         self.listener: EnsembleListener = TaskWatcher(self._hear)
         self._next_at = _EVERY_S
         self._is_over = False
+        #: keys of the failed items whose reasons were shown
+        self.told: set[str] = set()
 
     def __enter__(self) -> Self:
         if self._look is not None and not self._is_quiet:
@@ -101,6 +103,7 @@ class ItemDisplay(Display):
         if isinstance(event, TaskFailedEvent):
             if items.items_failed > _SHOWN_FAILURES:
                 return None
+            self.told.add(label_of(event))
             more = "; further ones are only counted" if items.items_failed == _SHOWN_FAILURES else ""
             return f"{at:7.1f} s  failed   {label_of(event)}: {one_line(message_of(event.cause), _TEXT)}{more}"
         if self._live is not None:

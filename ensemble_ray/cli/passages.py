@@ -118,20 +118,23 @@ def _tidy(text: str) -> str:
 
 
 def _cut(text: str) -> Iterator[str]:
-    rest = text
-    while rest:
+    at = 0
+    while at < len(text):
+        rest = text[at : at + _MAX_CHARACTERS + 1]  # never all of it, which would be copied once per passage
         size = _fitting(rest)
         if size < len(rest):
             size = _boundary(rest, size)
-        piece, rest = rest[:size].strip(), rest[size:].lstrip()
-        if piece:
+        if piece := rest[:size].strip():
             yield piece
+        at += size
+        while at < len(text) and text[at].isspace():
+            at += 1
 
 
 def _fitting(text: str) -> int:
     """How many characters from the start fit."""
     tokens = 0
-    for found in _PIECES.finditer(text[: _MAX_CHARACTERS + 1]):
+    for found in _PIECES.finditer(text):
         tokens += _piece_tokens(found[0])
         if tokens > _MAX_TOKENS or found.end() > _MAX_CHARACTERS:
             # One word can be longer than a passage; then it is cut inside.
@@ -157,5 +160,5 @@ def _piece_tokens(piece: str) -> int:
     if piece.isspace():
         return 1
     if ord(piece[0]) > _ASCII:
-        return len(piece.encode())
+        return len(piece.encode("utf-8", "surrogatepass"))
     return -(-len(piece) // 3)

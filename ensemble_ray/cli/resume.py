@@ -33,6 +33,14 @@ def resume(
         typer.Option("--take-over", help="Also from a process that still owns the run, such as one that hangs."),
     ] = False,
     allow_changes: AllowChanges = False,
+    allow_loss: Annotated[
+        bool,
+        typer.Option(
+            "--allow-loss",
+            help="Also where a part of the record is lost: what was done in it is done again, and calls of tools that may "
+            "not be repeated are flagged.",
+        ),
+    ] = False,
     runtime: RuntimeAgain = None,
     max_tokens: MaxTokens = None,
     max_cost: MaxCost = None,
@@ -55,6 +63,8 @@ def resume(
     options = budget_options(max_tokens, max_cost)
     store = own_store()
     found = run_blocking(store.find(run))
+    if allow_loss:
+        run_blocking(store.accept_loss(found.run_id, by_force=take_over))
     head = run_blocking(read_head(store, found.run_id))
     team = recorded_team(head)
     chosen = runtime_of(runtime, head)

@@ -15,6 +15,7 @@ from ensemble_ray.cli.item_display import ItemDisplay
 from ensemble_ray.cli.progress import counted
 from ensemble_ray.cli.terminal import FAILED, FINE, PARTLY, one_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.record.map_reduce_data import map_key
 
 if TYPE_CHECKING:
     from ensemble_ray.outputs import EnsembleOutput
@@ -105,10 +106,12 @@ class ItemView(RunView):
         lines = [self.display.summary()]
         if self._definition.results is not None:
             lines.append(f"Rows: {_rows_in(self._definition.results, self.items.items.items_done)}")
-        failures = [] if output is None else output.failed_items[:_SHOWN_FAILURES]
-        lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in failures]
-        if output is not None and len(output.failed_items) > len(failures):
-            lines.append(f"  and {len(output.failed_items) - len(failures):,} more")
+        # What the lines of the progress have told is not told again.
+        failures = [] if output is None else [e for e in output.failed_items if map_key(e.index) not in self.items.told]
+        shown = failures[:_SHOWN_FAILURES]
+        lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in shown]
+        if len(failures) > len(shown):
+            lines.append(f"  and {len(failures) - len(shown):,} more")
         letters = self._definition.dead_letters
         if letters is not None and Path(letters).exists():
             lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")

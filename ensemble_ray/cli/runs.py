@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ensemble_ray.cli.records import age_of, as_data, no_runs, own_store, where
-from ensemble_ray.cli.terminal import FINE, own_command, say, show, show_json
+from ensemble_ray.cli.terminal import FAILED, FINE, own_command, say, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, RunSummary
@@ -18,6 +18,9 @@ __all__ = ["States", "runs", "states_of"]
 _LISTED = 20
 #: Runs whose records are read at the same time.
 _READERS = 8
+
+#: Tasks with an output, tasks, and what is wrong with the record; None: not known
+_Done = tuple[int | None, int | None, str]
 
 States = Annotated[
     list[str] | None,
@@ -38,6 +41,8 @@ def runs(
     """List recorded runs: state, age, tasks done, where they came from.
 
     Newest first; those that were interrupted can be resumed.
+
+    Exit codes: 1 the record of a run that is listed is damaged.
     """
     from ensemble_ray.loop import run_blocking
 
@@ -46,12 +51,14 @@ def runs(
     found = [run for run in run_blocking(store.runs()) if not chosen or run.state.value in chosen]
     shown = found if is_all else found[:_LISTED]
     done = run_blocking(_tasks_done(store, shown))
+    damaged = [f"Error: run {run.run_id}: {each[2]}" for run, each in zip(shown, done, strict=True) if each[2]]
     if as_json:
         data = [
-            {**as_data(run), "tasks_done": each[0], "tasks": each[1]} for run, each in zip(shown, done, strict=True)
+            {**as_data(run), "tasks_done": each[0], "tasks": each[1], **({"damage": each[2]} if each[2] else {})}
+            for run, each in zip(shown, done, strict=True)
         ]
         show_json(data)
-        return FINE
+        return FAILED if damaged else FINE
     if not found:
         say(f"No run in {where()} is {' or '.join(sorted(chosen))}" if chosen else no_runs())
         return FINE
@@ -60,7 +67,9 @@ def runs(
         say(f"and {len(found) - len(shown)} older ones in {where()}; all of them: --all")
     if any(run.state.value == "interrupted" for run in shown):
         say(f"Interrupted runs go on with: {own_command()} resume RUN")
-    return FINE
+    for line in damaged:
+        say(line)
+    return FAILED if damaged else FINE
 
 
 def states_of(given: Sequence[str]) -> set[str]:
@@ -79,12 +88,12 @@ def states_of(given: Sequence[str]) -> set[str]:
     return {state.lower() for state in given}
 
 
-def _list(shown: Sequence[RunSummary], done: Sequence[tuple[int | None, int | None]]) -> None:
+def _list(shown: Sequence[RunSummary], done: Sequence[_Done]) -> None:
     from ensemble_ray.values import utc_now
 
     now = utc_now()
     rows = [
-        (run.run_id, run.state.value, age_of(run.created_at, now), _counted(*each), run.origin)
+        (run.run_id, run.state.value, age_of(run.created_at, now), _counted(each), run.origin)
         for run, each in zip(shown, done, strict=True)
     ]
     names, ages, counts = (max(len(row[column]) for row in rows) for column in (0, 2, 3))
@@ -92,25 +101,26 @@ def _list(shown: Sequence[RunSummary], done: Sequence[tuple[int | None, int | No
         show(f"{name:<{names}}  {state:<11}  {age:>{ages}}  {count:>{counts}} tasks  {origin}".rstrip())
 
 
-def _counted(done: int | None, total: int | None) -> str:
+def _counted(each: _Done) -> str:
+    done, total, _ = each
     return "?" if done is None or total is None else f"{done}/{total}"
 
 
-async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[tuple[int | None, int | None]]:
-    """(tasks with an output, tasks) of each run; unknown where the record cannot be read."""
+async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Done]:
+    """How far each run is; unknown where the record cannot be read."""
     import asyncio
 
-    from ensemble_ray.errors import RecordError
+    from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
 
     readers = asyncio.Semaphore(_READERS)
 
-    async def count(run: RunSummary) -> tuple[int | None, int | None]:
+    async def count(run: RunSummary) -> _Done:
         async with readers:
             try:
                 progress = await tasks_done(store, run.run_id)
-            except RecordError:  # `trace` tells; a list shows what there is
-                return None, None
-            return progress.done, progress.total
+            except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
+                return None, None, message_of(error) if await store.summary(run.run_id) is not None else ""
+            return progress.done, progress.total, ""
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

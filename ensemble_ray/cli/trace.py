@@ -47,12 +47,13 @@ def trace(
 
     With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
     while it runs is shown by its levels.
+
+    Exit codes: 1 the record has lost something; what is left of it is shown.
     """
-    from ensemble_ray.errors import RecordError
+    import contextlib
+
+    from ensemble_ray.errors import EnsembleError, RecordError
     from ensemble_ray.loop import run_blocking
-    from ensemble_ray.record.fold import fold_trace
-    from ensemble_ray.record.run_head import read_head
-    from ensemble_ray.record.tree import tree_rows
 
     store = own_store()
     if run is None:
@@ -63,37 +64,57 @@ def trace(
             _list(runs)
         return FINE
     named = run_blocking(store.find(run))
-    if task is None and run_blocking(read_head(store, named.run_id)).is_fed:
-        view = run_blocking(_view(store, named))
+    try:
+        _show_run(store, named, task, as_json=as_json)
+    except RecordError:
+        with contextlib.suppress(EnsembleError):  # the first error, which is raised, says what is wrong
+            _show_run(store, named, task, as_json=as_json, is_partial=True)
+        raise
+    return FINE
+
+
+def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: bool, is_partial: bool = False) -> None:
+    """Print a run; `is_partial`: what is left of its record."""
+    from ensemble_ray.errors import RecordError
+    from ensemble_ray.loop import run_blocking
+    from ensemble_ray.record.fold import fold_trace
+    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.tree import tree_rows
+
+    run_id = named.run_id
+    if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
+        view = run_blocking(_view(store, named, is_partial=is_partial))
         if as_json:
             show_json(view.data())
         else:
             _print_tree(tuple(view.rows()))
-        return FINE
-    facts = run_blocking(store.facts(named.run_id) if task is None else _of_task(store, named.run_id, task))
+        return
+    if task is None:
+        facts = run_blocking(store.facts(run_id, is_partial=is_partial))
+    else:
+        facts = run_blocking(_of_task(store, run_id, task, is_partial=is_partial))
     if not facts:
-        raise RecordError(f"Run '{named.run_id}' has recorded nothing in {named.place}", named.place)
+        raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
     found = fold_trace(facts)
     if as_json:
         show_json_text(found.to_json())
     else:
         _print_tree(tree_rows(found))
-    return FINE
 
 
-async def _view(store: RunStore, run: RunSummary) -> FedView:
+async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
     """A fed run as its record tells of it."""
     from ensemble_ray.outputs import RunState
     from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 
     is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
     view = FedView(run.run_id, is_running=is_running)
-    async for page in store.read(run.run_id, kinds=VIEW_KINDS):
+    async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.take(page)
     return view
 
 
-async def _of_task(store: RunStore, run_id: str, task: str) -> list[Fact]:
+async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool) -> list[Fact]:
     """The facts of the run as a whole, and of one task with what it handed on.
 
     Raises:
@@ -104,7 +125,7 @@ async def _of_task(store: RunStore, run_id: str, task: str) -> list[Fact]:
 
     facts: list[Fact] = []
     is_known = False
-    async for page in store.read(run_id):
+    async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
             key = task_instance(fact.name).rpartition("#")[0]
             if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):

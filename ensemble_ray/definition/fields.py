@@ -11,11 +11,12 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
-from pydantic import BeforeValidator, SkipValidation, Strict
+from pydantic import AfterValidator, BeforeValidator, SkipValidation, Strict
 
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.trace import CaptureMode
@@ -55,7 +56,8 @@ _Enum = TypeVar("_Enum", bound=StrEnum)
 
 #: Numbers as numbers: "3" and True are refused, so that a check of the range cannot be passed by.
 StrictInt = Annotated[int, Strict()]
-StrictText = Annotated[str, Strict()]
+#: Without halves of surrogate pairs, which a team file can hold and nothing can be sent or written with (S-SEC-56).
+StrictText = Annotated[str, Strict(), AfterValidator(whole_text)]
 #: An amount of money; whole numbers are taken too.
 StrictAmount = Annotated[float, Strict()]
 

@@ -6,6 +6,7 @@ called here.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
@@ -23,6 +24,7 @@ from ensemble_ray.ports import ChatModel
 __all__ = [
     "check_hierarchy",
     "check_rules",
+    "doubled_names",
     "infer_workflow",
     "known_agents",
     "manager_model",
@@ -57,6 +59,16 @@ def validate(definition: EnsembleDefinition) -> list[str]:
     if workflow is Workflow.SEQUENTIAL:
         _check_order(definition.tasks)
     return _warnings(definition)
+
+
+def doubled_names(tasks: Sequence[Task]) -> list[str]:
+    """Return a warning for each name that several tasks of a list have (S-DOM-71)."""
+    counts = Counter(task.name for task in tasks if task.name is not None)
+    return [
+        f"{count} tasks are named '{name}'; in the plan and the record the others are '{name}~2' and so on"
+        for name, count in counts.items()
+        if count > 1
+    ]
 
 
 def check_rules(definition: RunRules) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import LONGEST, brief
 from ensemble_ray.errors import MaxIterationsExceededError
 from ensemble_ray.events import TaskInputEvent
 from ensemble_ray.execute.effects import ToolEffect
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentLoop"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Below DEBUG; full responses of models (S-ENG-30).
 TRACE_LEVEL = 5
 
@@ -143,7 +145,9 @@ class AgentLoop:
         """The empty-text rule (S-ENG-34), and the answer in the log (S-ENG-30)."""
         if text is None or not text.strip():
             _log.warning(
-                "Agent '%s' returned empty response for task '%s'", self._order.agent_role, self._order.task.description
+                "Agent '%s' returned empty response for task '%s'",
+                self._order.agent_role,
+                brief(self._order.task.description),
             )
             return ""
         _log.log(logging.INFO if self._is_verbose else TRACE_LEVEL, "Response:\n%s", text)
@@ -161,4 +165,4 @@ class AgentLoop:
     @staticmethod
     def _log_lines(machine: StructuredMachine) -> None:
         for level, line in machine.log_lines():
-            _log.log(level, "%s", line)
+            _log.log(level, "%s", brief(line, 2 * LONGEST))

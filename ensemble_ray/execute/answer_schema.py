@@ -7,7 +7,6 @@ a schema called strict that leaves the subset which strict endpoints take.
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -15,12 +14,13 @@ from typing import Any, cast
 
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.execute.type_adapters import adapter_of
 from ensemble_ray.messages import JsonSchema
 
 __all__ = ["answer_schema"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 Node = Mapping[str, Any]
 

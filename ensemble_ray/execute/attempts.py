@@ -7,11 +7,12 @@ a refusal, after an error of user code, or of a stream that has begun (S-DUR-61)
 
 from __future__ import annotations
 
-import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.llm.faults import Fault, fault_of, status_of
 from ensemble_ray.llm.retry import backoff_s, patience_asked_s
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempts"]
 
-_log = logging.getLogger(__name__)
-#: Characters of a failure's text in log lines and in the record.
-_BRIEF = 300
+_log = bounded_logger(__name__)
 
 
 class Attempts:
@@ -149,9 +148,8 @@ def _tell(visit: Visit | None, error: BaseException, fault: Fault | None) -> Non
     elif fault.is_refusal_for_now:
         visit.refused()
     else:
-        visit.failed(_brief(fault))
+        visit.failed(_brief(fault), ago_s=fault.ago_s)
 
 
 def _brief(fault: Fault) -> str:
-    text = fault.text if len(fault.text) <= _BRIEF else fault.text[:_BRIEF] + "..."
-    return f"{fault.what}: {text}"
+    return f"{fault.what}: {brief(fault.text)}"

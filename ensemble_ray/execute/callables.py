@@ -6,20 +6,25 @@ callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`; `/policy/0` is o
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.delegation import DelegationPolicyResult, DelegationRequest
-from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.threads import call_user
+from ensemble_ray.error_texts import agent_failure, brief, titled
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
+from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, check_verdict
+from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from ensemble_ray.execute.guardrails import GuardrailResult
     from ensemble_ray.execute.handler import TaskHandlerContext
 
-__all__ = ["Callables", "HasCallables", "LocalCallables", "callable_path", "policy_name"]
+__all__ = ["Callables", "HasCallables", "LocalCallables", "callable_name", "callable_path"]
 
 
 def callable_path(key: str, kind: str, index: int = 0) -> str:
@@ -65,8 +70,15 @@ class LocalCallables:
         self._policies = policies
 
     async def evaluate(self, path: str, argument: object) -> object:
-        """Call it here: async on the loop, sync in a thread (S-CONV-16)."""
-        return await call_user(self._find(path), argument)
+        """Call it here: async on the loop, sync in a thread (S-CONV-16).
+
+        Raises:
+            AgentExecutionError: a guardrail raised, or gave no verdict; only here is its name known (S-GRD-11).
+        """
+        function = self._find(path)
+        if isinstance(argument, GuardrailInput | GuardrailOutput):
+            return await _verdict(function, argument)
+        return await call_user(function, argument)
 
     def _find(self, path: str) -> Callable[[object], object]:
         key, kind, position = path.rsplit("/", 2)
@@ -78,6 +90,22 @@ class LocalCallables:
         else:
             found = (task.input_guardrails if kind == "input" else task.output_guardrails)[int(position)]
         return _as_handler(found) if isinstance(found, AgentTool) else cast("Callable[[object], object]", found)
+
+
+async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInput | GuardrailOutput) -> GuardrailResult:
+    """What a guardrail says of its subject; it fails closed."""
+    name, role = callable_name(guardrail), subject.agent_role
+    try:
+        returned = await call_user(guardrail, subject)
+    except (asyncio.CancelledError, ExitEarlyError, IllegalStateError):
+        raise
+    except USER_ERRORS as error:
+        text = f"Agent '{brief(role)}': guardrail '{name}' raised {brief(titled(error))}"
+        raise AgentExecutionError(text, role, subject.task_description) from error
+    try:
+        return check_verdict(returned, name)
+    except TypeError as error:
+        raise AgentExecutionError(agent_failure(role, error), role, subject.task_description) from error
 
 
 def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
@@ -104,12 +132,12 @@ def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
         if not isinstance(answer, DelegationPolicyResult):
             given = "None" if answer is None else type(answer).__name__
             raise IllegalStateError(
-                f"Delegation policy '{policy_name(policy)}' returned {given}, expected DelegationPolicyResult. Return "
+                f"Delegation policy '{callable_name(policy)}' returned {given}, expected DelegationPolicyResult. Return "
                 "DelegationPolicyResult.allow(), .reject(reason) or .modify(request)"
             )
         if answer.verdict == "modify" and not isinstance(answer.request, DelegationRequest):
             raise IllegalStateError(
-                f"Delegation policy '{policy_name(policy)}' modified the request to {type(answer.request).__name__}, "
+                f"Delegation policy '{callable_name(policy)}' modified the request to {type(answer.request).__name__}, "
                 "expected DelegationRequest. Return DelegationPolicyResult.modify(request.replace(...))"
             )
         return answer
@@ -117,6 +145,8 @@ def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
     return ask
 
 
-def policy_name(policy: object) -> str:
-    """What a policy is called in logs and messages: the function's name, or its object's class."""
-    return str(getattr(policy, "__name__", type(policy).__name__))
+def callable_name(function: object) -> str:
+    """Return what logs and messages call a guardrail or a policy: the function's name, else its object's class."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[object]", function).func
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -6,20 +6,22 @@ The rules about verdicts are in `guardrails`; here they are only asked (S-GRD-4 
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import agent_failure, brief
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
 from ensemble_ray.execute.callables import Callables, callable_path
-from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailType, check_verdict, violation_of
+from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailType, violation_of
 from ensemble_ray.threads import USER_ERRORS
 
 if TYPE_CHECKING:
+    from ensemble_ray.execute.guardrails import GuardrailResult
     from ensemble_ray.execute.orders import TaskOrder
 
 __all__ = ["check_guardrails"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 async def check_guardrails(
@@ -57,16 +59,16 @@ async def check_guardrails(
     for index in range(count):
         path = callable_path(order.key, kind, index)
         try:
-            verdict = check_verdict(await callables.evaluate(path, subject), path)
-        except (asyncio.CancelledError, ExitEarlyError, IllegalStateError):
+            verdict = cast("GuardrailResult", await callables.evaluate(path, subject))
+        except (asyncio.CancelledError, ExitEarlyError, IllegalStateError, AgentExecutionError):
             raise
-        except USER_ERRORS as error:
-            raise AgentExecutionError(
-                f"Agent '{order.agent_role}' failed: {message_of(error)}", order.agent_role, order.task.description
-            ) from error
+        except USER_ERRORS as error:  # it could not be asked
+            text = agent_failure(order.agent_role, error)
+            raise AgentExecutionError(text, order.agent_role, order.task.description) from error
         violation = violation_of(
             verdict, GuardrailType(kind), task_description=order.task.description, agent_role=order.agent_role
         )
         if violation is not None:
-            _log.warning("Guardrail: %s [task: %s]", violation.violation_message, order.task.description[:80])
+            why, task = brief(violation.violation_message), brief(order.task.description[:80])
+            _log.info("Guardrail: %s [task: %s]", why, task)  # whoever asked for the task is told
             raise violation

@@ -8,11 +8,11 @@ are told to the machine again, what is recorded of a task is its report, and wha
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.ids import RUN, instance_of
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Assignment", "Conducted", "Failed", "Houses", "Report", "Resumed", "RunConductor"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How an output is held: the object itself inline, its bytes in a scheduler actor.
 Output = TypeVar("Output")
 #: How a failure is held: the task's result inline, its bytes in a scheduler actor.

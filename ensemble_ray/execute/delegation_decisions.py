@@ -9,17 +9,18 @@ In: a turn's calls of the delegation tool. Out: a decision for each, on record. 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.delegation import (
     Colleague,
     DelegationPolicyContext,
     DelegationPolicyResult,
     DelegationRequest,
 )
+from ensemble_ray.error_texts import user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation_calls import Asked, read_call
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Decision", "Decisions"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +127,8 @@ class Decisions:
             except (ExitEarlyError, IllegalStateError, asyncio.CancelledError):
                 raise
             except USER_ERRORS as error:
-                _log.warning("Delegation policy '%s' raised: %s", name, message_of(error))
+                # What it raised is told with the delegation's failure; here is where it did.
+                _log.warning("Delegation policy '%s' raised %s\n%s", name, type(error).__name__, user_traceback(error))
                 reason = Refusal(f"Error: {message_of(error)}")
                 return Decision(
                     request=request,

@@ -10,7 +10,6 @@ In: a model's calls of the delegation tool. Out: what each worker gave, as the t
 from __future__ import annotations
 
 import asyncio
-import logging
 from bisect import insort
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -18,8 +17,10 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.task import Task
 from ensemble_ray.delegation import Colleague, DelegationResponse, DelegationStatus
+from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -27,7 +28,6 @@ from ensemble_ray.errors import (
     ManagerStalledError,
     RecordError,
     StaleEpochError,
-    message_of,
 )
 from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
 from ensemble_ray.execute.delegation_calls import EXPECTED_OUTPUT, manager_tool, peer_tool
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Colleagues", "Delegations"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.
 _PATIENCE_S = 5.0
 #: What came of a delegation whose asking task was stopped.
@@ -372,7 +372,7 @@ class Delegations:
         )
 
     def _announce_failure(self, effect: DelegationEffect, reason: str, cause: BaseException | None) -> None:
-        _log.warning("Delegation by '%s' to '%s' failed: %s", self._order.agent_role, effect.worker_role, reason)
+        _log.warning("Delegation by '%s' to '%s' failed: %s", self._order.agent_role, effect.worker_role, brief(reason))
         self._scope.emit(
             DelegationFailedEvent,
             lambda: DelegationFailedEvent(

@@ -44,6 +44,9 @@ class ToolEffect:
     duration_s: float
     structured_output: object = None
 
+    def __post_init__(self) -> None:
+        self.duration_s = max(0.0, self.duration_s)  # a record may have another one, of a clock that was set back
+
 
 @dataclass(slots=True, kw_only=True)
 class ModelEffect:
@@ -59,6 +62,9 @@ class ModelEffect:
     estimated: tuple[int, int] | None = None
     tools: list[ToolEffect] = field(default_factory=list[ToolEffect])
     messages: tuple[CapturedMessage, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.latency_s = max(0.0, self.latency_s)  # as for tools
 
     @property
     def retries(self) -> int:
@@ -132,7 +138,7 @@ def _parsed_input(arguments: str) -> dict[str, object] | None:
     """The arguments as a dict; None when they are not a JSON object (S-CAP-14)."""
     try:
         parsed: object = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested beyond the stack
         return None
     return cast("dict[str, object]", parsed) if isinstance(parsed, dict) else None
 
@@ -190,7 +196,8 @@ class TaskEffects:
         self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
     ) -> TaskTrace:
         """The tree of this task (S-TRC-10)."""
-        started, completed = utc_of(self.started_at), utc_of(completed_at)
+        # The process that ends a task may have another clock than the one that began it.
+        started, completed = utc_of(self.started_at), utc_of(max(completed_at, self.started_at))
         return TaskTrace(
             task_description=self.task_description,
             expected_output=self.expected_output,

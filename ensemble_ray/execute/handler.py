@@ -8,15 +8,17 @@ handler whose result is recorded is not called again (S-DUR-25).
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import brief, describe
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.structured import restore_output
-from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, settle_unknown
+from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskHandlerContext", "run_handler"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
+#: Characters of a failure's text: what the user wrote, and the words before it.
+_LONGEST = 280
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +68,8 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         return _given(scope, recorded.data)
     effect = scope.order.task.handler_effect
     intent = scope.recorded(name, "tool_intent")
+    if intent is None:
+        intent = lost_call(scope, name, HANDLER, "", effect)
     if intent is not None and effect_of(intent, effect) == "once":
         lost = await settle_unknown(scope, intent)
         if lost is not None:
@@ -92,11 +98,11 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
-        text = f"Deterministic task handler threw an exception: {message_of(error)}"
+        text = f"Deterministic task handler threw an exception: {describe(error)}"
         await _noted(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
     if given is None:
-        text = f"Deterministic task handler returned null for task: {order.task.description}"
+        text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         data = await _noted(scope, name, "failure", text, began=began)
     elif not isinstance(given, ToolResult):
         data = await _noted(scope, name, "success", str(given), began=began)
@@ -117,10 +123,10 @@ async def _noted(
     """Note the result."""
     data: dict[str, object] = {
         "outcome": outcome,
-        "text": text,
+        "text": whole_text(text),
         "structured_output": structured,
         "started_at": began,
-        "duration_s": scope.ports.clock.now() - began if outcome != "unknown" else 0.0,
+        "duration_s": max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
     }
     await scope.note("tool_result", name, data)
     return data
@@ -140,10 +146,11 @@ def _given(scope: TaskScope, data: Mapping[str, object]) -> tuple[str, object]:
         return text, restored.value
     _log.warning(
         "Task '%s': its recorded structured output is no %s any more and stays data: %s",
-        scope.order.key, kind.__name__, restored.error_message,
+        scope.order.key, kind.__name__, brief(restored.error_message or ""),
     )  # fmt: skip
     return text, structured
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    return AgentExecutionError(text, order.agent_role, order.task.description)
+    """The failure of the task; the record has the whole text."""
+    return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

@@ -7,11 +7,11 @@ in batches: all that finish in one turn of the loop go together.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.slots import Slot
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LocalHouses"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class LocalHouses:

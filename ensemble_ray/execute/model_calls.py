@@ -9,20 +9,31 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import use_effect_key
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, message_of
+from ensemble_ray.error_texts import agent_failure, describe
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.attempts import Attempts
 from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.foreign_text import WholePieces
 from ensemble_ray.ids import effect_name, uuid_of
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, JsonSchema, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.messages import (
+    ChatMessage,
+    ChatResponse,
+    Fact,
+    JsonSchema,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    whole_response,
+)
 from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, Until
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.trace import CaptureMode
@@ -34,7 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ModelCalls", "RecordedModel"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: What came of tool requests that may have left no fact: calls of unknown tools, and calls beyond the limit.
 _WITHOUT_FACTS = frozenset({"failure", "skipped_max_iterations"})
 
@@ -210,7 +221,7 @@ class ModelCalls:
             response = await call_user(self._model.chat, list(messages))
         if not isinstance(response, ChatResponse):
             raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
-        return response
+        return whole_response(response)
 
     async def _streamed(
         self,
@@ -222,12 +233,16 @@ class ModelCalls:
         """The answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
         turn = self._turn
         closing: ChatResponse | None = None
+        whole = WholePieces()
         async for piece in model.stream(list(messages), tuple(tools)):
             if isinstance(piece, ChatResponse):
-                closing = piece
+                closing = whole_response(piece)
                 continue
-            parts.append(piece)
-            self._emit_token(piece, turn)
+            parts.append(whole.feed(piece))
+            self._emit_token(parts[-1], turn)
+        if rest := whole.finish():
+            parts.append(rest)
+            self._emit_token(rest, turn)
         text = "".join(parts)
         if closing is None:  # S-STR-10
             return ChatResponse(text=text)
@@ -266,9 +281,7 @@ class ModelCalls:
 
     def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:
         role = self._order.agent_role
-        text = f"Agent '{role}' failed: {message_of(error)}"
-        if is_streaming:
-            text = f"Streaming failed for agent '{role}': {message_of(error)}"
+        text = f"Streaming failed for agent '{role}': {describe(error)}" if is_streaming else agent_failure(role, error)
         return AgentExecutionError(text, role, self._order.task.description)
 
     def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
@@ -358,9 +371,8 @@ class RecordedModel:
         async def ask() -> ChatResponse:
             nonlocal started_at
             started_at = time.time()
-            return await (
-                call_user(self._model.chat, messages, tools) if tools else call_user(self._model.chat, messages)
-            )
+            offered = (tools,) if tools else ()
+            return whole_response(await call_user(self._model.chat, messages, *offered))
 
         estimated: tuple[int, int] | None = None
         if self._spending is None:

@@ -6,16 +6,18 @@ Never: an import of a class that a record names; types come from today's definit
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.delegation import DelegationRequest
+from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import RecordError, message_of
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.structured import parse_output
 from ensemble_ray.execute.type_adapters import adapter_of
+from ensemble_ray.foreign_text import whole_data
 from ensemble_ray.ids import delegated_instance
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
@@ -38,7 +40,7 @@ __all__ = [
     "typed_output",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: End of the names of model calls that made a task's agent.
 _BEFORE = "/synthesis"
 
@@ -149,7 +151,7 @@ def typed_data(data: object, output_type: type[Any]) -> object:
         ValueError: it does not fit that type (any more).
     """
     # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-    return adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(data))
+    return adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
 
 
 def typed_output(data: Mapping[str, object], output_type: type[Any] | None = None) -> TaskOutput:
@@ -182,7 +184,7 @@ def _parsed(given: Mapping[str, object], output_type: type[Any]) -> object:
         if read.is_success:
             return read.value
         kind = getattr(output_type, "__qualname__", output_type)
-        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, error)
+        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, brief(str(error)))
         return data
 
 

@@ -15,7 +15,9 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import log_context, use_services
+from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -40,7 +42,7 @@ from ensemble_ray.execute.recorded import (
     trace_of,
     typed_output,
 )
-from ensemble_ray.execute.scope import RunnerPorts, TaskScope
+from ensemble_ray.execute.scope import LOSS, RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, TaskOutput
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TaskRunner", "cut"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 def cut(text: str, length: int) -> str:
@@ -100,7 +102,7 @@ class TaskRunner:
                 if is_stopped():
                     return self._unfinished(scope, "cancelled", None)
                 # User code raised it, or cancelled its own task; nobody asked this task to end.
-                text = f"Agent '{order.agent_role}' failed: {message_of(error)}"
+                text = agent_failure(order.agent_role, error)
                 failure = AgentExecutionError(text, order.agent_role, order.task.description)
                 failure.__cause__ = error
                 return await self._failed(scope, failure)
@@ -116,7 +118,7 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([now, *(began_at(fact) for fact in known.values())]),
+            started_at=min([now, *(began_at(fact) for fact in known.values() if fact.kind != LOSS)]),
             capture_mode=self.frame.capture_mode,
             is_handler=order.agent_key is None,
         )
@@ -176,7 +178,7 @@ class TaskRunner:
             return await self._with_workers(scope, self._told(scope, output))
         if (fact := known.get((instance, "task_failed"))) is not None:
             failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
-            took, trace = fact.at - scope.effects.started_at, trace_of(fact) or failed.trace
+            took, trace = max(0.0, fact.at - scope.effects.started_at), trace_of(fact) or failed.trace
             attempts = fact.data.get("attempts")
             tries = attempts if isinstance(attempts, int) else 0
             failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=tries)
@@ -257,7 +259,7 @@ class TaskRunner:
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear
-            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, message_of(unwritten))
+            _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
         return self._tell_failure(scope, result)
 
     def _tell_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
@@ -277,7 +279,7 @@ class TaskRunner:
                 instance=order.instance,
             ),
         )
-        _log.error("%s failed: %s", self._title(order), message_of(error))
+        _log.info("%s failed: %s", self._title(order), brief(message_of(error)))  # whoever asked for it is told
         return result
 
     def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
@@ -290,7 +292,7 @@ class TaskRunner:
             epoch=order.epoch,
             status="failed" if status == "failed" else "exited" if status == "exited" else "cancelled",
             at=at,
-            duration_s=at - effects.started_at,
+            duration_s=max(0.0, at - effects.started_at),
             error=error,
             trace=effects.trace(completed_at=at, final_output="", parsed_output=None, metrics=metrics),
             total_tokens=metrics.total_tokens,

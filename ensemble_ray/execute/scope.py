@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.events import Event
 from ensemble_ray.execute.slots import Slot
+from ensemble_ray.ids import RUN
 from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
 from ensemble_ray.messages import ChatMessage, Fact
 from ensemble_ray.ports import Until
@@ -25,7 +26,10 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.unknown import UnknownEffect
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
 
-__all__ = ["RunnerPorts", "TaskScope"]
+__all__ = ["LOSS", "RunnerPorts", "TaskScope"]
+
+#: Kind of the fact that tells that a part of the record is lost.
+LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +75,12 @@ class TaskScope:
     def recorded(self, name: str, kind: str) -> Fact | None:
         """The effect recorded under that name, which is not performed again; None when there is none."""
         return self.known.get((name, kind))
+
+    @property
+    def loss(self) -> Fact | None:
+        """What tells that a part of the record is lost in which the task may have called something; None: nothing does."""
+        found = self.known.get((RUN, LOSS))
+        return found if found is not None and found.data.get("has_effect") is not False else None
 
     async def note(self, kind: str, name: str, data: Mapping[str, object], *, until: Until = Until.TAKEN) -> None:
         """Put a fact into the journal; return when it is as safe as the next step needs.

@@ -12,17 +12,17 @@ Rules of the retries (`StructuredMachine`):
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Generic, Protocol, TypeVar, cast
 
 import pydantic
 
 from ensemble_ray.errors import IllegalStateError, OutputParsingError
 from ensemble_ray.execute.type_adapters import adapter_of
+from ensemble_ray.foreign_text import whole_data, whole_json
+from ensemble_ray.json_search import find_json
 from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
 
 __all__ = [
@@ -44,11 +44,10 @@ T = TypeVar("T")
 _FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
 #: Where an object or array may begin.
 _OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
-#: Openings tried before an answer counts as garbage; each failure costs time in proportion to the whole text.
-_MOST_OPENINGS = 1000
 #: Characters of an answer without JSON that its error shows (S-OUT-21).
 _SHOWN = 200
-_decoder = json.JSONDecoder()
+#: Mistakes of an answer that its correction prompt names; an answer may have one for every two of its characters.
+_SHOWN_MISTAKES = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,15 +81,8 @@ def extract_json(raw: str | None) -> str | None:
             return str(content).strip()
     if _looks_like_json(text):
         return text
-    for opening in islice(_OPENING.finditer(text), _MOST_OPENINGS):
-        try:
-            _, end = _decoder.raw_decode(text, opening.start())
-        except ValueError:
-            continue
-        except RecursionError:  # nested beyond reason, and so it is from the next openings on
-            return None
-        return text[opening.start() : end]
-    return None
+    found = find_json(text, _OPENING)
+    return None if found is None else text[found.start : found.end]
 
 
 def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
@@ -109,7 +101,7 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
     found = extract_json(text)
     try:
         # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = adapter_of(cast("Hashable", kind)).validate_json(found or text)
+        value = adapter_of(cast("Hashable", kind)).validate_json(whole_json(found or text))
     except pydantic.ValidationError as error:
         if found is None:
             shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
@@ -127,8 +119,8 @@ def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
     """
     try:
         # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(data))
-    except (ValueError, pydantic.errors.PydanticUserError) as error:
+        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(whole_data(data)))
+    except (ValueError, RecursionError, pydantic.errors.PydanticUserError) as error:
         return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
     return ParseResult(value=cast("T", value))
 
@@ -247,10 +239,13 @@ def _looks_like_json(text: str) -> bool:
 
 def _detail(error: pydantic.ValidationError) -> str:
     """What was wrong and where, without the values: the answer is shown beside it."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     parts: list[str] = []
-    for found in error.errors(include_url=False, include_context=False, include_input=False):
+    for found in mistakes[:_SHOWN_MISTAKES]:
         where = ".".join(str(part) for part in found["loc"])
         parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+    if len(mistakes) > _SHOWN_MISTAKES:
+        parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
     return "; ".join(parts)
 
 

@@ -7,17 +7,18 @@ begun before it is called (S-DUR-3); its result is in the record before anything
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import agent_failure, brief
+from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
-from ensemble_ray.execute.unknown import effect_of, key_of, settle_unknown
+from ensemble_ray.execute.unknown import effect_of, key_of, lost_call, settle_unknown
 from ensemble_ray.ids import effect_name
 from ensemble_ray.ports import Until
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ToolCalls"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
@@ -70,6 +71,8 @@ class ToolCalls:
         self._delegations = delegations
         #: calls of the turn that have not returned
         self._open = 0
+        #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
+        self._warned: set[tuple[str, str]] = set()
         #: what the model is told; the library's own tool comes first (S-TOOL-30)
         self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
@@ -115,8 +118,7 @@ class ToolCalls:
             )
         except IllegalStateError as error:
             role = self._order.agent_role
-            text = f"Agent '{role}' failed: {message_of(error)}"
-            raise AgentExecutionError(text, role, self._order.task.description) from error
+            raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
         except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
             if self._delegations is not None:
                 self._delegations.stopped()
@@ -146,14 +148,20 @@ class ToolCalls:
         One after the other, and before any call is made: a person may be asked, and the task may fail.
         """
         settled: dict[int, ToolEffect] = {}
+        warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
             recorded = self._scope.recorded(name, "tool_result")
             if recorded is not None:
                 settled[index] = _from_fact(call, recorded)
+                if self._is_behind_loss(recorded):
+                    warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
             intent = self._scope.recorded(name, "tool_intent")
+            if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
+                intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
+                warned.add((call.name, call.arguments))
             if intent is not None and effect_of(intent, "none" if bound is None else bound.effect) == "once":
                 text = await settle_unknown(self._scope, intent)
                 if text is not None:
@@ -161,7 +169,11 @@ class ToolCalls:
                     continue
             if bound is None and not self._is_delegation(call):
                 settled[index] = self._unknown_tool(call)
+        self._warned |= warned  # at the end: what one turn asks for twice was asked for before the model was told
         return settled
+
+    def _is_behind_loss(self, recorded: Fact) -> bool:
+        return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
 
     def _is_delegation(self, call: ToolCall) -> bool:
         return self._delegations is not None and call.name == self._delegations.spec.name
@@ -184,7 +196,7 @@ class ToolCalls:
         return effect
 
     def _unknown_tool(self, call: ToolCall) -> ToolEffect:
-        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, call.name)
+        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, brief(call.name))
         text = f"Error: Unknown tool '{call.name}'"
         now = self._scope.ports.clock.now()
         return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
@@ -216,7 +228,7 @@ class ToolCalls:
             outcome=outcome.outcome,
             text=outcome.text,
             started_at=started_at,
-            duration_s=clock.now() - started_at,
+            duration_s=max(0.0, clock.now() - started_at),
             structured_output=outcome.structured_output,
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.

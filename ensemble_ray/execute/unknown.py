@@ -8,7 +8,6 @@ Never: a silent repetition of what may have been done.
 from __future__ import annotations
 
 import asyncio
-import logging
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -16,10 +15,11 @@ from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.ids import uuid_of
-from ensemble_ray.messages import Effect
+from ensemble_ray.messages import Effect, Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS, call_user, threads
 from ensemble_ray.tools.tool import check_effect, strongest_effect
@@ -27,11 +27,10 @@ from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.messages import Fact
 
-__all__ = ["HANDLER", "Answer", "UnknownEffect", "ask_unknown", "effect_of", "key_of", "settle_unknown"]
+__all__ = ["HANDLER", "Answer", "UnknownEffect", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: What is decided of an unknown outcome.
 Answer = Literal["done", "repeat", "fail"]
@@ -62,6 +61,9 @@ class UnknownEffect:
     #: what the call was given, and gets again if it is repeated
     idempotency_key: str
     begun_at: datetime
+    #: whether the part of the record is lost in which it would stand: then it may not have been begun at all, and
+    #: `begun_at` is when the loss was accepted
+    is_lost: bool = False
 
     def to_dict(self) -> dict[str, object]:
         """As data, for another process."""
@@ -81,6 +83,26 @@ def key_of(scope: TaskScope, name: str) -> str:
 def effect_of(intent: Fact, declared: Effect) -> Effect:
     """What to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
     return strongest_effect(check_effect(intent.data.get("effect", "once"), "Recorded"), declared)
+
+
+def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect) -> Fact | None:
+    """Return what stands for the intent of a call that may have been made in a part of the record that is lost.
+
+    Args:
+        scope: The task.
+        name: Name of the call's effect; nothing is recorded under it.
+        tool_name: What would be called.
+        arguments: With what.
+        effect: What calling it does to the world.
+
+    Returns:
+        None: nothing is lost, or the call may be made twice.
+    """
+    loss = scope.loss
+    if loss is None or effect != "once":
+        return None
+    data = {"tool_name": tool_name, "arguments": arguments, "effect": effect, "is_lost": True}
+    return Fact(run=loss.run, kind="tool_intent", name=name, at=loss.at, data=data, epoch=loss.epoch, seq=loss.seq)
 
 
 async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
@@ -164,6 +186,7 @@ def _unknown(scope: TaskScope, intent: Fact) -> UnknownEffect:
         effect=intent.name,
         idempotency_key=key_of(scope, intent.name),
         begun_at=utc_of(intent.at),
+        is_lost=intent.data.get("is_lost") is True,
     )
 
 
@@ -179,6 +202,8 @@ def _checked(answer: object, unknown: UnknownEffect) -> Answer:
 
 def _begun(unknown: UnknownEffect) -> str:
     what = "its handler" if unknown.tool_name == HANDLER else f"tool '{unknown.tool_name}'"
+    if unknown.is_lost:
+        return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
     return f"Task '{unknown.task}': {what} was called at {_when(unknown)} by a process that ended during the call"
 
 
@@ -195,6 +220,12 @@ def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
 
 
 def _told(unknown: UnknownEffect) -> str:
+    if unknown.is_lost:
+        return (
+            f"Outcome unknown: a part of this run's record is lost, and this call of '{unknown.tool_name}' may have been "
+            "made in it. It has not been made now. Find out whether it was done before you ask for it again: then it is "
+            "made. If you cannot find out, do not ask for it, and say in your answer that its outcome is unknown."
+        )
     return (
         f"Outcome unknown: this call of '{unknown.tool_name}' was begun at {_when(unknown)}, and the process that made "
         "it ended before a result came back. It may have been done, partly done, or not done at all; it has not been "
@@ -204,6 +235,11 @@ def _told(unknown: UnknownEffect) -> str:
 
 
 def _confirmed(unknown: UnknownEffect) -> str:
+    if unknown.is_lost:
+        return (
+            f"This call of '{unknown.tool_name}' was done before a part of the run's record was lost: that was confirmed. "
+            "What it returned is lost. It must not be repeated."
+        )
     return (
         f"The call of '{unknown.tool_name}' that was begun at {_when(unknown)} was done: that was confirmed after "
         "the process that made it had ended. What it returned is lost. It must not be repeated."

@@ -11,16 +11,20 @@ store, results for whoever reads them. Rules:
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import brief, message_of
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.fed.failures import FailureLog, failure_of
 from ensemble_ray.fed.jobs import Jobs, as_error
+from ensemble_ray.fed.making import NotMade
 from ensemble_ray.fed.ports import FedEnded, FedFailure
-from ensemble_ray.outputs import ExitReason
+from ensemble_ray.outputs import ExitReason, TaskOutput
+from ensemble_ray.provider_errors import is_refusal
 from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
@@ -51,21 +55,17 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.making import Envelope, OrderMaker, Work
     from ensemble_ray.fed.ports import FedRecord, FedWatch
     from ensemble_ray.fed.weights import Weights
-    from ensemble_ray.items.pulling import RefusedItem
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.runtime import FedHouses
     from ensemble_ray.schedule.map_reduce import MapReduceMachine
 
 __all__ = ["FedParts", "MapReduceConductor"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
 _MANY = 64
 _GATHER_S = 0.004
 #: Factories called in one go: so many tasks wait for the slowest of them.
 _BATCH = 64
-#: Failures of maps, and of reduces, that an error of the whole run shows, of the hundred thousand there may be.
-_MOST_FAILURES = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,7 @@ class MapReduceConductor:
         """Make one, of a run and what it works with."""
         self._envelope = envelope
         self._parts = parts
-        self._orders = parts.orders
-        self._record = parts.record
+        self._orders, self._record = parts.orders, parts.record
         self._houses: FedHouses
         self._machine: MapReduceMachine
         self._inbox: list[FedStimulus] = []
@@ -101,6 +100,7 @@ class MapReduceConductor:
         self._broken: BaseException | None = None
         self._cause: BaseException | None = None
         self._spent: BudgetExhaustedError | None = None
+        self._refusal: FedFailure | None = None
         #: works that were handed out and have not been reported, by level and number, and by key
         self._works: dict[tuple[int, int], Work] = {}
         self._by_key: dict[str, Work] = {}
@@ -110,9 +110,8 @@ class MapReduceConductor:
         #: works that are done, and whose outputs are being weighed
         self._weighed: set[tuple[int, int]] = set()
         self._jobs = Jobs(self._fail, self.break_off)
-        self._failures: list[FedFailure] = []
-        #: how many there were, of maps and of reduces
-        self._noted = [0, 0]
+        self._failures = FailureLog()
+        self._why: dict[tuple[int, int], str] = {}
 
     # The run.
 
@@ -148,9 +147,10 @@ class MapReduceConductor:
             ending=self._ended,
             started_at=started_at,
             completed_at=clock.now(),
-            failures=self._failures,
-            failed_maps=self._noted[0],
+            failures=self._failures.first,
+            failed_maps=self._failures.failed_maps,
             cause=self._cause,
+            refusal=self._refusal,
             warning="" if self._spent is None else exhaustion_told((self._spent,)),
         )
 
@@ -201,8 +201,9 @@ class MapReduceConductor:
                 case Tell():
                     _log.warning("%s", instruction.text)
                 case TellLeftOut():
-                    key = self._orders.key(instruction.level, instruction.number)
-                    _log.warning("Run %s: %s failed and is left out; the others go on", self._envelope.run_id, key)
+                    place = (instruction.level, instruction.number)
+                    told = (self._orders.key(*place), self._why.pop(place, ""))
+                    _log.warning("Run %s: %s failed and is left out%s", self._envelope.run_id, *told)
                 case TellOversized():
                     self._tell_oversized(instruction)
                 case EndFed():
@@ -228,14 +229,14 @@ class MapReduceConductor:
             told = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=all_told)
             await self._envelope.append(told)
         for number, entry in taken.refused.items():
-            self._refused(number, entry, now)
+            self._lose_item(number, entry.text, entry.error, now)
         pulled = ItemsPulled(at=now, count=taken.count, is_exhausted=taken.is_exhausted)
         self._tell(pulled, *(ItemRefused(at=now, number=number) for number in taken.refused))
 
-    def _refused(self, number: int, entry: RefusedItem, now: float) -> None:
-        """A line that is no item; its map has failed before it could begin (S-MR-125)."""
-        self._note_failure(FedFailure(level=0, at=now, task_description=entry.text, agent_role="", error=entry.error))
-        self._item_failed(number, entry.error, attempts=0)
+    def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
+        """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
+        self._failures.add(FedFailure(level=0, at=now, task_description=about, agent_role="", error=error))
+        self._item_failed(number, error, attempts=0)
 
     # Works.
 
@@ -266,14 +267,14 @@ class MapReduceConductor:
             return True
         failure = record.failure(level, number)
         if failure is not None:
-            self._note_failure(failure)
+            self._failures.add(failure)
             if not level:
                 self._item_failed(number, failure.error, attempts=failure.attempts)
             self._tell(WorkFailed(at=self._envelope.clock.now(), level=level, number=number))
             return True
         return False
 
-    async def _make(self, works: Sequence[tuple[int, int]], making: Awaitable[list[Work]]) -> None:
+    async def _make(self, works: Sequence[tuple[int, int]], making: Awaitable[list[Work | NotMade]]) -> None:
         """Make works and hand them out; where they cannot be made, nobody else will report anything of them."""
         try:
             made = await making
@@ -291,11 +292,20 @@ class MapReduceConductor:
             now = self._envelope.clock.now()
             self._tell(*(WorkCancelled(at=now, level=level, number=number) for level, number in works))
             return
-        made = [work for work in made if not self._is_unwanted(work.level, work.number)]
+        begun: list[Work] = []
         for work in made:
-            self._works[work.level, work.number] = self._by_key[work.order.key] = work
-        if made:
-            self._houses.start([work.order for work in made])
+            if self._is_unwanted(work.level, work.number):
+                continue
+            if isinstance(work, NotMade):
+                now = self._envelope.clock.now()
+                self._why[0, work.number] = f": {brief(message_of(work.error))}"
+                self._lose_item(work.number, f"Item {self._parts.intake.index(work.number)}", work.error, now)
+                self._tell(WorkFailed(at=now, level=0, number=work.number))
+            else:
+                self._works[work.level, work.number] = self._by_key[work.order.key] = work
+                begun.append(work)
+        if begun:
+            self._houses.start([work.order for work in begun])
 
     # Stopping.
 
@@ -305,9 +315,7 @@ class MapReduceConductor:
         if work is not None:
             self._houses.stop([work.order.instance])
         elif (level, number) in self._weighed:
-            self._tell(
-                WorkCompleted(at=now, level=level, number=number, weight_tokens=0)
-            )  # nothing is grouped any more
+            self._tell(WorkCompleted(at=now, level=level, number=number, weight_tokens=0))  # grouped no more
         else:
             self._unwanted.add((level, number))
             self._tell(WorkCancelled(at=now, level=level, number=number))
@@ -335,6 +343,9 @@ class MapReduceConductor:
         match result.status:
             case "failed" if isinstance(error, RecordError | StaleEpochError):
                 self.break_off(error)
+            case "failed" if error is not None and is_refusal(error) and work.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(level, work.order, result, error)
+                self._tell(SourceFailed(at=result.at), WorkCancelled(at=result.at, level=level, number=number))
             case "failed" if isinstance(error, ValidationError):
                 self._fail(error)  # what a factory gave cannot be done (S-SET-38)
                 self._tell(WorkCancelled(at=result.at, level=level, number=number))
@@ -373,27 +384,11 @@ class MapReduceConductor:
         self._tell(WorkCompleted(at=at, level=level, number=number, weight_tokens=weight))
 
     def _failed(self, work: Work, result: TaskResult, error: BaseException) -> None:
-        _log.debug("%s failed: %s", result.key, message_of(error))
-        self._note_failure(
-            FedFailure(
-                level=work.level,
-                at=result.at,
-                task_description=work.order.task.description,
-                agent_role=work.order.agent_role,
-                error=error,
-                attempts=result.attempts,
-            )
-        )
+        self._why[work.level, work.number] = f": {brief(message_of(error))}"
+        self._failures.add(failure_of(work.level, work.order, result, error))
         if not work.level:
             self._item_failed(work.number, error, attempts=result.attempts)
         self._tell(WorkFailed(at=result.at, level=work.level, number=work.number))
-
-    def _note_failure(self, failure: FedFailure) -> None:
-        """Keep a failure for the error and the trace of the run; the first ones are enough."""
-        kind = min(failure.level, 1)
-        self._noted[kind] += 1
-        if self._noted[kind] <= _MOST_FAILURES:
-            self._failures.append(failure)
 
     def _item_failed(self, number: int, error: BaseException, *, attempts: int) -> None:
         intake = self._parts.intake

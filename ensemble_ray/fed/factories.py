@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.plan.map_reduce_factories import make_direct_in_run, make_maps_in_run, make_reduce_in_run
+from ensemble_ray.plan.map_reduce_factories import (
+    FactoryFailure,
+    make_direct_in_run,
+    make_maps_in_run,
+    make_reduce_in_run,
+)
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -30,13 +35,15 @@ class DefinitionFactories:
     def __init__(self, definition: MapDefinition) -> None:
         self._definition = definition
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
-        """A task for each item.
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
+        """Make a task for each item, or tell why its factory could not (S-MR-154).
 
         Raises:
             ValidationError: one has a context.
+            Exception: what a factory raised, where a failed item ends the run.
         """
-        return [_alone(task) for task, _ in await make_maps_in_run(self._definition, items)]
+        made = await make_maps_in_run(self._definition, items)
+        return [each if isinstance(each, FactoryFailure) else _alone(each[0]) for each in made]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
@@ -62,7 +69,7 @@ class DirectFactory:
     def __init__(self, definition: MapReduceDefinition) -> None:
         self._definition = definition
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
         """The one task."""
         (all_items,) = items
         task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))

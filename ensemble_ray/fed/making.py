@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.ids import instance_of
+from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.kinds import Kinds
     from ensemble_ray.fed.bodies import FedBodies
     from ensemble_ray.fed.intake import Intake
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, Journal
     from ensemble_ray.schedule.map_reduce_words import StartReduce
 
-__all__ = ["Envelope", "OrderMaker", "Work"]
+__all__ = ["Envelope", "NotMade", "OrderMaker", "Work"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
@@ -64,6 +65,15 @@ class Work:
     #: what it is in the tree
     kind: str
     order: TaskOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotMade:
+    """A map whose factory raised (S-MR-154)."""
+
+    number: int
+    error: Exception
+    level: int = 0
 
 
 def _told(output: TaskOutput) -> TaskOutput:
@@ -125,7 +135,7 @@ class OrderMaker:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
         return self._item_count if kind == "map" else int(kind != "reduce")
 
-    async def maps(self, numbers: Sequence[int], is_unwanted: Callable[[int, int], bool]) -> list[Work]:
+    async def maps(self, numbers: Sequence[int], is_unwanted: Callable[[int, int], bool]) -> list[Work | NotMade]:
         """Maps of these items, but for those that are unwanted when their turn comes.
 
         Raises:
@@ -135,12 +145,16 @@ class OrderMaker:
             wanted = [number for number in numbers if not is_unwanted(0, number)]
             if not wanted:
                 return []
-            tasks = await self._factories.maps([self._intake.item(number) for number in wanted])
-            made = await self._ready(tasks, [self.key(0, number) for number in wanted])
+            given = await self._factories.maps([self._intake.item(number) for number in wanted])
+            tasks = {number: each for number, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
+            keys = [self.key(0, number) for number in tasks]
+            made = await self._ready(list(tasks.values()), keys) if tasks else []
         kind = node_type(0, is_direct=self._is_direct)
-        return [self._work(each, 0, number, kind) for number, each in zip(wanted, made, strict=True)]
+        works = [self._work(each, 0, number, kind) for number, each in zip(tasks, made, strict=True)]
+        failed = ((n, each) for n, each in zip(wanted, given, strict=True) if isinstance(each, FactoryFailure))
+        return [*works, *(NotMade(number=number, error=each.error) for number, each in failed)]
 
-    async def reduce(self, group: StartReduce, is_unwanted: Callable[[int, int], bool]) -> list[Work]:
+    async def reduce(self, group: StartReduce, is_unwanted: Callable[[int, int], bool]) -> list[Work | NotMade]:
         """The reduce of a group, unless it is unwanted when its turn comes.
 
         Raises:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.plan.map_reduce_factories import FactoryFailure
     from ensemble_ray.schedule.map_reduce_words import EndFed, StartReduce
 
 __all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
@@ -17,8 +18,8 @@ __all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
 class FedFactories(Protocol):
     """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
 
-    async def maps(self, items: Sequence[object]) -> Sequence[Task]:
-        """A task for each item."""
+    async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
+        """Make a task for each item, or tell why its factory could not."""
         ...
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
@@ -112,10 +113,12 @@ class FedEnded:
     started_at: float
     completed_at: float
     #: the first of them, on all levels
-    failures: list[FedFailure] = field(default_factory=list["FedFailure"])
+    failures: Sequence[FedFailure] = field(default_factory=list["FedFailure"])
     #: how many maps failed
     failed_maps: int = 0
     #: what the source or a factory raised
     cause: BaseException | None = None
+    #: the first call that a provider refused as it would refuse all others (S-MR-155)
+    refusal: FedFailure | None = None
     #: what to warn of, such as a budget that is spent; "": nothing
     warning: str = ""

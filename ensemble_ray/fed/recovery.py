@@ -1,7 +1,8 @@
 """What the record gives to a fed run that goes on, as its conductor asks it. Room: fed.
 
-In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. What is not
-found here, since its items were not on record yet, is found by the task's own house: nothing recorded is done again.
+In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
+the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
+is not found here, since its item is not on record at all, is found by the task's own house: nothing recorded is done again.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.map_reduce_data import AGENTS_KIND, DIRECT, FINAL, agents_in, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
+from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Keep, Outcome
 from ensemble_ray.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.map_reduce_words import StartReduce
 
@@ -37,6 +39,8 @@ class RecoveredRun:
         self._bodies = bodies
         self._failures = Spool()
         self._slots: dict[tuple[int, int], int] = {}
+        #: ends of items that are not on record yet, by key: what takes them, and their data
+        self._early: dict[str, tuple[Keep, Mapping[str, object]]] = {}
         self.facts = FedRecovered(self._keep, self._keep_failure)
 
     @classmethod
@@ -48,21 +52,36 @@ class RecoveredRun:
         """
         record = cls(bodies)
         async for page in store.read(run_id, kinds=(*FED_KINDS, AGENTS_KIND)):
-            record.facts.take(page)
-            for fact in page:
-                if fact.kind == AGENTS_KIND:
-                    bodies.recall(agents_in(fact.data))
+            record.take(page)
         return record
+
+    def take(self, facts: Sequence[Fact]) -> None:
+        """Take the next facts.
+
+        Raises:
+            RecordError: one of them is damaged.
+        """
+        self.facts.take(facts)
+        for fact in facts:
+            if fact.kind == AGENTS_KIND:
+                self._bodies.recall(agents_in(fact.data))
+        if any(fact.kind == "items" for fact in facts):
+            early, self._early = self._early, {}
+            for key, (keep, data) in early.items():
+                keep(key, data)
 
     def _keep(self, key: str, data: Mapping[str, object]) -> None:
         place = self._place(key)
-        if place is not None:
-            kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
-            self._bodies.keep(*place, typed_output(data, _type_of(data)), kind)
+        if place is None:
+            self._early[key] = self._keep, data
+            return
+        kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
+        self._bodies.keep(*place, typed_output(data, _type_of(data)), kind)
 
     def _keep_failure(self, key: str, data: Mapping[str, object]) -> None:
         place = self._place(key)
         if place is None:
+            self._early[key] = self._keep_failure, data
             return
         trace = as_mapping(data.get("trace"))
         found = TaskTrace.model_validate(trace) if trace else None

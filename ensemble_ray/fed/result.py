@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.error_texts import task_failure, tasks_failure
 from ensemble_ray.errors import (
     EnsembleError,
     ParallelExecutionError,
@@ -73,7 +74,7 @@ def assemble_fed(
 
 
 def _trace(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> ExecutionTrace:
-    started, completed = bodies.span or (utc_of(ended.started_at), utc_of(ended.completed_at))
+    started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
     metrics = bodies.metrics
     return ExecutionTrace(
         capture_mode=frame.capture_mode,
@@ -106,6 +107,8 @@ def _error_trace(failure: FedFailure) -> ErrorTrace:
 
 
 def _failure(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> BaseException:
+    if ended.refusal is not None:
+        return _first(ended.refusal, bodies.outputs)
     if ended.cause is not None:
         return ended.cause
     if ended.ending.failure == "empty":
@@ -123,7 +126,7 @@ def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskO
     for failure in failures:
         same = sum(key.partition(" #")[0] == failure.task_description for key in causes)
         causes[f"{failure.task_description} #{same + 1}" if same else failure.task_description] = failure.error
-    error = ParallelExecutionError(f"{count} of {count} tasks failed", (), causes, count, len(outputs))
+    error = ParallelExecutionError(tasks_failure(count, count, causes), (), causes, count, len(outputs))
     error.completed_task_outputs = outputs
     return error
 
@@ -132,7 +135,7 @@ def _first(failure: FedFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
     error = failure.error
     if not isinstance(error, TaskExecutionError):
         error = TaskExecutionError(
-            f"Task failed: {failure.task_description}", failure.task_description, failure.agent_role
+            task_failure(failure.task_description, error), failure.task_description, failure.agent_role
         )
         error.__cause__ = failure.error
     error.completed_task_outputs = outputs

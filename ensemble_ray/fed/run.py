@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.origin import Origin
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MapReduceRun"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class MapReduceRun(RunLife):
@@ -247,7 +247,7 @@ class MapReduceRun(RunLife):
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             watch = await self._watch(is_direct=is_direct)
-            stack.push_async_callback(watch.close)
+            stack.push_async_exit(lambda _kind, error, _trace: watch.close(is_complete=error is None))
             envelope = Envelope(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
             parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
             conductor = MapReduceConductor(envelope, parts)

@@ -6,12 +6,12 @@ checked like the tasks of any parallel run. Never: the text of an item or of an 
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.fed.feeding import rules_for_tasks
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MadeTask", "TaskMaker"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
 #: The same advice about a hundred thousand tasks helps nobody.
 _MOST_WARNINGS = 20

@@ -90,8 +90,11 @@ class RunWatch:
         finally:
             self._writing = None
 
-    async def close(self) -> None:
+    async def close(self, *, is_complete: bool = True) -> None:
         """Write what waits, then complete the files; a run that goes on later goes on with them.
+
+        Args:
+            is_complete: False: the run was broken off, perhaps since another process has it now and writes to them.
 
         Raises:
             RecordError: they cannot be written, or could not be while nobody else was there to be told.
@@ -103,6 +106,6 @@ class RunWatch:
             if self._letters is not None:
                 stack.push_async_callback(self._letters.close)
             if self._results is not None:
-                stack.push_async_callback(self._results.close)
+                stack.push_async_callback(self._results.close, is_complete=is_complete)
         if self._error is not None:
             raise self._error

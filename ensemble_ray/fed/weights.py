@@ -7,9 +7,9 @@ one call at a time (S-MR-143). That tokens were guessed is said once per run.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.plan.map_reduce_tokens import estimate_tokens
 from ensemble_ray.threads import threads
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Weights"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Weights:

@@ -50,8 +50,8 @@ class DeadLetterFile:
         Raises:
             RecordError: it cannot be written.
         """
-        index_of = _index_for(run_id) if is_resumed else None
-        return cls(await threads.run(LineFile, Path(path), "dead letters", index_of), run_id)
+        lines = threads.run(LineFile, Path(path), "dead letters", _index_for(run_id), is_resumed=is_resumed)
+        return cls(await lines, run_id)
 
     async def write(self, failed: Sequence[FailedItem]) -> None:
         """Write a line for each.

@@ -1,7 +1,9 @@
 """A file that takes lines, each whole and each item's once, through kills and resumes. Room: items.
 
 In: lines with the index of their item. Out: a file that was appended to in whole lines.
-Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one.
+Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one, also
+not where a process that was replaced while it was frozen wakes and appends to the same file. So whoever appends holds the
+file's lock, and first reads what others have appended since.
 Never: work on the event loop; callers are in a thread.
 """
 
@@ -11,31 +13,50 @@ import json
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
-from ensemble_ray.errors import IllegalStateError, RecordError, message_of
+from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError, message_of
 from ensemble_ray.items.index_set import IndexSet
 from ensemble_ray.trace import jsonable
+
+try:
+    import fcntl
+except ImportError:  # a system without file locks: then only one process may write a file
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["LineFile", "index_of_line", "is_carried", "json_line", "json_text", "line_count"]
 
 _INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
 #: How much of a file's end is looked at in one go for the last whole line.
 _TAIL_BYTES = 64 * 1024
+#: How long another process may hold the file, which takes it as long as one write, s.
+_PATIENCE_S = 30.0
+_PAUSE_S = 0.001
 
 
 class LineFile:
     """Appends lines. Any thread may use it."""
 
-    def __init__(self, path: Path, what: str, index_of: Callable[[bytes], int | None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        what: str,
+        index_of: Callable[[bytes], int | None],
+        *,
+        is_resumed: bool = True,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
         """Open it, made with its folders where it is not there.
 
         Args:
             path: The file.
             what: What it is, for errors.
-            index_of: Which item a line that is there stands for, None for lines that do not count; left out, no line
-                does.
+            index_of: Which item a line stands for, None for lines that do not count.
+            is_resumed: Whether lines that are there already are looked at.
+            patience_s: How long another process that holds the file is waited for.
 
         Raises:
             RecordError: it cannot be written.
@@ -43,15 +64,21 @@ class LineFile:
         """
         self._path = path = path.absolute()
         self._what = what
+        self._index_of = index_of
+        self._patience_s = patience_s
         self._seen = IndexSet()
+        #: how far the file is known
+        self._known_bytes = 0
         self._lock = threading.Lock()
         self._descriptor = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
-            os.ftruncate(self._descriptor, _whole_bytes(path))
-            if index_of is not None:
-                self._note(index_of)
+            with self._turn():
+                self._known_bytes = _whole_bytes(path)
+                os.ftruncate(self._descriptor, self._known_bytes)
+                if is_resumed:
+                    self._note()
         except OSError as error:
             self._close()
             raise self._refused(error) from error
@@ -59,12 +86,52 @@ class LineFile:
             self._close()
             raise
 
-    def _note(self, index_of: Callable[[bytes], int | None]) -> None:
+    def _note(self) -> None:
         with self._path.open("rb") as file:
             for line in file:
-                index = index_of(line)
+                index = self._index_of(line)
                 if index is not None:
                     self._seen.add(index)
+
+    def _note_since(self, size: int) -> None:
+        """Note what other processes appended since the file was last looked at."""
+        if size > self._known_bytes:
+            for line in os.pread(self._descriptor, size - self._known_bytes, self._known_bytes).splitlines():
+                try:
+                    index = self._index_of(line)
+                except ValidationError:  # no line of ours; who resumes the run is told of it
+                    index = None
+                if index is not None:
+                    self._seen.add(index)
+        self._known_bytes = size
+
+    @contextmanager
+    def _turn(self) -> Generator[None]:
+        """Hold the file's lock; the system lets it go with the process.
+
+        Raises:
+            RecordError: another process has held it all the time.
+        """
+        if fcntl is None:
+            yield
+            return
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    msg = (
+                        f"{self._what} '{self._path}' cannot be written: another process has held its lock for "
+                        f"{self._patience_s:.0f} s. Is it stopped? Let it go on, or end it"
+                    )
+                    raise RecordError(msg, str(self._path)) from None
+            time.sleep(_PAUSE_S)
+        try:
+            yield
+        finally:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def __contains__(self, index: int) -> bool:
         return index in self._seen
@@ -79,18 +146,25 @@ class LineFile:
         with self._lock:
             if self._descriptor < 0:
                 raise IllegalStateError(f"{self._what} '{self._path}' is closed")
-            new = IndexSet()
-            fresh = [(index, line()) for index, line in lines if index not in self._seen and new.add(index)]
-            if not fresh:
-                return
-            size = os.fstat(self._descriptor).st_size
-            try:
-                _write_all(self._descriptor, b"".join(line for _, line in fresh))
-            except OSError as error:
-                os.ftruncate(self._descriptor, size)
-                raise self._refused(error) from error
-            for index, _ in fresh:
-                self._seen.add(index)
+            with self._turn():
+                self._append(lines)
+
+    def _append(self, lines: Iterable[tuple[int, Callable[[], bytes]]]) -> None:
+        size = os.fstat(self._descriptor).st_size
+        self._note_since(size)
+        new = IndexSet()
+        fresh = [(index, line()) for index, line in lines if index not in self._seen and new.add(index)]
+        if not fresh:
+            return
+        data = b"".join(line for _, line in fresh)
+        try:
+            _write_all(self._descriptor, data)
+        except OSError as error:
+            os.ftruncate(self._descriptor, size)
+            raise self._refused(error) from error
+        self._known_bytes = size + len(data)
+        for index, _ in fresh:
+            self._seen.add(index)
 
     def close(self) -> None:
         """Close it; its lines are on the disk then."""

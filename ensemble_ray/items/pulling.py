@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-import logging
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
@@ -19,7 +18,9 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import brief, message_of
+from ensemble_ray.errors import ValidationError
 from ensemble_ray.threads import threads
 
 __all__ = [
@@ -34,7 +35,7 @@ __all__ = [
     "numbered",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a source may take to make up the count before what it has is handed over.
 _GATHER_S = 0.05
 #: How long the end of a run waits for a source that is in the middle of a step.
@@ -185,7 +186,9 @@ class _PumpedReader(ABC):
             self._has_ended, self._error = True, error
             is_nobodys = self._is_closed
         if is_nobodys and error is not None:
-            _log.warning("The source of items failed as it was let go: %s: %s", type(error).__name__, message_of(error))
+            _log.warning(
+                "The source of items failed as it was let go: %s: %s", type(error).__name__, brief(message_of(error))
+            )
         self._wake()
 
     def _wake(self) -> None:

@@ -67,18 +67,18 @@ class ResultsFile:
     def _write(self, results: Sequence[ItemResult]) -> None:
         self._lines.append((each.index, _row_of(each, each.output)) for each in results if each.output is not None)
 
-    async def close(self) -> None:
-        """Complete the file.
+    async def close(self, *, is_complete: bool = True) -> None:
+        """Complete the file; that of a run that was broken off stays as it is for who goes on with the run.
 
         Raises:
             RecordError: the rows cannot be written.
         """
-        await threads.run(self._close)
+        await threads.run(self._close, is_complete)
 
-    def _close(self) -> None:
+    def _close(self, is_complete: bool) -> None:  # noqa: FBT001  the thread's call is by position
         self._lines.close()
         lines = _lines_of(self._path)
-        if lines != self._path and lines.exists():
+        if is_complete and lines != self._path and lines.exists():
             pack_lines(lines, self._path)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -90,7 +91,7 @@ class _Rows:
 
 
 def csv_rows(path: Path) -> Entries:
-    """The rows of a `.csv` file as dicts by the header's names; fields that a row lacks are None.
+    """The rows of a `.csv` file as dicts by the header's names; one with more or fewer fields is refused (S-MR-125).
 
     Raises:
         ValidationError: the header has a name twice.
@@ -128,9 +129,9 @@ def csv_rows(path: Path) -> Entries:
 
 
 def _header(row: list[str], problem: str, path: Path) -> list[str]:
-    twice = [name for name in row if row.count(name) > 1]
-    if twice:
-        problem = f"it has the name '{twice[0]}' twice"
+    twice = next((name for name, count in Counter(row).items() if count > 1), None)
+    if twice is not None:
+        problem = f"it has the name '{twice}' twice"
     if problem:
         raise ValidationError(f"items file '{path}': the header cannot be read: {problem}")
     return row
@@ -140,11 +141,10 @@ def _problem(row: list[str], text: str, header: list[str]) -> str:
     """Why a row is no item; "" where it is one."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return "not UTF-8"
-    if len(row) > len(header):
-        return f"{len(row)} fields, the header has {len(header)}"
+    if len(row) != len(header):
+        return f"{len(row)} {'field' if len(row) == 1 else 'fields'}, the header has {len(header)}"
     return ""
 
 
-def _named(header: list[str], row: list[str]) -> dict[str, str | None]:
-    values: list[str | None] = [*row, *([None] * (len(header) - len(row)))]
-    return dict(zip(header, values, strict=True))
+def _named(header: list[str], row: list[str]) -> dict[str, str]:
+    return dict(zip(header, row, strict=True))

@@ -5,8 +5,10 @@ may go now, or when to ask again. Must never happen: a call that goes while the 
 same time within one process.
 
 Rules (S-DUR-64):
-1. Closed: calls go. Failures in a row are counted; any answer sets the count back.
-2. At the fifth it opens: calls wait, for 5 s the first time.
+1. Closed: calls go. Failures in a row are counted; any answer sets the count back. The order is that of arrival: a
+   failure that is told late, and arrived before the last answer, is none of the row.
+2. At the fifth it opens if at least half of the last 20 calls failed: calls wait, for 5 s the first time. A few failures
+   among many answers, in whatever order they come, are left to retries.
 3. Then one call goes as a probe. Its answer closes the breaker; its failure opens it again, twice as long, up to 60 s.
    A probe that ended as neither, by being cancelled say, leaves its place to the next call.
 4. What calls tell that were sent before it opened: an answer closes it, a failure changes nothing.
@@ -16,11 +18,16 @@ Rules (S-DUR-64):
 
 from __future__ import annotations
 
+from collections import deque
 from enum import Enum, auto
 
-__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "Breaker", "Entry"]
+__all__ = ["FAILURES_TO_OPEN", "FIRST_OPEN_S", "LONGEST_OPEN_S", "SHARE_TO_OPEN", "WINDOW", "Breaker", "Entry"]
 
 FAILURES_TO_OPEN = 5
+#: Share of failures among the last calls that opens it, at least.
+SHARE_TO_OPEN = 0.5
+#: How many calls are the last ones.
+WINDOW = 20
 FIRST_OPEN_S = 5.0
 LONGEST_OPEN_S = 60.0
 
@@ -39,6 +46,10 @@ class Breaker:
 
     def __init__(self) -> None:
         self._failures = 0
+        #: whether each of the last calls failed
+        self._window: deque[bool] = deque(maxlen=WINDOW)
+        #: instant of the last answer
+        self._answered_at = float("-inf")
         #: None while closed; else how long it was opened for the last time
         self._open_s: float | None = None
         #: while open: the instant from which a probe may go
@@ -73,7 +84,7 @@ class Breaker:
         """A call failed by the endpoint's fault.
 
         Args:
-            at: When.
+            at: When it arrived.
             what: The failure in words.
             is_probe: Whether that call was a probe.
             extra_s: How much longer to wait, for whoever was only told of it.
@@ -83,12 +94,22 @@ class Breaker:
             if is_probe:
                 self._open(at, min(LONGEST_OPEN_S, self._open_s * 2), extra_s)
             return
+        self._window.append(True)
+        if at < self._answered_at:
+            return
         self._failures += 1
-        if self._failures >= FAILURES_TO_OPEN:
+        if self._failures >= FAILURES_TO_OPEN and sum(self._window) >= SHARE_TO_OPEN * len(self._window):
             self._open(at, FIRST_OPEN_S, extra_s)
 
-    def answered(self) -> None:
-        """The endpoint answered: it is there."""
+    def answered(self, at: float = float("-inf"), count: int = 1) -> None:
+        """The endpoint answered: it is there.
+
+        Args:
+            at: When the last answer arrived; by default it counts as older than any failure.
+            count: How many calls were answered.
+        """
+        self._window.extend([False] * min(count, WINDOW))
+        self._answered_at = max(self._answered_at, at)
         self._failures = 0
         self._open_s = None
         self._is_probing = False

@@ -11,7 +11,6 @@ a call that left.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import threading
 from collections import deque
@@ -19,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, Entry
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EndpointDesk", "EndpointNews", "Visit", "process_endpoints"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: How much longer than the process that told of it others wait before they probe, s: at least, at most.
 _EXTRA_S = (0.1, 1.0)
@@ -80,6 +80,15 @@ class _Line:
         self.is_calm = True
         #: what those who wait were last woken for
         self.told: tuple[bool, float | None] = (False, None)
+        #: answers that the breaker was not told of while all was well, and when the last of them came
+        self.quiet_answers = 0
+        self.answered_at = float("-inf")
+
+    def tell_quiet_answers(self) -> None:
+        """Tell the breaker of the answers that came while all was well; under the desk's lock."""
+        if self.quiet_answers:
+            self.breaker.answered(self.answered_at, self.quiet_answers)
+            self.quiet_answers = 0
 
 
 class Visit:
@@ -125,13 +134,22 @@ class Visit:
         """The attempt has its answer, or a refusal that tells that the endpoint is there."""
         line = self._line
         line.sent.discard(self)
-        if not line.is_calm:
+        if line.is_calm:
+            # Several threads may lose a count here; the breaker wants a share, not a sum.
+            line.quiet_answers += 1
+            line.answered_at = self._desk.now()
+        else:
             self._desk.answered(line)
         self._is_probe = False
 
-    def failed(self, what: str) -> None:
-        """The attempt failed by the endpoint's fault."""
-        self._desk.failed(self._line, self, what, is_probe=self._is_probe)
+    def failed(self, what: str, *, ago_s: float = 0.0) -> None:
+        """The attempt failed by the endpoint's fault.
+
+        Args:
+            what: The failure in words.
+            ago_s: How long ago the failure arrived, s: making an error of it may take a while.
+        """
+        self._desk.failed(self._line, self, what, is_probe=self._is_probe, ago_s=ago_s)
         self._is_probe = False
 
     def refused(self) -> None:
@@ -177,6 +195,10 @@ class EndpointDesk:
         self._lines: dict[str, _Line] = {}
         self._lock = threading.Lock()
 
+    def now(self) -> float:
+        """Return the instant, s; only differences count."""
+        return self._clock.now()
+
     def visit(self, endpoint: str) -> Visit:
         """Say that an answer of that endpoint is wanted."""
         line = self._lines.get(endpoint)
@@ -187,12 +209,13 @@ class EndpointDesk:
         line = self._lines.setdefault(news.endpoint, _Line(news.endpoint))
         with self._lock:
             at = self._clock.now()
+            line.tell_quiet_answers()
             match news.kind:
                 case "failed" | "probe_failed":
                     extra_s = random.uniform(*_EXTRA_S)  # noqa: S311  spreads probes, keeps no secret
                     line.breaker.failed(at, news.text, is_probe=news.kind == "probe_failed", extra_s=extra_s)
                 case "answered":
-                    line.breaker.answered()
+                    line.breaker.answered(at)
                 case "refused":
                     line.limit.refused_elsewhere(len(line.sent))
                 case "probing":
@@ -217,7 +240,7 @@ class EndpointDesk:
         """A call was answered."""
         with self._lock:
             is_news, was_open = not line.breaker.is_calm, line.breaker.is_open
-            line.breaker.answered()
+            line.breaker.answered(self._clock.now())
             # The call that was answered is still among those that want one.
             line.limit.answered(len(line.wanted) - 1)
             self._settle(line, self._clock.now())
@@ -226,12 +249,13 @@ class EndpointDesk:
         if is_news:
             self.tell(EndpointNews(endpoint=line.endpoint, kind="answered"))
 
-    def failed(self, line: _Line, visit: Visit, what: str, *, is_probe: bool) -> None:
+    def failed(self, line: _Line, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0) -> None:
         """A call failed by the endpoint's fault."""
         with self._lock:
             line.sent.discard(visit)
+            line.tell_quiet_answers()
             was_open = line.breaker.is_open
-            line.breaker.failed(self._clock.now(), what, is_probe=is_probe)
+            line.breaker.failed(self._clock.now() - ago_s, what, is_probe=is_probe)
             opens = line.breaker.is_open and (is_probe or not was_open)
             self._settle(line, self._clock.now())
         if opens:
@@ -247,7 +271,7 @@ class EndpointDesk:
             is_news = line.limit.refused(len(line.sent), generation)
             line.sent.discard(visit)
             if is_probe:
-                line.breaker.answered()
+                line.breaker.answered(self._clock.now())
             self._settle(line, self._clock.now())
         if is_probe:
             self.tell(EndpointNews(endpoint=line.endpoint, kind="answered"))

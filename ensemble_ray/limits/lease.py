@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from collections import deque
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.bucket import LEASE_S
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_WANTED", "LeaseStock", "LeasingLimiter", "Remote"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: Most permits ever asked for at once.
 MOST_WANTED = 32

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.limits.account import exhausted
 from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
 from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteAccount", "RemoteDesk"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 T = TypeVar("T")
 #: Pause before a desk that could not be reached is asked again, s.
 _RETRY_S = 0.1

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.llm.arrival import seconds_since_arrival
 from ensemble_ray.llm.retry import is_worth_repeating
 
 __all__ = ["Fault", "fault_of", "status_of"]
@@ -44,6 +45,8 @@ class Fault:
     status: int | None = None
     #: the answer's wish for patience
     retry_after: str | None = None
+    #: how long ago it arrived, s: naming it may have waited for a package to be imported
+    ago_s: float = 0.0
 
     @property
     def is_refusal_for_now(self) -> bool:
@@ -64,12 +67,14 @@ def fault_of(error: BaseException) -> Fault | None:
     if status is not None:
         if not is_worth_repeating(status):
             return None
-        return Fault(what=f"HTTP {status}", text=message_of(error), status=status, retry_after=_retry_after(error))
+        retry_after, ago_s = _retry_after(error), seconds_since_arrival(error)
+        return Fault(what=f"HTTP {status}", text=message_of(error), status=status, retry_after=retry_after, ago_s=ago_s)
     names = _names(error)
     if not any(name in _CONNECTION_ERRORS.get(package, ()) for package, name in names):
         return None
     is_late = any("Timeout" in name for _, name in names)
-    return Fault(what="no answer in time" if is_late else "no connection", text=message_of(error))
+    what = "no answer in time" if is_late else "no connection"
+    return Fault(what=what, text=message_of(error), ago_s=seconds_since_arrival(error))
 
 
 def status_of(error: BaseException) -> int | None:

@@ -15,8 +15,9 @@ from typing import Any
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm import local_server
+from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.local_registry import LocalSpec
-from ensemble_ray.llm.openai import checked_timeout_s, request_prefix
+from ensemble_ray.llm.openai import checked_time_s, request_prefix
 from ensemble_ray.llm.openai_endpoint import Endpoint
 from ensemble_ray.llm.openai_wire import encode_request
 from ensemble_ray.llm.schema_offers import SchemaOffer
@@ -68,7 +69,7 @@ class LocalChatModel:
         self._context_tokens = context_tokens
         self._slots = slots
         self._threads = threads
-        self._timeout_s = checked_timeout_s(timeout, "LocalChatModel")
+        self._timeout_s = checked_time_s(timeout, "LocalChatModel timeout")
         self._request_options = dict(request_options)
         self._prefix = request_prefix("local", self._request_options, "LocalChatModel")
 
@@ -152,12 +153,14 @@ class LocalChatModel:
         address = local_server.held(spec)
         if address is None:
             address = await threads.run(local_server.acquire, spec)
+        timeout_s = self._timeout_s or _DEFAULT_TIMEOUT_S
         return Endpoint(
             url=f"{address.url}/v1/chat/completions",
             model=Path(spec.path).name,
             key=address.key,
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {address.key}"},
-            timeout_s=self._timeout_s or _DEFAULT_TIMEOUT_S,
+            timeout_s=timeout_s,
+            limits=AnswerLimits(time_s=max(DEFAULT_ANSWER_TIME_S, timeout_s)),
         )
 
     def _keywords(self) -> dict[str, object]:

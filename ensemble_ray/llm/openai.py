@@ -17,6 +17,7 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.openai_errors import Origin
 from ensemble_ray.llm.openai_sdk import SdkClients
@@ -25,7 +26,7 @@ from ensemble_ray.llm.places import flaw_of, shown_url
 from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
-__all__ = ["OpenAIChatModel", "checked_timeout_s", "request_prefix"]
+__all__ = ["OpenAIChatModel", "checked_time_s", "request_prefix"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 #: Members of the request that are this library's to set.
@@ -44,6 +45,10 @@ class OpenAIChatModel:
         timeout: Longest wait for an answer (streaming: for the next piece), s or `timedelta`; default 600 s.
         max_retries: How often a failed call is repeated before it fails; None: not at all.
         client_options: Keyword arguments of `openai.AsyncOpenAI`; given, that client sends the requests.
+        max_answer_bytes: Longest answer that is taken, unpacked; a stream may have four times as much, since each token
+            has an envelope. Default 16 MiB.
+        max_answer_time: Longest time of a whole streamed answer, s or `timedelta`; default an hour, or `timeout` where
+            that is longer.
         structured_outputs: Whether the endpoint can hold answers to a JSON schema, which typed tasks then use; None:
             the first such call finds out.
         request_options: Go into every request: `temperature`, `max_tokens`, `response_format`... `extra_body` is
@@ -66,6 +71,8 @@ class OpenAIChatModel:
         timeout: timedelta | float | None = None,
         max_retries: int | None = None,
         client_options: Mapping[str, object] | None = None,
+        max_answer_bytes: int | None = None,
+        max_answer_time: timedelta | float | None = None,
         structured_outputs: bool | None = None,
         **request_options: object,
     ) -> None:
@@ -78,7 +85,13 @@ class OpenAIChatModel:
         self._model = model
         self._base_url = base_url
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
-        self._timeout_s = checked_timeout_s(timeout, "OpenAIChatModel")
+        self._timeout_s = checked_time_s(timeout, "OpenAIChatModel timeout")
+        if max_answer_bytes is not None and (
+            not isinstance(max_answer_bytes, int) or isinstance(max_answer_bytes, bool) or max_answer_bytes < 1
+        ):
+            raise ValidationError(f"OpenAIChatModel max_answer_bytes must be > 0, got: {max_answer_bytes}")
+        self._max_answer_bytes = max_answer_bytes
+        self._max_answer_s = checked_time_s(max_answer_time, "OpenAIChatModel max_answer_time")
         self._max_retries = max_retries
         self._client_options = None if client_options is None else dict(client_options)
         if structured_outputs is not None and not isinstance(structured_outputs, bool):
@@ -154,7 +167,7 @@ class OpenAIChatModel:
         endpoint = self._endpoint()
         if self._sdk is None:
             return await endpoint.complete(body)
-        return await self._sdk.complete(body, _origin(endpoint), self._connection(endpoint))
+        return await self._sdk.complete(body, endpoint, self._connection(endpoint))
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
@@ -170,7 +183,7 @@ class OpenAIChatModel:
         endpoint = self._endpoint()
         if self._sdk is None:
             return await endpoint.complete(body, offer)
-        return await self._sdk.complete(body, _origin(endpoint), self._connection(endpoint), offer)
+        return await self._sdk.complete(body, endpoint, self._connection(endpoint), offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -191,7 +204,7 @@ class OpenAIChatModel:
         if self._sdk is None:
             parts = endpoint.stream(body)
         else:
-            parts = self._sdk.stream(body(True), _origin(endpoint), self._connection(endpoint))  # noqa: FBT003  as above
+            parts = self._sdk.stream(body(True), endpoint, self._connection(endpoint))  # noqa: FBT003  as above
         async with aclosing(parts):
             async for part in parts:
                 yield part
@@ -211,13 +224,19 @@ class OpenAIChatModel:
             headers["Authorization"] = f"Bearer {key}"
         if self._extra_headers:
             headers.update(self._extra_headers)
+        timeout_s = DEFAULT_TIMEOUT_S if self._timeout_s is None else self._timeout_s
+        limits = AnswerLimits(
+            body_bytes=self._max_answer_bytes or DEFAULT_ANSWER_BYTES,
+            time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
+        )
         return Endpoint(
             url=f"{base_url.rstrip('/')}/chat/completions",
             model=self._model,
             key=key,
             headers=headers,
-            timeout_s=DEFAULT_TIMEOUT_S if self._timeout_s is None else self._timeout_s,
+            timeout_s=min(timeout_s, limits.time_s),
             max_retries=self._max_retries or 0,
+            limits=limits,
         )
 
     def _key(self) -> str:
@@ -251,6 +270,8 @@ class OpenAIChatModel:
             "timeout": self._timeout_s,
             "max_retries": self._max_retries,
             "client_options": self._client_options,
+            "max_answer_bytes": self._max_answer_bytes,
+            "max_answer_time": self._max_answer_s,
             "structured_outputs": self._structured_outputs,
             **self._request_options,
         }
@@ -282,8 +303,8 @@ def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
     return OpenAIChatModel(model, **keywords)
 
 
-def checked_timeout_s(timeout: timedelta | float | None, what: str) -> float | None:
-    """A time limit in seconds; None stays None.
+def checked_time_s(timeout: timedelta | float | None, what: str) -> float | None:
+    """Return a time limit in seconds; None stays None.
 
     Raises:
         ValidationError: it is no length of time, or not a positive one.
@@ -292,7 +313,7 @@ def checked_timeout_s(timeout: timedelta | float | None, what: str) -> float | N
         return None
     timeout_s = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or timeout_s <= 0:
-        raise ValidationError(f"{what} timeout must be > 0, got: {timeout}")
+        raise ValidationError(f"{what} must be > 0, got: {timeout}")
     return float(timeout_s)
 
 
@@ -321,7 +342,3 @@ def _checked_url(url: str, name: str) -> str:
     if flaw:
         raise ValidationError(f"OpenAIChatModel {name} {flaw}")
     return url
-
-
-def _origin(endpoint: Endpoint) -> Origin:
-    return Origin(url=endpoint.url, model=endpoint.model, key=endpoint.key, timeout_s=endpoint.timeout_s)

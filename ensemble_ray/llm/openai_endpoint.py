@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ensemble_ray.context import current_effect_key
+from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
 from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post
-from ensemble_ray.llm.openai_wire import SseParser, StreamAssembler, WireError, decode_completion
+from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.messages import ChatResponse
 
-__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint"]
+__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "stream_events"]
 
 #: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
 DEFAULT_TIMEOUT_S = 600.0
@@ -47,6 +49,7 @@ class Endpoint:
     headers: Mapping[str, str] = field(repr=False)
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
+    limits: AnswerLimits = field(default_factory=AnswerLimits)
 
     async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
         """The whole answer.
@@ -61,7 +64,7 @@ class Endpoint:
         try:
             if offer is None:
                 return await self._send(body)
-            return await offer.answer(self._send, body, self._origin())
+            return await offer.answer(self._send, body, self.origin)
         except CallFailedError as failed:
             error = await self._provider_error(failed.failure)
         raise error
@@ -105,35 +108,44 @@ class Endpoint:
 
     async def _send(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
         if self.max_retries:
-            return _decoded(await self._retried(lambda: self._post(body), has_schema=has_schema))
-        return _decoded(await self._post(body))
+            return self._decoded(await self._retried(lambda: self._post(body), has_schema=has_schema))
+        return self._decoded(await self._post(body))
 
     async def _post(self, body: bytes) -> Answered:
-        answered = await post(self.url, body, self._sent_headers(), timeout_s=self.timeout_s)
+        answered = await post(self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits)
         failure = answered.failure
         if failure is not None:
             raise CallFailedError(failure)
         return answered
 
+    def _decoded(self, answered: Answered) -> ChatResponse:
+        try:
+            return decode_completion(answered.body, self.limits)
+        except WireError as error:
+            raise CallFailedError(_unusable(answered, error)) from None
+
     async def _streamed(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
-        async with open_stream(self.url, body, self._sent_headers(), timeout_s=self.timeout_s) as (answered, pieces):
+        async with open_stream(self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits) as (
+            answered,
+            pieces,
+        ):
             if answered.failure is not None:
                 raise CallFailedError(answered.failure)
             if answered.body:
                 # The server does not stream; its whole answer is one fragment.
-                whole = _decoded(answered)
+                whole = self._decoded(answered)
                 if whole.text:
                     yield whole.text
                 yield whole
                 return
-            assembler = StreamAssembler()
+            assembler = StreamAssembler(self.limits)
             try:
-                async for data in _events(pieces):
+                async for data in stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
                     if fragment:
                         yield fragment
                 yield assembler.finish()
-            except WireError as error:
+            except (WireError, TooMuchError) as error:
                 raise CallFailedError(_unusable(answered, error)) from error
 
     async def _retried(self, send: Callable[[], Awaitable[R]], *, has_schema: bool) -> R:
@@ -157,15 +169,17 @@ class Endpoint:
         )
 
     async def _provider_error(self, failure: Failure) -> Exception:
-        return await provider_error(failure, self._origin())
+        return await provider_error(failure, self.origin)
 
-    def _origin(self) -> Origin:
+    @property
+    def origin(self) -> Origin:
+        """Which endpoint it is, as far as errors may tell."""
         return Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
 
-async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
     """Data of the stream's events, up to its end mark or its end."""
-    parser = SseParser()
+    parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):
             if data == _END:
@@ -176,17 +190,11 @@ async def _events(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
             yield data
 
 
-def _decoded(answered: Answered) -> ChatResponse:
-    try:
-        return decode_completion(answered.body)
-    except WireError as error:
-        raise CallFailedError(_unusable(answered, error)) from None
-
-
-def _unusable(answered: Answered, error: WireError) -> Failure:
-    return Failure(
-        status=answered.status, body=answered.body, reason=str(error), told_by_provider=error.told_by_provider
-    )
+def _unusable(answered: Answered, error: WireError | TooMuchError) -> Failure:
+    is_told = isinstance(error, WireError) and error.told_by_provider
+    # What an error keeps of a body is for people.
+    body = answered.body[:ERROR_BODY_BYTES]
+    return Failure(status=answered.status, body=body, reason=str(error), told_by_provider=is_told)
 
 
 def _refuses_usage(failure: Failure) -> bool:

@@ -9,13 +9,15 @@ a second of CPU that no healthy call should pay. Texts say what, where and what 
 from __future__ import annotations
 
 import importlib
-import json
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ensemble_ray.llm.openai_wire import shown
+from ensemble_ray.foreign_text import one_line, whole_data
+from ensemble_ray.llm.arrival import mark_arrival
+from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
 from ensemble_ray.llm.places import secrets_of, shown_url
 from ensemble_ray.threads import threads
 
@@ -24,6 +26,10 @@ __all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
 
 #: Shorter ones are placeholders such as `x`, and would tear holes into every text.
 _SHORTEST_KEY = 4
+#: Characters of a header that an error keeps.
+_HEADER_LENGTH = 200
+#: Characters of a reason that an error shows.
+_REASON_LENGTH = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +85,10 @@ def without_secrets(text: str, *secrets: str) -> str:
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
     """The `openai` error for a failure, its cause set; the caller raises it."""
+    arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
     error = _built(openai, failure, origin)
+    mark_arrival(error, arrived_at)
     if failure.status is None:
         error.__cause__ = failure.cause
     return error
@@ -106,7 +114,12 @@ def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
     if failure.status is None:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
     raw = without_secrets(failure.body.decode(errors="replace"), *origin.secrets)
-    headers = {name: value for name, value in failure.headers.items() if name in {"retry-after", "x-request-id"}}
+    # Headers are ASCII; what else an endpoint writes there cannot be built into a response again.
+    headers = {
+        name: value[:_HEADER_LENGTH]
+        for name, value in failure.headers.items()
+        if name in {"retry-after", "x-request-id"} and value.isascii() and value.isprintable()
+    }
     response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
     body = _error_object(raw)
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
@@ -140,14 +153,18 @@ def explanation(failure: Failure, origin: Origin) -> str:
         )
     if failure.status is None:
         return (
-            f"Cannot reach endpoint {origin.place}: {failure.reason}. Check that it is running and that `base_url` "
+            f"Cannot reach endpoint {origin.place}: {_reason(failure, origin)}. Check that it is running and that `base_url` "
             "(or OPENAI_BASE_URL) is right."
         )
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
-        return f"{where} sent an answer that cannot be used: {without_secrets(failure.reason, *origin.secrets)}"
-    said = without_secrets(_provider_text(failure.body), *origin.secrets)
+        return f"{where} sent an answer that cannot be used: {_reason(failure, origin)}"
+    said = _provider_text(failure.body, origin)
     text = f"{where} {_verdict(failure.status)} (HTTP {failure.status}){f': {said}' if said else ''}"
     return f"{text.removesuffix('.')}. {_advice(failure, origin)}".rstrip()
+
+
+def _reason(failure: Failure, origin: Origin) -> str:
+    return one_line(without_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
 
 
 def _verdict(status: int) -> str:
@@ -169,25 +186,27 @@ def _advice(failure: Failure, origin: Origin) -> str:
             f"Check the model's name, '{origin.model}', and `base_url`: it ends where the protocol begins, often /v1."
         )
     if failure.status == 429:  # noqa: PLR2004  as above
-        patience = f"It asks to wait {failure.retry_after} s. " if failure.retry_after else ""
+        asked = failure.retry_after
+        patience = f"It asks to wait {one_line(asked, 40)} s. " if asked and asked.isascii() else ""
         return f"{patience}Set a `rate_limit`, or check the account's quota."
     return ""
 
 
-def _provider_text(body: bytes) -> str:
-    """The provider's own words, from its error object or from whatever it sent."""
-    text = body.decode(errors="replace")
+def _provider_text(body: bytes, origin: Origin) -> str:
+    """The provider's own words, from its error object or from whatever it sent; cut after secrets are gone from them."""
+    text = without_secrets(body.decode(errors="replace"), *origin.secrets)
     found = _error_object(text)
     if isinstance(found, dict):
         words = cast("Mapping[str, object]", found)
-        text = str(words.get("message") or words.get("detail") or text)
+        said = words.get("message") or words.get("detail")
+        text = said if isinstance(said, str) else shown_data(said) if said else text
     return shown(text, 500)
 
 
 def _error_object(text: str) -> object:
     """The error in a body as the SDK shows it: the inner object of `{"error": ...}`, else all of it."""
     try:
-        data: object = json.loads(text)
-    except ValueError:
+        data = whole_data(parse_json(text))
+    except WireError:
         return text
     return cast("Mapping[str, object]", data).get("error", data) if isinstance(data, dict) else data

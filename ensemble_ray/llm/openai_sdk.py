@@ -2,33 +2,41 @@
 
 The lean path knows keys, URLs and retries; whatever else the package can do (organisations, identity providers, own
 transports, headers) is reached through its own client. The request's body is the same; the package's transform of
-messages, three quarters of its cost, is passed by.
+messages, three quarters of its cost, is passed by, and so is its reading of answers: `sdk_guard` bounds the bytes, and
+they are taken apart as on the lean path.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapping
 from contextlib import aclosing
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.context import current_effect_key
+from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.loop_resources import PerLoop
-from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY, Endpoint, stream_events
+from ensemble_ray.llm.openai_errors import Failure, provider_error
+from ensemble_ray.llm.openai_stream import StreamAssembler
 from ensemble_ray.llm.openai_transport import CallFailedError
-from ensemble_ray.llm.openai_wire import StreamAssembler, WireError, completion_of
+from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.messages import ChatResponse
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
+    from httpx2 import Response
     from openai import APIError, AsyncOpenAI
     from openai._types import RequestOptions
 
 __all__ = ["SdkClients"]
+
+T = TypeVar("T")
 
 _PATH = "/chat/completions"
 
@@ -45,13 +53,13 @@ class SdkClients:
         self._clients: PerLoop[tuple[object, AsyncOpenAI]] = PerLoop(close=lambda held: held[1].close())
 
     async def complete(
-        self, body: bytes, origin: Origin, connection: Mapping[str, object], offer: SchemaOffer | None = None
+        self, body: bytes, endpoint: Endpoint, connection: Mapping[str, object], offer: SchemaOffer | None = None
     ) -> ChatResponse:
-        """The whole answer.
+        """Return the whole answer.
 
         Args:
             body: The request as the lean path would send it.
-            origin: Which call it is, for errors.
+            endpoint: Which one it is, for errors, and the limits of its answers.
             connection: Arguments of the client that the environment may change: key, URL, timeout, retries.
             offer: A schema to hold the answer to, where the endpoint takes schemas.
 
@@ -59,9 +67,10 @@ class SdkClients:
             openai.APIError: the endpoint cannot be reached, refuses, fails, or answers with something else.
         """
         client = await self._client(connection)
+        limits, origin = endpoint.limits, endpoint.origin
 
         async def send(body: bytes, *, has_schema: bool = False) -> ChatResponse:  # noqa: ARG001  it retries by itself
-            return await _sent(client, body)
+            return await _sent(client, body, limits)
 
         try:
             return await (send(body) if offer is None else offer.answer(send, body, origin))
@@ -70,29 +79,23 @@ class SdkClients:
         raise error
 
     async def stream(
-        self, body: bytes, origin: Origin, connection: Mapping[str, object]
+        self, body: bytes, endpoint: Endpoint, connection: Mapping[str, object]
     ) -> AsyncGenerator[str | ChatResponse]:
-        """Fragments of the text, then the whole answer.
+        """Give fragments of the text, then the whole answer.
 
         Raises:
             openai.APIError: as for `complete`, also in the middle of the stream.
         """
         client = await self._client(connection)
-        assembler = StreamAssembler()
         try:
-            async with aclosing(_chunks(client, body)) as chunks:
-                async for chunk in chunks:
-                    fragment = assembler.feed(chunk)
-                    if fragment:
-                        yield fragment
-            yield assembler.finish()
-        except WireError as error:
-            failure = Failure(status=200, reason=str(error), told_by_provider=error.told_by_provider)
-        except _api_error() as error:
-            failure = _failure_of(error)
+            async with aclosing(_streamed(client, body, endpoint.limits)) as parts:
+                async for part in parts:
+                    yield part
+        except CallFailedError as failed:
+            failure = failed.failure
         else:
             return
-        raise await provider_error(failure, origin)
+        raise await provider_error(failure, endpoint.origin)
 
     async def _client(self, connection: Mapping[str, object]) -> AsyncOpenAI:
         held = self._clients.get()
@@ -104,42 +107,130 @@ class SdkClients:
         # The keywords are the user's own; the package judges them.
         make = cast("Callable[..., AsyncOpenAI]", AsyncOpenAI)
         options = {**connection, **self._options}
-        client = make(**{**options, "http_client": options.get("http_client") or DefaultAioHttpClient()})
+        http_client = options.get("http_client") or DefaultAioHttpClient()
+        from ensemble_ray.llm.sdk_guard import guard  # stands on the package, which is loaded by now
+
+        guard(http_client)
+        client = make(**{**options, "http_client": http_client})
         return self._clients.put((connection, client))[1]
 
 
 def _options(client: AsyncOpenAI) -> RequestOptions:
-    """The id of the effect that the request is part of, as a header (S-DUR-27); a user's own key wins."""
+    """Headers of the request: the id of the effect that it is part of (S-DUR-27), a user's own key wins."""
     key = current_effect_key()
-    return {"headers": {IDEMPOTENCY_KEY: key}} if key and IDEMPOTENCY_KEY not in client.default_headers else {}
+    # What else could be unpacked is not bounded.
+    headers: dict[str, str] = {"Accept-Encoding": "gzip, deflate"}
+    if key and IDEMPOTENCY_KEY not in client.default_headers:
+        headers[IDEMPOTENCY_KEY] = key
+    return {"headers": headers}
 
 
-async def _sent(client: AsyncOpenAI, body: bytes) -> ChatResponse:
+@contextlib.contextmanager
+def _told() -> Generator[None]:
+    """Turn what the package and its transport raise into failures."""
+    from ensemble_ray.llm.sdk_guard import AnswerRefusedError
+
     try:
-        return completion_of(await client.post(_PATH, body=json.loads(body), cast_to=object, options=_options(client)))
-    except WireError as error:
-        failure = Failure(status=200, reason=str(error), told_by_provider=error.told_by_provider)
+        yield
+    except AnswerRefusedError as refused:
+        raise CallFailedError(refused.failure) from None
     except _api_error() as error:
-        failure = _failure_of(error)
-    raise CallFailedError(failure)
+        raise CallFailedError(_failure_of(error)) from None
+    except _transport_errors() as error:
+        if "Timeout" in type(error).__name__:
+            raise CallFailedError(Failure(timed_out=True, cause=error)) from error
+        raise CallFailedError(Failure(reason=str(error) or type(error).__name__, cause=error)) from error
+    except (WireError, TooMuchError) as error:
+        is_told = isinstance(error, WireError) and error.told_by_provider
+        raise CallFailedError(Failure(status=200, reason=str(error), told_by_provider=is_told)) from None
 
 
-async def _chunks(client: AsyncOpenAI, body: bytes) -> AsyncGenerator[object]:
+async def _response(client: AsyncOpenAI, body: bytes, *, stream: bool) -> Response:
+    from httpx2 import Response
     from openai import AsyncStream
 
-    stream = await client.post(
+    # Asked for as it is, a response is given as it is, also where a stream is asked for.
+    answered: object = await client.post(
         _PATH,
         body=json.loads(body),
-        cast_to=object,
+        cast_to=Response,
         options=_options(client),
-        stream=True,
+        stream=stream,
         stream_cls=AsyncStream[object],
     )
+    return cast("Response", answered)
+
+
+async def _sent(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> ChatResponse:
+    from ensemble_ray.llm.sdk_guard import guarded
+
+    with _told(), guarded(limits):
+        try:
+            async with asyncio.timeout(limits.time_s) as timer:
+                response = await _response(client, body, stream=False)
+        except TimeoutError:
+            if timer.expired():
+                raise TooMuchError(limits.too_late) from None
+            raise
+        return decode_completion(response.content, limits)
+
+
+async def _streamed(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> AsyncGenerator[str | ChatResponse]:
+    deadline_s = asyncio.get_running_loop().time() + limits.time_s
+    with _told():
+        response = await _in_time(_response_guarded(client, body, limits), deadline_s, limits)
+        try:
+            pieces = _pieces(response, deadline_s, limits)
+            if "event-stream" not in response.headers.get("content-type", ""):
+                # The server does not stream; its whole answer is one fragment.
+                whole = decode_completion(b"".join([piece async for piece in pieces]), limits)
+                if whole.text:
+                    yield whole.text
+                yield whole
+                return
+            assembler = StreamAssembler(limits)
+            async for data in stream_events(pieces, limits):
+                fragment = assembler.feed_data(data)
+                if fragment:
+                    yield fragment
+            yield assembler.finish()
+        finally:
+            await response.aclose()
+
+
+async def _response_guarded(client: AsyncOpenAI, body: bytes, limits: AnswerLimits) -> Response:
+    from ensemble_ray.llm.sdk_guard import guarded
+
+    with guarded(limits):
+        return await _response(client, body, stream=True)
+
+
+async def _in_time(work: Awaitable[T], deadline_s: float, limits: AnswerLimits) -> T:
     try:
-        async for chunk in cast("AsyncIterator[object]", stream):
-            yield chunk
-    finally:
-        await stream.close()
+        async with asyncio.timeout_at(deadline_s) as timer:
+            return await work
+    except TimeoutError:
+        if timer.expired():
+            raise TooMuchError(limits.too_late) from None
+        raise
+
+
+async def _pieces(response: Response, deadline_s: float, limits: AnswerLimits) -> AsyncGenerator[bytes]:
+    """The pieces of a stream as they come."""
+    pieces = aiter(response.aiter_bytes())
+    while True:
+        try:
+            yield await _in_time(anext(pieces), deadline_s, limits)
+        except StopAsyncIteration:
+            return
+
+
+def _transport_errors() -> tuple[type[Exception], ...]:
+    """What gets past the package: errors of reading a stream, and its transport's own of an answer that is no HTTP."""
+    from aiohttp import ClientError
+
+    packages = (sys.modules.get(name) for name in ("httpx2", "httpx"))  # a user's own client may be of either
+    return (ClientError, *(cast("type[Exception]", package.HTTPError) for package in packages if package is not None))
 
 
 def _api_error() -> type[APIError]:

@@ -2,7 +2,8 @@
 
 One session per event loop, shared by all models of the process, made on first use and closed with its loop. No limit
 on connections: how many calls run at once is decided by the declared concurrency, not by a pool. Nothing here knows
-what the bytes mean, and no key is ever logged.
+what the bytes mean, and no key is ever logged. Must never happen: more of an answer in memory than its limits allow, a
+prompt or a key at another origin than the endpoint's.
 """
 
 from __future__ import annotations
@@ -15,11 +16,18 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_errors import Failure
+from ensemble_ray.llm.redirects import (
+    RedirectRefusedError,
+    is_redirect,
+    redirected,
+)
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
@@ -34,6 +42,7 @@ _CONNECT_TIMEOUT_S = 30.0
 #: aiohttp warns about larger bodies handed over in one piece.
 _LARGE_BODY_BYTES = 2**20
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+_LIMITS = AnswerLimits()
 
 
 class CallFailedError(Exception):
@@ -60,46 +69,90 @@ class Answered:
         return Failure(status=self.status, body=self.body, headers=_lowered(self.headers))
 
 
-async def post(url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float) -> Answered:
+async def post(
+    url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
+) -> Answered:
     """Send a body and read the whole answer.
 
     Raises:
-        CallFailedError: there was no answer: no connection, a cut one, or no time left.
+        CallFailedError: there was no answer: no connection, a cut one, or no time left; or it is beyond a limit.
     """
-    session = _held(url) or await _open(url)
+    timeout = _timeout(min(timeout_s, limits.time_s), streaming=False, total_s=None)
     try:
-        async with session.post(
-            url, data=_payload(body), headers=headers, timeout=_timeout(timeout_s, streaming=False)
-        ) as response:
-            return Answered(response.status, response.headers, await response.read())
+        async with _answer(url, body, headers, timeout) as response:
+            return Answered(response.status, response.headers, await _body(response, limits))
     except _failures() as error:
         raise CallFailedError(_no_answer(error, timeout_s)) from error
 
 
 @contextlib.asynccontextmanager
 async def open_stream(
-    url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float
+    url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits = _LIMITS
 ) -> AsyncGenerator[tuple[Answered, AsyncIterator[bytes]]]:
     """Send a body and read the answer as it comes.
 
     Gives the answer's status (with its whole body when the status is a failure or it is no event stream), and the
-    pieces of its body otherwise. The time limit is on silence between pieces. Leaving the block drops the connection.
+    pieces of its body otherwise. `timeout_s` is on silence between pieces; the limits are on the whole answer.
 
     Raises:
-        CallFailedError: no connection, a cut one, or silence for too long.
+        CallFailedError: no connection, a cut one, silence for too long; or the answer is beyond a limit.
     """
-    session = _held(url) or await _open(url)
     # Not used again: a widespread server closes the connection after a stream and says that it keeps it.
     headers = {**headers, "Connection": "close"}
+    status: int | None = None
     try:
-        async with session.post(
-            url, data=_payload(body), headers=headers, timeout=_timeout(timeout_s, streaming=True)
-        ) as response:
-            streams = response.status < 400 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
-            whole = b"" if streams else await response.read()
-            yield Answered(response.status, response.headers, whole), response.content.iter_any()
+        async with _answer(url, body, headers, _timeout(timeout_s, streaming=True, total_s=limits.time_s)) as response:
+            status = response.status
+            streams = status < 300 and "event-stream" in response.content_type  # noqa: PLR2004  HTTP's classes
+            whole = b"" if streams else await _body(response, limits)
+            yield Answered(status, response.headers, whole), _pieces(response, limits)
     except _failures() as error:
+        if status is not None and _is_whole_time_up(error):
+            raise CallFailedError(Failure(status=status, reason=limits.too_late)) from error
         raise CallFailedError(_no_answer(error, timeout_s)) from error
+
+
+@contextlib.asynccontextmanager
+async def _answer(
+    url: str, body: bytes, headers: Mapping[str, str], within: aiohttp.ClientTimeout
+) -> AsyncGenerator[aiohttp.ClientResponse]:
+    """Send a body, also to another path of the same origin where the endpoint says so (S-SEC-54)."""
+    session = _held(url) or await _open(url)
+    for followed in count():
+        async with session.post(
+            url, data=_payload(body), headers=headers, timeout=within, allow_redirects=False
+        ) as response:
+            if not is_redirect(response.status):
+                yield response
+                return
+            try:
+                location = response.headers.get("Location")
+                url = redirected(url, response.status, location, followed=followed)
+            except RedirectRefusedError as error:
+                raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+
+
+async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes:
+    """Read the whole body, or of a failure as much as can be told."""
+    received = bytearray()
+    async for piece in response.content.iter_any():
+        received += piece
+        if response.status >= 400 and len(received) >= ERROR_BODY_BYTES:  # noqa: PLR2004  HTTP's own classes
+            return bytes(received[:ERROR_BODY_BYTES])
+        try:
+            limits.check_body(len(received))
+        except TooMuchError as error:
+            raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
+    return bytes(received)
+
+
+async def _pieces(response: aiohttp.ClientResponse, limits: AnswerLimits) -> AsyncGenerator[bytes]:
+    """The pieces of a stream as they come."""
+    received_bytes = 0
+    async for piece in response.content.iter_any():
+        received_bytes += len(piece)
+        limits.check_stream(received_bytes)
+        yield piece
 
 
 def _payload(body: bytes) -> bytes | io.BytesIO:
@@ -137,13 +190,20 @@ def _no_answer(error: Exception, timeout_s: float) -> Failure:
     return Failure(reason=str(error) or type(error).__name__, cause=error)
 
 
+def _is_whole_time_up(error: Exception) -> bool:
+    """Whether the limit on a whole stream was met, and not that on its silence, which the library tells apart."""
+    import aiohttp
+
+    return isinstance(error, TimeoutError) and not isinstance(error, aiohttp.ServerTimeoutError)
+
+
 @lru_cache(maxsize=64)
-def _timeout(timeout_s: float, *, streaming: bool) -> aiohttp.ClientTimeout:
+def _timeout(timeout_s: float, *, streaming: bool, total_s: float | None) -> aiohttp.ClientTimeout:
     import aiohttp
 
     connect_s = min(timeout_s, _CONNECT_TIMEOUT_S)
     if streaming:
-        return aiohttp.ClientTimeout(total=None, sock_connect=connect_s, sock_read=timeout_s)
+        return aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s, sock_read=timeout_s)
     return aiohttp.ClientTimeout(total=timeout_s, sock_connect=connect_s)
 
 

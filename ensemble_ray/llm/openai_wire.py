@@ -2,22 +2,44 @@
 
 A conversation grows by two messages per turn of a tool loop and is sent whole each time, so the encoded form of a
 message is kept: an old message is never encoded twice. What comes back is checked for its form only; the arguments of
-tool calls stay the model's raw text.
+tool calls stay the model's raw text. Must never happen: a body that is no UTF-8; another error than `WireError` because
+of what an answer holds.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
+from ensemble_ray.foreign_text import one_line, whole_text
+from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
-__all__ = ["EncodedPieces", "SseParser", "StreamAssembler", "WireError", "decode_completion", "encode_request"]
+__all__ = [
+    "FORM_ERRORS",
+    "EncodedPieces",
+    "WireError",
+    "completion_of",
+    "decode_completion",
+    "encode_request",
+    "json_bytes",
+    "not_a_completion",
+    "parse_json",
+    "shown",
+    "shown_data",
+    "text_in",
+    "text_of_arguments",
+    "usage_in",
+]
 
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-_encode_ascii = json.JSONEncoder(separators=(",", ":")).encode
+_LIMITS = AnswerLimits()
+#: A larger count of tokens is no count.
+_MOST_TOKENS = 10**9
+#: What taking an answer apart raises where it has another form than the protocol's, or is nested beyond the stack.
+FORM_ERRORS = (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError)
 
 _Piece = TypeVar("_Piece", ChatMessage, ToolSpec)
 
@@ -95,11 +117,12 @@ def encode_request(
 
 
 def json_bytes(value: object) -> bytes:
-    """Compact JSON; text with lone surrogates, which UTF-8 cannot hold, goes out escaped."""
+    """Return compact JSON as UTF-8, which has no halves of surrogate pairs: they go out as U+FFFD (S-SEC-56)."""
+    text = _encode(value)
     try:
-        return _encode(value).encode()
+        return text.encode()
     except UnicodeEncodeError:
-        return _encode_ascii(value).encode()
+        return whole_text(text).encode()
 
 
 def _message(message: ChatMessage) -> bytes:
@@ -124,7 +147,7 @@ def _arguments(call: ToolCall) -> str:
     try:
         if isinstance(json.loads(call.arguments), dict):
             return call.arguments
-    except ValueError:
+    except (ValueError, RecursionError):  # the latter: nested beyond the stack
         pass
     return _encode({"unparsable": call.arguments}) if call.arguments.strip() else "{}"
 
@@ -135,57 +158,96 @@ def _tool(tool: ToolSpec) -> bytes:
     return json_bytes({"type": "function", "function": function})
 
 
-def decode_completion(raw: bytes) -> ChatResponse:
-    """The answer in a response's body.
+def parse_json(raw: bytes | str, what: str = "it") -> object:
+    """Return the value of JSON text.
+
+    Args:
+        raw: The text.
+        what: How an error calls it.
+
+    Raises:
+        WireError: it is not JSON, or nested deeper than this process's stack.
+    """
+    try:
+        return cast("object", json.loads(raw))
+    except RecursionError:
+        raise WireError(f"{what} is JSON that is nested too deeply") from None
+    except ValueError:
+        text = raw if isinstance(raw, str) else raw[: 8 * _SHOWN].decode(errors="replace")
+        raise WireError(f"{what} is not JSON: {shown(text, whole=len(raw))}") from None
+
+
+def decode_completion(raw: bytes, limits: AnswerLimits = _LIMITS) -> ChatResponse:
+    """Return the answer in a response's body.
 
     Raises:
         WireError: it is not a chat completion; the text says what came.
     """
-    try:
-        data: object = json.loads(raw)
-    except ValueError:
-        msg = f"it is not JSON: {shown(raw.decode(errors='replace'))}"
-        raise WireError(msg) from None
-    return completion_of(data)
+    return completion_of(parse_json(raw), limits)
 
 
-def completion_of(data: object) -> ChatResponse:
-    """The answer in a response's decoded JSON.
+def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
+    """Return the answer in a response's decoded JSON.
 
     Raises:
         WireError: it is not a chat completion; the text says what came.
     """
     if not isinstance(data, dict):
-        msg = f"it is not a JSON object: {shown(_encode(data) if not isinstance(data, str) else data)}"
-        raise WireError(msg)
+        raise WireError(f"it is not a JSON object: {shown_data(data)}")
     body = cast("dict[str, Any]", data)
     try:
         message = body["choices"][0]["message"]
-        text = _text(message)
-        calls = tuple(_call(entry, index) for index, entry in enumerate(message.get("tool_calls") or ()))
-        return ChatResponse(text, calls, _usage(body.get("usage")))
-    except (KeyError, IndexError, TypeError, AttributeError):
-        raise _not_a_completion(body) from None
+        text = text_in(message)
+        entries = message.get("tool_calls") or ()
+        limits.check_tool_calls(len(entries))
+        calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
+        return ChatResponse(text, calls, usage_in(body.get("usage")))
+    except TooMuchError as error:
+        raise WireError(str(error)) from None
+    except FORM_ERRORS:
+        raise not_a_completion(body) from None
 
 
-def _not_a_completion(body: Mapping[str, Any]) -> WireError:
+def not_a_completion(body: Mapping[str, Any]) -> WireError:
+    """Return the error for an object that is no answer: the provider's own where it holds one."""
     found = body.get("error")
     if found:
         words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
-        error = WireError(shown(str(words)))
+        error = WireError(shown(words) if isinstance(words, str) else shown_data(words))
         error.told_by_provider = True
         return error
-    return WireError(f"it has no choices with a message: {shown(_encode(body))}")
+    return WireError(f"it has no choices with a message: {shown_data(body)}")
 
 
-def shown(text: str, limit: int = 200) -> str:
-    """A text of unknown origin, fit for an error message: one line, cut."""
-    line = " ".join(text.split())
-    return line if len(line) <= limit else f"{line[:limit]}..."
+#: Characters of an answer that an error shows.
+_SHOWN = 200
 
 
-def _text(message: Mapping[str, Any]) -> str | None:
-    """The text; some servers send it in parts, and a refusal beside an empty text."""
+def shown_data(data: object) -> str:
+    """Return JSON data, fit for an error message."""
+    try:
+        return shown(data if isinstance(data, str) else _encode(data))
+    except (RecursionError, ValueError):  # numbers of more digits than Python writes
+        return "nested too deeply to be shown"
+
+
+def shown(text: str, limit: int = _SHOWN, *, whole: int | None = None) -> str:
+    """Return a text of unknown origin, fit for an error message: one line, cut.
+
+    Args:
+        text: Whatever came, or its beginning.
+        limit: Characters that are shown.
+        whole: Length of all that came, where `text` is its beginning.
+    """
+    line = " ".join(text[: 8 * limit].split())
+    length = max(len(text), whole or 0)
+    if len(line) <= limit and length <= 8 * limit:
+        return one_line(line, None)
+    return f"{one_line(line[:limit], None)}... [{length} characters in all]"
+
+
+def text_in(message: Mapping[str, Any]) -> str | None:
+    """Return the text; some servers send it in parts, and a refusal beside an empty text."""
     content: object = message.get("content")
     if content is None:
         refusal: object = message.get("refusal")
@@ -198,14 +260,20 @@ def _text(message: Mapping[str, Any]) -> str | None:
 
 def _call(entry: Mapping[str, Any], index: int) -> ToolCall:
     function = entry["function"]
-    arguments: object = function.get("arguments")
-    if not isinstance(arguments, str):
-        arguments = "" if arguments is None else _encode(arguments)
+    arguments = text_of_arguments(function.get("arguments"))
     # A few servers leave the id out; a result must name its call all the same.
     return ToolCall(str(entry.get("id") or f"call_{index}"), str(function["name"]), arguments)
 
 
-def _usage(data: object) -> TokenUsage | None:
+def text_of_arguments(arguments: object) -> str:
+    """Return arguments as text; a few servers send them as an object."""
+    if isinstance(arguments, str):
+        return arguments
+    return "" if arguments is None else _encode(arguments)
+
+
+def usage_in(data: object) -> TokenUsage | None:
+    """Return the tokens that an answer says it cost; None where it does not say."""
     if not isinstance(data, dict):
         return None
     counts = cast("Mapping[str, object]", data)
@@ -213,112 +281,4 @@ def _usage(data: object) -> TokenUsage | None:
 
 
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and value >= 0 else -1
-
-
-class SseParser:
-    """Server-sent events from bytes that come cut anywhere."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._data: list[bytes] = []
-
-    def feed(self, received: bytes) -> Iterator[bytes]:
-        """The data of every event that is complete now."""
-        lines = (self._rest + received).split(b"\n")
-        self._rest = lines.pop()
-        for line in lines:
-            stripped = line.removesuffix(b"\r")
-            if stripped.startswith(b"data:"):
-                self._data.append(stripped[5:].removeprefix(b" "))
-            elif not stripped and self._data:
-                yield self._take()
-
-    def finish(self) -> Iterator[bytes]:
-        """The last event, where the server did not close it with an empty line."""
-        yield from self.feed(b"\n\n")
-
-    def _take(self) -> bytes:
-        data = b"\n".join(self._data)
-        self._data.clear()
-        return data
-
-
-class StreamAssembler:
-    """Chunks of a streamed answer become fragments of text and, at the end, the whole."""
-
-    def __init__(self) -> None:
-        self._text: list[str] = []
-        self._calls: dict[int, list[str]] = {}
-        self._usage: TokenUsage | None = None
-        self._spoke = False
-
-    def feed_data(self, data: bytes) -> str:
-        """The text fragment in one event's data; empty when it carries none.
-
-        Raises:
-            WireError: it is no chunk of the protocol.
-        """
-        try:
-            chunk: object = json.loads(data)
-        except ValueError:
-            msg = f"a piece of the stream is not JSON: {shown(data.decode(errors='replace'))}"
-            raise WireError(msg) from None
-        return self.feed(chunk)
-
-    def feed(self, chunk: object) -> str:
-        """The text fragment in one decoded chunk; empty when it carries none.
-
-        Raises:
-            WireError: it is no chunk of the protocol.
-        """
-        if not isinstance(chunk, dict):
-            msg = f"a piece of the stream is not a JSON object: {shown(_encode(chunk))}"
-            raise WireError(msg)
-        body = cast("dict[str, Any]", chunk)
-        if body.get("error") or ("choices" not in body and "usage" not in body):
-            raise _not_a_completion(body)
-        self._usage = _usage(body.get("usage")) or self._usage
-        choices = body.get("choices")
-        if not choices:
-            return ""
-        self._spoke = True
-        try:
-            delta = choices[0].get("delta") or {}
-            for position, entry in enumerate(delta.get("tool_calls") or ()):
-                self._add_call(entry, position)
-            fragment = _text(delta) or ""
-        except (KeyError, TypeError, AttributeError, ValueError):
-            raise _not_a_completion(body) from None
-        if fragment:
-            self._text.append(fragment)
-        return fragment
-
-    def _add_call(self, entry: Mapping[str, Any], position: int) -> None:
-        """One piece of a tool call: id and name come first, arguments in pieces after."""
-        function = entry.get("function") or {}
-        index = entry.get("index")
-        if index is None:
-            # Servers without an index send whole calls, or pieces of the last one.
-            starts = bool(function.get("name"))
-            index = len(self._calls) if starts else max(len(self._calls) - 1, position)
-        parts = self._calls.setdefault(int(index), ["", "", ""])
-        parts[0] = parts[0] or str(entry.get("id") or "")
-        parts[1] = parts[1] or str(function.get("name") or "")
-        arguments: object = function.get("arguments") or ""
-        parts[2] += arguments if isinstance(arguments, str) else _encode(arguments)
-
-    def finish(self) -> ChatResponse:
-        """The whole answer.
-
-        Raises:
-            WireError: nothing came that belongs to an answer.
-        """
-        if not self._spoke:
-            msg = "the stream ended without a single piece of an answer"
-            raise WireError(msg)
-        calls = tuple(
-            ToolCall(parts[0] or f"call_{index}", parts[1], parts[2]) for index, parts in sorted(self._calls.items())
-        )
-        text = "".join(self._text)
-        return ChatResponse(text if text or not calls else None, calls, self._usage)
+    return value if isinstance(value, int) and 0 <= value <= _MOST_TOKENS else -1

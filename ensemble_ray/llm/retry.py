@@ -7,6 +7,7 @@ its user set `max_retries` (S-SET-43).
 from __future__ import annotations
 
 from email.utils import parsedate_to_datetime
+from math import isfinite
 
 __all__ = ["backoff_s", "delay_before_retry", "is_worth_repeating", "patience_asked_s"]
 
@@ -15,6 +16,8 @@ _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 8.0
 #: A server that asks such a model for more patience than this is answered with the failure instead.
 _LONGEST_ASKED_DELAY_S = 120.0
+#: Characters of the longest `Retry-After` that is read; a date has 29.
+_LONGEST_WISH = 64
 _WORTH_REPEATING = frozenset({408, 409, 429})
 #: Doublings after which every delay is at its bound, whatever that is; 2.0 ** 5000 is no float.
 _MOST_DOUBLINGS = 60
@@ -45,15 +48,18 @@ def patience_asked_s(retry_after: str | None, now: float) -> float | None:
         retry_after: The header: seconds or an HTTP date.
         now: Unix time, s, to which a date is compared.
     """
-    if not retry_after:
+    # What is no number or date as HTTP writes them is no wish: digits of other scripts, infinity, whole pages.
+    if not retry_after or len(retry_after) > _LONGEST_WISH or not retry_after.isascii():
         return None
     try:
-        return max(0.0, float(retry_after))
+        asked_s = float(retry_after)
     except ValueError:
         pass
+    else:
+        return max(0.0, asked_s) if isfinite(asked_s) else None
     try:
         at: float = parsedate_to_datetime(retry_after).timestamp()
-    except ValueError:
+    except (ValueError, TypeError, IndexError, OverflowError):  # a year 0, a month 13, a zone of a thousand hours
         return None
     return max(0.0, at - now)
 

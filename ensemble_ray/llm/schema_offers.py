@@ -7,11 +7,11 @@ remembered for as long as the process lives, so that nothing is sent twice in va
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.llm.openai_errors import Failure, Origin
 from ensemble_ray.llm.openai_transport import CallFailedError
 from ensemble_ray.llm.openai_wire import json_bytes
@@ -19,7 +19,7 @@ from ensemble_ray.messages import ChatResponse, JsonSchema
 
 __all__ = ["SchemaOffer", "is_refused_schema"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: What an endpoint that does not take schemas answers with; 404 is a router's that knows no model that takes them.
 _REFUSALS = frozenset({400, 404, 422, 501})

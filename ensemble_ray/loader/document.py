@@ -1,12 +1,14 @@
 """A YAML text as a tree whose every node knows its line and column. Room: loader.
 
 Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
-from the text but strings, numbers, booleans, lists and mappings.
+from the text but strings, numbers, booleans, lists and mappings. What a text costs is bounded: its length, its depth, the
+values that it has, and those that aliases make of them (S-SEC-76).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,13 +16,23 @@ import yaml
 
 from ensemble_ray.loader.problems import Problems, Spot
 
-__all__ = ["Entries", "Entry", "Items", "Located", "Scalar", "read_document"]
+__all__ = ["MAX_BYTES", "Entries", "Entry", "Items", "Located", "Scalar", "read_document"]
+
+#: Longest team file; those of people have some kilobytes.
+MAX_BYTES = 1_048_576
 
 _CORE = "tag:yaml.org,2002:"
 _MERGE = f"{_CORE}merge"
 #: Tags that plain YAML gives by itself; timestamps and lone `=` are texts to us.
 _PLAIN = {f"{_CORE}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "timestamp", "value")}
+_HALF_CHARACTER = re.compile("[\ud800-\udfff]")
 _TOO_DEEP = "nested too deeply"
+_MAX_DEPTH = 100
+_MAX_VALUES = 50_000
+#: Values that aliases and merge keys add to those that are written.
+_MAX_ALIASED = 10_000
+#: Python reads no longer ones; YAML's numbers to the base 60 would be read in quadratic time.
+_MAX_NUMBER = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +72,47 @@ class Entries:
 Located = Scalar | Items | Entries
 
 
+class _TooLargeError(Exception):
+    """A text has more values than any team."""
+
+    def __init__(self, spot: Spot, text: str) -> None:
+        super().__init__(spot, text)
+        self.spot = spot
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes as long as they are neither too many nor too deep."""
+
+    _count = 0
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Compose the next node.
+
+        Raises:
+            RecursionError: it lies too deep.
+            _TooLargeError: there are too many.
+        """
+        self._count += 1
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise RecursionError
+        if self._count > _MAX_VALUES:
+            spot = _spot(self.get_mark())
+            raise _TooLargeError(spot, f"a team file has at most {_MAX_VALUES} keys and values")
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+
 def read_document(text: str, problems: Problems) -> Located | None:
     """The one document of a YAML text; what cannot be taken is noted, None when nothing can."""
     try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+        root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         told = ", ".join(part for part in (error.context, error.problem) if part)
@@ -78,18 +127,29 @@ def read_document(text: str, problems: Problems) -> Located | None:
     except RecursionError:
         problems.add(Spot(1, 1), "", _TOO_DEEP)
         return None
+    except _TooLargeError as error:
+        problems.add(error.spot, "", str(error))
+        return None
     if root is None:
         problems.add(Spot(1, 1), "", "the file is empty")
         return None
     try:
         return _Reader(problems).located(root, "")
-    except RecursionError:
+    except RecursionError:  # through a chain of aliases
         problems.add(Spot(1, 1), "", _TOO_DEEP)
-        return None
+    except _TooLargeError as error:
+        problems.add(error.spot, "", str(error))
+    return None
 
 
 def _spot(mark: yaml.Mark) -> Spot:
     return Spot(mark.line + 1, mark.column + 1)
+
+
+def _parts(value: Located) -> Sequence[Located]:
+    if isinstance(value, Items):
+        return value.items
+    return [entry.value for entry in value.entries.values()] if isinstance(value, Entries) else ()
 
 
 class _Reader:
@@ -99,13 +159,17 @@ class _Reader:
         self._problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
         self._made: dict[int, Located] = {}
+        #: how many values each of them stands for
+        self._sizes: dict[int, int] = {}
+        self._aliased = 0
         self._open: set[int] = set()
 
     def located(self, node: yaml.Node, where: str) -> Located | None:
+        spot = _spot(node.start_mark)
         made = self._made.get(id(node))
         if made is not None:
+            self._count_aliased(self._sizes[id(made)], spot)
             return made
-        spot = _spot(node.start_mark)
         if id(node) in self._open:
             self._problems.add(spot, where, "the alias contains itself")
             return None
@@ -117,7 +181,13 @@ class _Reader:
         found = self._converted(node, spot, where)
         self._open.discard(id(node))
         self._made[id(node)] = found
+        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _parts(found))
         return found
+
+    def _count_aliased(self, values: int, spot: Spot) -> None:
+        self._aliased += values
+        if self._aliased > _MAX_ALIASED:
+            raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
 
     def _converted(self, node: yaml.Node, spot: Spot, where: str) -> Located:
         if isinstance(node, yaml.MappingNode):
@@ -126,10 +196,14 @@ class _Reader:
             items = (self.located(item, f"{where}[{index}]") for index, item in enumerate(node.value))
             return Items(spot=spot, items=tuple(item for item in items if item is not None))
         scalar = cast("yaml.ScalarNode", node)
+        self._check_text(str(scalar.value), spot, where)
         return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
 
     def _value(self, node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:
         kind = node.tag.removeprefix(_CORE)
+        if kind in {"int", "float"} and len(node.value) > _MAX_NUMBER:
+            self._problems.add(_spot(node.start_mark), where, f"a number has at most {_MAX_NUMBER} characters")
+            return 0
         try:
             if kind == "null":
                 return None
@@ -139,9 +213,14 @@ class _Reader:
                 return int(self._constructor.construct_yaml_int(node))
             if kind == "float":
                 return float(self._constructor.construct_yaml_float(node))
-        except (ValueError, KeyError):  # `!!int abc`
+        except (ValueError, KeyError, OverflowError):  # `!!int abc`
             self._problems.add(_spot(node.start_mark), where, f"'{node.value}' is no {kind}")
         return str(node.value)
+
+    def _check_text(self, text: str, spot: Spot, where: str) -> None:
+        """Note a text that no UTF-8 can hold, so that neither a model nor a record can."""
+        if _HALF_CHARACTER.search(text):
+            self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
 
     def _entries(self, node: yaml.MappingNode, where: str) -> Mapping[str, Entry]:
         own: dict[str, Entry] = {}
@@ -155,6 +234,7 @@ class _Reader:
                 self._problems.add(spot, where, "a key must be a text")
                 continue
             key = str(key_node.value)
+            self._check_text(key, spot, where)
             inside = f"{where}.{key}" if where else key
             if key in own:
                 first = own[key].spot

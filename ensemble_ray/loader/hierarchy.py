@@ -19,6 +19,7 @@ from ensemble_ray.loader.kinds import (
     Kind,
     Reading,
     given,
+    has_method,
     list_of,
     read_fields,
     reference,
@@ -52,6 +53,10 @@ def _is_strategy(found: object) -> bool:
     return isinstance(found, ManagerPromptStrategy)
 
 
+def _is_made_as_strategy(found: object) -> bool:
+    return has_method("build_system_prompt")(found) and has_method("build_user_prompt")(found)
+
+
 _ROLES = list_of(TEXT)
 
 #: Keys of the constraints.
@@ -67,6 +72,18 @@ CONSTRAINT: Mapping[str, Field] = {
 #: What the manager is held to.
 CONSTRAINTS = Kind(read=_read_constraints, schema={"$ref": "#/definitions/hierarchical_constraints"})
 #: Who is asked about each delegation.
-POLICIES = list_of(reference("a callable or an object with 'evaluate'", makes=True, accepts=_is_policy))
+POLICIES = list_of(
+    reference(
+        "a callable or an object with 'evaluate'",
+        makes=True,
+        accepts=_is_policy,
+        is_made_for_it=has_method("evaluate"),
+    )
+)
 #: Who writes the manager's prompts.
-STRATEGY = reference("an object with 'build_system_prompt' and 'build_user_prompt'", makes=True, accepts=_is_strategy)
+STRATEGY = reference(
+    "an object with 'build_system_prompt' and 'build_user_prompt'",
+    makes=True,
+    accepts=_is_strategy,
+    is_made_for_it=_is_made_as_strategy,
+)

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final, TypeGuard
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.document import Entries, Items, Located, Scalar
 from ensemble_ray.loader.problems import Problems, known_names, nearest, suggestion
-from ensemble_ray.loader.references import find_attribute, is_reference
+from ensemble_ray.loader.provenance import Expected, find_permitted
+from ensemble_ray.loader.references import is_reference, make_importable
 from ensemble_ray.messages import JsonValue
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ __all__ = [
     "BAD",
     "FLAG",
     "NUMBER",
+    "PATH",
     "REFERENCE_PATTERN",
     "TEXT",
     "WHOLE",
@@ -35,6 +37,7 @@ __all__ = [
     "Reading",
     "choice",
     "given",
+    "has_method",
     "list_of",
     "plain",
     "read_fields",
@@ -46,6 +49,12 @@ REFERENCE_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$"
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 #: A file that says the same thing more often than this through aliases is a trap.
 _MAX_PLAIN = 10_000
+#: So many misspelt keys are compared with the known ones; no message shows more.
+_GUESSES = 100
+#: Numbers beyond it fit neither a duration nor a counter.
+_MAX_NUMBER = 10**12
+#: So many pieces of code one file may name; looking for each takes a search on the disk.
+_MAX_REFERENCES = 1_000
 
 
 class _Bad(Enum):
@@ -82,11 +91,41 @@ class Reading:
         self.needs_keys = needs_keys
         #: takes the place of the items that the file names
         self.items = items
+        self._references = 0
+
+    def located(self, path: str) -> Path:
+        """The path as it is seen from the file's directory.
+
+        Raises:
+            ValidationError: it can be no path.
+        """
+        if "\0" in path:
+            raise ValidationError("a path has no character NUL in it")
+        try:
+            return self.directory / Path(path).expanduser()
+        except RuntimeError:
+            raise ValidationError(f"'{path.partition('/')[0]}' names the home of a user who is not there") from None
 
     def refuse(self, node: Located, where: str, text: str) -> object:
         """Note a problem; gives `BAD`."""
         self.problems.add(node.spot, where, text)
         return BAD
+
+    def find(self, name: str, expected: Expected) -> object:
+        """Find what the file names as `module:attribute`, beside the file and in the current directory first.
+
+        The directories become importable here and not before: a file that names no code never has a module beside it
+        taken for a library.
+
+        Raises:
+            ValidationError: as `find_permitted`.
+        """
+        self._references += 1
+        if self._references > _MAX_REFERENCES:
+            raise ValidationError(f"a team file names at most {_MAX_REFERENCES} pieces of code")
+        make_importable(Path.cwd())
+        make_importable(self.directory)
+        return find_permitted(name, expected, (self.directory.resolve(), Path.cwd().resolve()))
 
 
 Read = Callable[[Reading, Located, str], object]
@@ -136,8 +175,9 @@ def read_fields(
         inside = f"{where}.{name}" if where else name
         field = table.get(name)
         if field is None:
-            meant.update(nearest(name, table))
-            text = f"unknown key of {what}.{suggestion(name, table)} {known_names(table)}"
+            guess = suggestion(name, table) if len(reading.problems) < _GUESSES else ""
+            meant.update(nearest(name, table) if guess else ())
+            text = f"unknown key of {what}.{guess} {known_names(table)}"
             reading.problems.add(entry.spot, inside, text)
         elif not (isinstance(entry.value, Scalar) and entry.value.value is None):
             values[name] = field.kind.read(reading, entry.value, inside)
@@ -185,22 +225,41 @@ def _read_flag(reading: Reading, node: Located, where: str) -> object:
 
 def _read_whole(reading: Reading, node: Located, where: str) -> object:
     if isinstance(node, Scalar) and isinstance(node.value, int) and not isinstance(node.value, bool):
-        return node.value
+        return _bounded(reading, node, node.value, where)
     return reading.refuse(node, where, "must be a whole number")
 
 
 def _read_number(reading: Reading, node: Located, where: str) -> object:
     if isinstance(node, Scalar) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
-        return node.value
+        return _bounded(reading, node, node.value, where)
     if isinstance(node, Scalar) and _EXPONENT.fullmatch(node.written):
-        return float(node.written)  # a number to everybody but YAML 1.1, which wants a point in it
+        # a number to everybody but YAML 1.1, which wants a point in it
+        return _bounded(reading, node, float(node.written), where)
     return reading.refuse(node, where, "must be a number")
+
+
+def _bounded(reading: Reading, node: Scalar, value: float, where: str) -> object:
+    if -_MAX_NUMBER <= value <= _MAX_NUMBER:
+        return value
+    return reading.refuse(node, where, f"must be a number between -{_MAX_NUMBER:,} and {_MAX_NUMBER:,}")
+
+
+def _read_path(reading: Reading, node: Located, where: str) -> object:
+    text = _read_text(reading, node, where)
+    if not given(text):
+        return BAD
+    try:
+        return reading.located(str(text))
+    except ValidationError as error:
+        return reading.refuse(node, where, str(error))
 
 
 TEXT = Kind(read=_read_text, schema={"type": "string"})
 FLAG = Kind(read=_read_flag, schema={"type": "boolean"})
 WHOLE = Kind(read=_read_whole, schema={"type": "integer"})
 NUMBER = Kind(read=_read_number, schema={"type": "number"})
+#: The path of a file or a directory, seen from the team file's directory.
+PATH = Kind(read=_read_path, schema={"type": "string"})
 
 
 def choice(names: Iterable[str], what: str) -> Kind:
@@ -236,21 +295,36 @@ def list_of(item: Kind, *, or_one: bool = False) -> Kind:
 # User code.
 
 
-def reference(what: str, *, makes: bool = False, accepts: Callable[[object], bool] = callable) -> Kind:
+def has_method(*names: str) -> Callable[[object], bool]:
+    """Whether an object, or a class for its objects, has one of these methods."""
+    return lambda found: any(callable(getattr(found, name, None)) for name in names)
+
+
+def reference(
+    what: str,
+    *,
+    makes: bool = False,
+    accepts: Callable[[object], bool] = callable,
+    is_made_for_it: Callable[[object], bool] = lambda _: False,
+    standard: frozenset[str] = frozenset(),
+) -> Kind:
     """`module:attribute`.
 
     Args:
         what: What it should be, for messages.
         makes: A class stands for an object made of it without arguments.
         accepts: Says whether the object will do.
+        is_made_for_it: Says whether an installed package may bring the object or class.
+        standard: What may be named of the standard library.
     """
+    expected = Expected(what=what, accepts=accepts, is_made_for_it=is_made_for_it, standard=standard)
 
     def read(reading: Reading, node: Located, where: str) -> object:
         name = node.value if isinstance(node, Scalar) else None
         if not isinstance(name, str) or not is_reference(name):
             return reading.refuse(node, where, f"must be module:attribute, which names {what}")
         try:
-            found = find_attribute(name)
+            found = reading.find(name, expected)
             if makes and isinstance(found, type):
                 found = found()
         except ValidationError as error:

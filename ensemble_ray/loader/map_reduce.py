@@ -20,7 +20,7 @@ from ensemble_ray.loader.kinds import (
     BAD,
     FLAG,
     NUMBER,
-    TEXT,
+    PATH,
     WHOLE,
     Field,
     Kind,
@@ -53,18 +53,13 @@ def _read_side(reading: Reading, node: Located, where: str) -> object:
     return BAD if values is None else Side(values=values, node=cast("Entries", node), where=where)
 
 
-def _read_path(reading: Reading, node: Located, where: str) -> object:
-    text = TEXT.read(reading, node, where)
-    return text if not given(text) else reading.directory / Path(str(text)).expanduser()
-
-
 def _read_items(reading: Reading, node: Located, where: str) -> object:
     """A source; paths are those of files that are there."""
     if reading.items is not None:
         return reading.items
     items: object
     if isinstance(node, Scalar) and isinstance(node.value, str):
-        items = _read_path(reading, node, where)
+        items = PATH.read(reading, node, where)
     elif isinstance(node, Items):
         items = plain(reading, node, where)
     elif isinstance(node, Entries):
@@ -80,9 +75,8 @@ def _read_items(reading: Reading, node: Located, where: str) -> object:
         return reading.refuse(node, where, str(error))
 
 
-_PATH = Kind(read=_read_path, schema={"type": "string"})
 _SIDE = Kind(read=_read_side, schema={"$ref": "#/definitions/item_task"})
-_DEAD_LETTERS: Mapping[str, Field] = {"dead_letters": Field(kind=_PATH, is_required=True)}
+_DEAD_LETTERS: Mapping[str, Field] = {"dead_letters": Field(kind=PATH, is_required=True)}
 _ITEMS = Kind(
     read=_read_items,
     schema={
@@ -137,9 +131,9 @@ MAP_REDUCE: Mapping[str, Field] = {
         kind=choice(("fail", "skip", "collect"), "word"),
         doc="What a failed item means: `fail`: the run fails; `skip`: it is left out; `collect`: it is left out and listed.",
     ),
-    "dead_letters": Field(kind=_PATH, doc=f"Path of a .jsonl file that takes the items that failed.{_FROM_HERE}"),
+    "dead_letters": Field(kind=PATH, doc=f"Path of a .jsonl file that takes the items that failed.{_FROM_HERE}"),
     "results": Field(
-        kind=_PATH, doc=f"Path of a .jsonl or .parquet file that takes the outputs as they come.{_FROM_HERE}"
+        kind=PATH, doc=f"Path of a .jsonl or .parquet file that takes the outputs as they come.{_FROM_HERE}"
     ),
     "replicas": Field(kind=WHOLE),
     "max_concurrency": Field(kind=WHOLE),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, cast
 
 from ensemble_ray.errors import ValidationError
@@ -36,6 +35,10 @@ _ENDPOINT = {
     "max_retries": Field(
         kind=WHOLE, doc="How often the model itself repeats a failed call; the team's retry comes on top."
     ),
+    "max_answer_bytes": Field(
+        kind=WHOLE, doc="Longest answer that is taken, unpacked; a stream may have four times as much."
+    ),
+    "max_answer_time": Field(kind=NUMBER, doc="Longest time of a whole streamed answer, seconds."),
 }
 _LOCAL = {
     "context_tokens": Field(kind=WHOLE, doc="Local models: context of all slots together."),
@@ -83,7 +86,7 @@ def _read(reading: Reading, node: Located, where: str) -> object:
         return reading.llm
     try:
         if isinstance(node, Scalar) and isinstance(node.value, str):
-            return resolve_llm(_located_path(node.value, reading.directory))
+            return resolve_llm(_located_path(reading, node.value))
         if isinstance(node, Entries):
             return _from_mapping(reading, node, where)
     except ValidationError as error:
@@ -91,12 +94,12 @@ def _read(reading: Reading, node: Located, where: str) -> object:
     return reading.refuse(node, where, f"must be one of [{', '.join(KNOWN_FORMS)}], or a mapping with the key 'model'")
 
 
-def _located_path(text: str, directory: Path) -> str:
+def _located_path(reading: Reading, text: str) -> str:
     """`local:PATH` with the path seen from the file's directory."""
     prefix, colon, path = text.partition(":")
     if prefix.strip() != "local" or not path.strip():
         return text
-    return f"local{colon}{directory / Path(path.strip()).expanduser()}"
+    return f"local{colon}{reading.located(path.strip())}"
 
 
 def _from_mapping(reading: Reading, node: Entries, where: str) -> object:
@@ -118,15 +121,15 @@ def _from_mapping(reading: Reading, node: Entries, where: str) -> object:
         reading.problems.add(entry.spot, f"{where}.{key}", f"{kind} have no '{key}'")
     if wrong:
         return BAD
-    return _local(name, values, reading.directory) if is_local else _hosted(reading, node, name, values, where)
+    return _local(reading, name, values) if is_local else _hosted(reading, node, name, values, where)
 
 
-def _local(name: str, values: dict[str, Any], directory: Path) -> object:
+def _local(reading: Reading, name: str, values: dict[str, Any]) -> object:
     from ensemble_ray.llm.local import LocalChatModel  # only teams with such a model pay for it
 
     values.pop("extra_headers", None)
     values.update(cast("dict[str, object]", values.pop("extra_body", {})))
-    path = _located_path(name, directory).partition(":")[2] or None
+    path = _located_path(reading, name).partition(":")[2] or None
     return LocalChatModel(path, **values)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 from ensemble_ray.errors import ValidationError
 
@@ -16,6 +17,8 @@ __all__ = ["Problems", "Spot", "known_names", "nearest", "suggestion"]
 #: Names and findings that one message lists.
 _SHOWN_NAMES = 20
 _SHOWN_PROBLEMS = 20
+#: Names that a misspelt one is compared with, and their longest, characters: items bring names of their own.
+_MOST_COMPARED, _LONGEST_COMPARED = 1000, 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,7 +67,9 @@ class Problems:
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
     """The known name nearest to that one, if any is near."""
-    by_lower = {each.lower(): each for each in known}
+    if len(name) > _LONGEST_COMPARED:
+        return []
+    by_lower = {each.lower(): each for each in islice(known, _MOST_COMPARED) if len(each) <= _LONGEST_COMPARED}
     return [by_lower[close] for close in difflib.get_close_matches(name.lower(), by_lower, n=1)]
 
 

@@ -1,6 +1,7 @@
 """`module:attribute`: user code found by name. Room: loader.
 
-In: a reference as a user writes it. Out: the object. Importing runs the user's module; whatever that raises comes out
+In: a reference as a user writes it on a command line. Out: the object. What a team file may name is decided in
+`provenance.py`. Importing runs the user's module; whatever that raises comes out
 as a `ValidationError` with the original as its cause.
 """
 
@@ -19,7 +20,7 @@ from types import ModuleType
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.problems import known_names, suggestion
 
-__all__ = ["find_attribute", "is_reference", "make_importable"]
+__all__ = ["attribute_of", "find_attribute", "import_module", "is_reference", "make_importable"]
 
 _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
@@ -48,16 +49,30 @@ def find_attribute(reference: str) -> object:
     if not is_reference(reference):
         raise ValidationError(f"'{reference}' is not of the form module:attribute")
     module_name, _, path = reference.partition(":")
-    found: object = _module(module_name)
+    found: object = import_module(module_name)
     for step in path.split("."):
-        try:
-            found = getattr(found, step)
-        except AttributeError:
-            raise ValidationError(_no_attribute(found, step, reference)) from None
+        found = attribute_of(found, step, reference)
     return found
 
 
-def _module(name: str) -> ModuleType:
+def attribute_of(owner: object, step: str, reference: str) -> object:
+    """One step of a dotted name.
+
+    Raises:
+        ValidationError: the owner has no such attribute.
+    """
+    try:
+        return getattr(owner, step)
+    except AttributeError:
+        raise ValidationError(_no_attribute(owner, step, reference)) from None
+
+
+def import_module(name: str) -> ModuleType:
+    """Import a module.
+
+    Raises:
+        ValidationError: it is not found, or fails.
+    """
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)

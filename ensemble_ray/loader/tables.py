@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast, get_args
 
+from pydantic import BaseModel
+
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
@@ -30,6 +32,7 @@ from ensemble_ray.loader.kinds import (
     Reading,
     choice,
     given,
+    has_method,
     list_of,
     read_fields,
     reference,
@@ -115,21 +118,40 @@ def _is_handler(found: object) -> bool:
     return callable(found) or callable(getattr(found, "execute", None))
 
 
-def _is_listener(found: object) -> bool:
-    return any(hasattr(found, method) for method in EVENT_TYPES)
+def _is_made_as_handler(found: object) -> bool:
+    from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions of the user
+
+    return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
 
 
 def _is_exporter(found: object) -> bool:
-    return callable(found) or callable(getattr(found, "export", None))
+    return callable(found) or has_method("export")(found)
 
 
 def _is_synthesizer(found: object) -> bool:
-    return callable(found) or callable(getattr(found, "synthesize", None))
+    return callable(found) or has_method("synthesize")(found)
 
 
 def _is_type(found: object) -> bool:
     return isinstance(found, type)
 
+
+def _is_data_type(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel)
+
+
+def _has_all_counters(found: object) -> bool:
+    return all(callable(getattr(found, name, None)) for name in _COUNTERS)
+
+
+#: Types of the standard library that an answer may have; making one of a model's text does nothing else.
+_DATA_TYPES = frozenset(
+    {
+        *("builtins:str", "builtins:dict", "datetime:date", "datetime:datetime", "datetime:time"),
+        *("datetime:timedelta", "decimal:Decimal", "uuid:UUID"),
+    }
+)
+_COUNTERS = ("increment_success", "increment_failure", "increment_error", "record_duration")
 
 #: Keys of a rate limit.
 LIMIT: Mapping[str, Field] = {
@@ -155,8 +177,24 @@ _NAME = Kind(read=_read_name, schema=TEXT.schema)
 _LIMIT = Kind(read=_read_limit, schema={"$ref": "#/definitions/rate_limit"})
 _TOOLS = list_of(TOOL)
 _GUARDRAILS = list_of(reference("a guardrail: a callable"))
-_SYNTHESIZER = reference("a callable or an object with 'synthesize'", makes=True, accepts=_is_synthesizer)
-_METRICS = reference("tool metrics", makes=True, accepts=lambda _: True)
+_SYNTHESIZER = reference(
+    "a callable or an object with 'synthesize'",
+    makes=True,
+    accepts=_is_synthesizer,
+    is_made_for_it=has_method("synthesize"),
+)
+_METRICS = reference("tool metrics", makes=True, accepts=lambda _: True, is_made_for_it=_has_all_counters)
+_LISTENER = reference(
+    "a listener",
+    makes=True,
+    accepts=lambda found: any(hasattr(found, method) for method in EVENT_TYPES),
+    is_made_for_it=has_method(*EVENT_TYPES),
+)
+_HANDLER = reference("a function or a tool", makes=True, accepts=_is_handler, is_made_for_it=_is_made_as_handler)
+_OUTPUT_TYPE = reference("a type", accepts=_is_type, is_made_for_it=_is_data_type, standard=_DATA_TYPES)
+_EXPORTER = reference(
+    "a callable or an object with 'export'", makes=True, accepts=_is_exporter, is_made_for_it=has_method("export")
+)
 _CALLBACKS = list_of(reference("a callable"), or_one=True)
 _TOOLS_DOC = "Tools it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
 _LIMITED = "{what}, as requests per period of seconds."
@@ -187,7 +225,7 @@ TASK: Mapping[str, Field] = {
     "expected_output": Field(kind=TEXT, doc="What the result looks like; a template as well. May be left out."),
     "agent": Field(kind=_NAME, doc="Name of the agent that does it; default: an agent is made for the run."),
     "context": Field(kind=list_of(_NAME), doc="Names of the tasks whose outputs it is given, in this order."),
-    "output_type": Field(kind=reference("a type", accepts=_is_type), doc="Type of the answer, as module:Class."),
+    "output_type": Field(kind=_OUTPUT_TYPE, doc="Type of the answer, as module:Class."),
     "max_output_retries": Field(kind=WHOLE),
     "input_guardrails": Field(kind=_GUARDRAILS, doc="Asked before anything else, each as module:function."),
     "output_guardrails": Field(kind=_GUARDRAILS, doc="Asked about the answer, each as module:function."),
@@ -197,7 +235,7 @@ TASK: Mapping[str, Field] = {
     "max_iterations": Field(kind=WHOLE, doc="Tool requests allowed to the agent that is made for it."),
     "rate_limit": Field(kind=_LIMIT, doc=_LIMITED.format(what="Limit of its model calls, when it names no agent")),
     "handler": Field(
-        kind=reference("a function or a tool", makes=True, accepts=_is_handler),
+        kind=_HANDLER,
         doc="Does the task without a model, as module:function.",
     ),
     "effect": Field(
@@ -244,7 +282,7 @@ TEAM: Mapping[str, Field] = {
         kind=NUMBER, doc="Money that a run may spend, in the currency of `cost_configuration`; default: no limit."
     ),
     "listeners": Field(
-        kind=list_of(reference("a listener", makes=True, accepts=_is_listener)),
+        kind=list_of(_LISTENER),
         doc="Objects or classes with methods such as `on_task_start`, each as module:attribute.",
     ),
     "rate_limit": Field(kind=_LIMIT, doc=_LIMITED.format(what="Limit of the calls of `llm`; one bucket per run")),
@@ -255,7 +293,7 @@ TEAM: Mapping[str, Field] = {
         kind=choice([each.value for each in CaptureMode], "capture mode"), doc="How much the trace keeps."
     ),
     "trace_exporter": Field(
-        kind=reference("a callable or an object with 'export'", makes=True, accepts=_is_exporter),
+        kind=_EXPORTER,
         doc="Takes the trace of each successful run, as module:attribute.",
     ),
     "cost_configuration": Field(kind=Kind(read=_read_cost, schema={"$ref": "#/definitions/cost_configuration"})),

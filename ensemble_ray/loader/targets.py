@@ -14,6 +14,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble, Startable
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.loader.problems import known_names, suggestion
+from ensemble_ray.loader.provenance import Provenance, definer_of, module_provenance
 from ensemble_ray.loader.references import find_attribute, is_reference, make_importable
 from ensemble_ray.loader.team import load_team_file
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
@@ -27,6 +28,7 @@ __all__ = ["Runnable", "load_ensemble", "load_runnable", "load_source"]
 #: Everything that can be run.
 Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
 
+_PRODUCT = "ensemble_ray"
 _YAML = {".yaml", ".yml"}
 #: Overrides that mean something here; all others are arguments of the callable that made the team.
 _OF_THE_LOADER = {"directory", "llm", "workflow"}
@@ -84,12 +86,12 @@ def load_runnable(
             file, line and column.
     """
     model = _model(llm)
-    make_importable(Path.cwd())
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
         loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
         return loaded.with_origin(loaded.origin or target, chosen)
     if is_reference(target):
+        make_importable(Path.cwd())
         chosen["directory"] = str(Path.cwd())
         return _with_model(_from_module(target, arguments or {}), model).with_origin(target, chosen)
     raise ValidationError(_unclear(target))
@@ -105,6 +107,7 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
     if directory := chosen.get("directory"):
         make_importable(Path(directory))
     arguments = {name: value for name, value in chosen.items() if name not in _OF_THE_LOADER}
+    _check_recorded(source.place, arguments)
     loaded = load_runnable(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
     if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
         loaded = loaded.replace(workflow=workflow)
@@ -130,9 +133,41 @@ def _unclear(target: str) -> str:
     return f"{text}. Did you mean '{target}.yaml'?" if Path(f"{target}.yaml").is_file() else text
 
 
+def _check_recorded(place: str, arguments: Mapping[str, str]) -> None:
+    """A record names a team, and nobody typed that name: what lies in the interpreter's library is none.
+
+    Raises:
+        ValidationError: it names something else, or arguments for a function that takes none from a record.
+    """
+    if not is_reference(place):
+        return
+    module = place.partition(":")[0]
+    found = module_provenance(module)
+    if found is Provenance.STANDARD:
+        raise ValidationError(f"'{place}' belongs to {found.value}: a record cannot have begun there")
+    if arguments and found is Provenance.INSTALLED and module.partition(".")[0] != _PRODUCT:
+        raise ValidationError(f"'{place}' is of {found.value}, and takes no arguments from a record")
+
+
+def _check_factory(found: object, target: str) -> None:
+    """A function that makes a team is somebody's code for teams, and never one of the interpreter's library.
+
+    Raises:
+        ValidationError: it is; it was not called.
+    """
+    definer = definer_of(found)
+    if not definer or module_provenance(definer) in {Provenance.STANDARD, None}:
+        kind = "class" if isinstance(found, type) else type(found).__name__
+        raise ValidationError(
+            f"'{target}' is a {kind} of {definer or 'no known module'}, and neither an Ensemble nor a function that "
+            f"makes one.{_teams_of(target)}"
+        )
+
+
 def _from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
     found = find_attribute(target)
     if not isinstance(found, Startable) and callable(found):
+        _check_factory(found, target)
         found = _made(found, target, arguments)
     if isinstance(found, Startable):
         return cast("Runnable", found)

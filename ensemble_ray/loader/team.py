@@ -17,10 +17,9 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader.document import Entries, Entry, Items, Located, Scalar, read_document
+from ensemble_ray.loader.document import MAX_BYTES, Entries, Entry, Items, Located, Scalar, read_document
 from ensemble_ray.loader.kinds import TEXT, Field, Reading, read_fields
 from ensemble_ray.loader.problems import Problems, Spot, known_names, suggestion
-from ensemble_ray.loader.references import make_importable
 from ensemble_ray.loader.tables import AGENT, TASK, TEAM, Named
 from ensemble_ray.values import Value
 
@@ -54,7 +53,6 @@ def load_team_file(
     path = Path(target).expanduser()
     text = _text(path, target)
     directory = path.resolve().parent
-    make_importable(directory)
     problems = Problems(target)
     root = read_document(text, problems)
     problems.check()
@@ -68,7 +66,11 @@ def load_team_file(
 
 def _text(path: Path, target: str) -> str:
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValidationError(f"'{target}' is longer than {MAX_BYTES:,} bytes, and no team file")
+        return data.decode("utf-8-sig")
     except FileNotFoundError:
         raise ValidationError(f"There is no file '{target}'.{_nearest_file(path)}") from None
     except IsADirectoryError:

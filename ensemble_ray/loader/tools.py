@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.loader.document import Entries, Located, Scalar
+from ensemble_ray.loader.document import Entries, Items, Located, Scalar
 from ensemble_ray.loader.kinds import (
     BAD,
     FLAG,
     NUMBER,
+    PATH,
     REFERENCE_PATTERN,
     TEXT,
     WHOLE,
@@ -30,56 +30,65 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import key_from_environment
 from ensemble_ray.loader.problems import known_names, suggestion
-from ensemble_ray.loader.references import find_attribute, is_reference
+from ensemble_ray.loader.provenance import Expected
+from ensemble_ray.loader.references import is_reference
 from ensemble_ray.messages import JsonValue
 
 __all__ = ["BUILT_IN", "TOOL", "BuiltIn", "tool_schema"]
 
 
-def _read_path(reading: Reading, node: Located, where: str) -> object:
-    text = TEXT.read(reading, node, where)
-    return text if not given(text) else reading.directory / Path(str(text)).expanduser()
+def _named_texts(one: str) -> Kind:
+    """Values by name: text, or `{env: NAME}` for what must not stand in a file."""
+    return Kind(read=lambda reading, node, where: _read_named_texts(reading, node, where, one), schema=_NAMED_TEXTS)
 
 
-def _read_headers(reading: Reading, node: Located, where: str) -> object:
-    """Header values: text, or `{env: NAME}` for what must not stand in a file."""
+def _read_named_texts(reading: Reading, node: Located, where: str, one: str) -> object:
     if not isinstance(node, Entries):
-        return reading.refuse(node, where, "must be a mapping of header names to values")
-    headers: dict[str, object] = {}
+        return reading.refuse(node, where, f"must be a mapping of {one} names to values")
+    texts: dict[str, object] = {}
     for name, entry in node.entries.items():
         inside = f"{where}.{name}"
         if isinstance(entry.value, Entries):
             found = read_fields(
-                reading, entry.value, {"env": Field(kind=TEXT, is_required=True)}, inside, what="a header"
+                reading, entry.value, {"env": Field(kind=TEXT, is_required=True)}, inside, what=f"a {one}"
             )
             if found is None:
                 return BAD
-            headers[name] = key_from_environment(reading, entry.value, str(found["env"]), inside)
+            texts[name] = key_from_environment(reading, entry.value, str(found["env"]), inside)
         else:
-            headers[name] = TEXT.read(reading, entry.value, inside)
-    return headers if all(given(value) for value in headers.values()) else BAD
+            texts[name] = TEXT.read(reading, entry.value, inside)
+    return texts if all(given(value) for value in texts.values()) else BAD
 
 
-_PATH = Kind(read=_read_path, schema={"type": "string"})
-_HEADERS = Kind(
-    read=_read_headers,
-    schema={
-        "type": "object",
-        "additionalProperties": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "object",
-                    "properties": {"env": {"type": "string"}},
-                    "required": ["env"],
-                    "additionalProperties": False,
-                },
-            ]
-        },
+_NAMED_TEXTS: Mapping[str, JsonValue] = {
+    "type": "object",
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string"},
+            {
+                "type": "object",
+                "properties": {"env": {"type": "string"}},
+                "required": ["env"],
+                "additionalProperties": False,
+            },
+        ]
     },
+}
+
+
+def _read_inherit(reading: Reading, node: Located, where: str) -> object:
+    if isinstance(node, Scalar) and isinstance(node.value, bool):
+        return node.value
+    if isinstance(node, Items):
+        return list_of(TEXT).read(reading, node, where)
+    return reading.refuse(node, where, "must be true, false, or a list of names of variables")
+
+
+_INHERIT = Kind(
+    read=_read_inherit, schema={"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}
 )
 _BASE_DIR = Field(
-    kind=_PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
+    kind=PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
 )
 _NAME = Field(kind=TEXT, is_required=True, doc="What the model calls it by.")
 _DESCRIPTION = Field(kind=TEXT, is_required=True, doc="What the model is told of it.")
@@ -139,7 +148,9 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "description": _DESCRIPTION,
             "url": Field(kind=TEXT, is_required=True, doc="The address."),
             "method": Field(kind=TEXT, doc="POST unless told."),
-            "headers": Field(kind=_HEADERS, doc="Headers: text, or {env: NAME} for what must not stand in a file."),
+            "headers": Field(
+                kind=_named_texts("header"), doc="Headers: text, or {env: NAME} for what must not stand in a file."
+            ),
             "timeout": Field(kind=NUMBER, doc="Seconds."),
             "max_response_bytes": Field(kind=WHOLE, doc="Larger answers are refused."),
         },
@@ -152,7 +163,15 @@ BUILT_IN: Mapping[str, BuiltIn] = {
             "description": _DESCRIPTION,
             "command": Field(kind=list_of(TEXT), is_required=True, doc="The program and its arguments; no shell."),
             "timeout": Field(kind=NUMBER, doc="Seconds."),
-            "max_output_bytes": Field(kind=WHOLE, doc="Longer output ends the program."),
+            "max_output_bytes": Field(kind=WHOLE, doc="That much of each stream is kept."),
+            "environment": Field(
+                kind=_named_texts("variable"),
+                doc="Variables that the program gets: text, or {env: NAME} for what must not stand in a file.",
+            ),
+            "inherit": Field(
+                kind=_INHERIT,
+                doc="Names of further variables that it gets of this process; true: all, keys of models too.",
+            ),
         },
     ),
 }
@@ -201,15 +220,21 @@ def _made(reading: Reading, node: Located, name: str, values: dict[str, object],
 
 
 def _users(reading: Reading, node: Located, name: str, parameters: Located | None, where: str) -> object:
-    from ensemble_ray.tools.registry import check_tool_entry  # a team without tools does not pay for it
+    from ensemble_ray.tools.decorator import tool_mark  # a team without tools does not pay for them
+    from ensemble_ray.tools.registry import check_tool_entry
 
-    found = find_attribute(name)
+    found = reading.find(name, _TOOL_CODE)
     if parameters is not None:
         values = plain(reading, parameters, where)
         if not isinstance(values, dict) or not callable(found):
             return reading.refuse(
                 parameters, where, f"'{name}' must be a class or function, and its parameters a mapping"
             )
+        if tool_mark(found) is not None:
+            text = (
+                f"'{name}' is a tool already: parameters are for a class or a function that makes one. Leave them out"
+            )
+            return reading.refuse(parameters, where, text)
         found = found(**cast("dict[str, object]", values))
     elif isinstance(found, type):
         found = found()
@@ -218,6 +243,22 @@ def _users(reading: Reading, node: Located, name: str, parameters: Located | Non
         text = f"'{name}' is a {kind}, and neither marked with @tool nor an AgentTool nor an object with @tool methods"
         return reading.refuse(node, where, text)
     return found
+
+
+def _is_made_as_tool(found: object) -> bool:
+    """Whether it is a tool entry, or a class whose objects are."""
+    from ensemble_ray.tools.decorator import marked_functions
+    from ensemble_ray.tools.registry import check_tool_entry
+    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider
+
+    if isinstance(found, type):
+        return issubclass(found, AgentTool | DynamicToolProvider) or bool(marked_functions(found))
+    return check_tool_entry(found, 0) is None
+
+
+_TOOL_CODE = Expected(
+    what="a function marked with @tool, or an AgentTool", accepts=lambda _: True, is_made_for_it=_is_made_as_tool
+)
 
 
 def tool_schema() -> Mapping[str, JsonValue]:

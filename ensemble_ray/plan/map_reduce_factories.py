@@ -12,6 +12,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias, cast
 
@@ -22,6 +23,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.threads import threads
 
 __all__ = [
+    "FactoryFailure",
     "Made",
     "held",
     "make_direct",
@@ -34,6 +36,15 @@ __all__ = [
 
 #: A task, and the agent that will do it.
 Made: TypeAlias = tuple[Task, Agent | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FactoryFailure:
+    """What a factory raised in place of making the task of an item (S-MR-154)."""
+
+    error: Exception
+
+
 #: Asks for the results of calls, one after the other.
 _Making: TypeAlias = Generator["_Call", object, Made]
 
@@ -65,19 +76,28 @@ def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> Mad
     return _driven(_direct(definition, items))
 
 
-async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made]:
-    """`make_map` for several items, in their order, during a run; factories may be async."""
-    return await _driven_in_run([_map(definition, item) for item in items])
+async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made | FactoryFailure]:
+    """Make the tasks of several items, in their order, during a run; factories may be async.
+
+    A factory that raises fails its own item, unless a failed item ends the run: then the error goes on unchanged.
+    What a factory returns is checked all the same.
+
+    Raises:
+        ValidationError: as `make_map`.
+        Exception: what a factory raised, where `item_policy` is `"fail"` (S-MR-106).
+    """
+    makings = [_map(definition, item) for item in items]
+    return await _driven_in_run(makings, keeps_failures=definition.item_policy != "fail")
 
 
 async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
     """`make_reduce` during a run; factories may be async."""
-    return (await _driven_in_run([_reduce(definition, chunk_tasks)]))[0]
+    return await _one_in_run(_reduce(definition, chunk_tasks))
 
 
 async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
     """`make_direct` during a run; factories may be async."""
-    return (await _driven_in_run([_direct(definition, items)]))[0]
+    return await _one_in_run(_direct(definition, items))
 
 
 class _Call:
@@ -168,23 +188,39 @@ def _driven(making: _Making) -> Made:
             f"{outcome.call.name} is async, and over a list in static mode it is called at construction, where nothing can "
             "be awaited. Give a plain function, or items that are no list, such as iter(items)"
         )
-    return outcome[0]
+    return cast("Made", outcome[0])
 
 
-async def _driven_in_run(makings: list[_Making]) -> list[Made]:
-    """All of them in one thread, one call at a time; back here for what is awaitable."""
-    done: list[Made] = []
+async def _one_in_run(making: _Making) -> Made:
+    """Drive a making whose failure ends the run."""
+    return cast("Made", (await _driven_in_run([making]))[0])
+
+
+async def _driven_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[Made | FactoryFailure]:
+    """All of them in one thread, one call at a time; back here for what is awaitable.
+
+    Args:
+        makings: What is to be made.
+        keeps_failures: Whether what a factory raises stands in the place of its task; else it is raised.
+    """
+    done: list[Made | FactoryFailure] = []
     result: object = None
     is_left = threading.Event()
     while True:
         try:
-            outcome = await threads.run(_advance, makings, done, result, is_left.is_set)
+            outcome = await threads.run(_advance, makings, done, result, is_left.is_set, keeps_failures=keeps_failures)
         except asyncio.CancelledError:
             is_left.set()  # the thread goes on, and calls nothing more
             raise
         if not isinstance(outcome, _Waiting):
             return outcome
-        result = await outcome.awaitable
+        try:
+            result = await outcome.awaitable
+        except Exception as error:
+            if not keeps_failures:
+                raise
+            done.append(FactoryFailure(error))
+            result = None
 
 
 class _Waiting:
@@ -200,8 +236,13 @@ class _Waiting:
 
 
 def _advance(
-    makings: list[_Making], done: list[Made], result: object = None, is_left: Callable[[], bool] = lambda: False
-) -> list[Made] | _Waiting:
+    makings: list[_Making],
+    done: list[Made | FactoryFailure],
+    result: object = None,
+    is_left: Callable[[], bool] = lambda: False,
+    *,
+    keeps_failures: bool = False,
+) -> list[Made | FactoryFailure] | _Waiting:
     """Go on where it stands until all is made, or something has to be awaited.
 
     Args:
@@ -209,6 +250,7 @@ def _advance(
         done: What was made.
         result: That of the call that the one at work waits for; None where it has not begun.
         is_left: Whether nobody waits any more.
+        keeps_failures: Whether what a factory raises stands in the place of its task; else it is raised.
     """
     while len(done) < len(makings) and not is_left():
         try:
@@ -217,7 +259,14 @@ def _advance(
             done.append(cast("Made", ended.value))
             result = None
             continue
-        result = call.make()  # not inside the `try`: a StopIteration of the user's is an error like others
+        try:  # another `try` than above: a StopIteration of the user's is an error like others
+            result = call.make()
+        except Exception as error:
+            if not keeps_failures:
+                raise
+            done.append(FactoryFailure(error))
+            result = None
+            continue
         if inspect.isawaitable(result):
             return _Waiting(call, result)
     return done

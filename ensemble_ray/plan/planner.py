@@ -6,11 +6,11 @@ hold no variables is the same object in every step: planning a thousand tasks co
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.levels import Levels
@@ -18,6 +18,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import infer_workflow, known_agents
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.delegation import Colleague
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
 from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node, Plan
@@ -37,7 +38,7 @@ __all__ = [
     "tool_names",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: Role that is shown for a handler task (S-ENG-18).
 DETERMINISTIC = "(deterministic)"
@@ -327,5 +328,5 @@ def _as_it_travels(task: Task) -> Task:
 
 
 def text_of(value: object) -> str:
-    """An input as text (S-DOM-70); None is "" (S-TPL-4)."""
-    return "" if value is None else str(value)
+    """Return an input as text (S-DOM-70), fit for UTF-8 (S-SEC-56); None is "" (S-TPL-4)."""
+    return "" if value is None else whole_text(str(value))

@@ -6,14 +6,14 @@ In: resolved tasks. Out: an agent per task, by the task's object id. The user's 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
@@ -21,15 +21,17 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.delegation import spoken_role
+from ensemble_ray.error_texts import agent_failure, brief, describe
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
     EnsembleError,
     IllegalStateError,
     ValidationError,
-    message_of,
 )
+from ensemble_ray.foreign_text import whole_json
 from ensemble_ray.ids import effect_name, instance_of
+from ensemble_ray.json_search import find_json
 from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
@@ -39,11 +41,13 @@ from ensemble_ray.values import Value
 
 __all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: How many words of a description are searched for a verb (S-DET-23).
 _SEARCHED_WORDS = 8
 _NO_VERB = "Agent"
+#: Where the synthesizer's answer may begin.
+_OBJECT = re.compile(r"\{")
 _ROLES: Mapping[str, str] = {
     verb: role
     for role, verbs in {
@@ -142,9 +146,7 @@ class _LlmSynthesizer(AgentSynthesizer):
         except BudgetExhaustedError:
             raise
         except USER_ERRORS as error:
-            raise AgentExecutionError(
-                f"Agent '{SYNTHESIZED}' failed: {message_of(error)}", SYNTHESIZED, task.description
-            ) from error
+            raise AgentExecutionError(agent_failure(SYNTHESIZED, error), SYNTHESIZED, task.description) from error
         return (response.text or "") if isinstance(response, ChatResponse) else ""
 
 
@@ -231,11 +233,12 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
     except (EnsembleError, IllegalStateError, BudgetExhaustedError):
         raise
     except USER_ERRORS as error:  # S-ERR-37: no class of others leaves a run
-        text = f"The agent synthesizer failed for task '{task.description}': {message_of(error)}"
+        text = f"The agent synthesizer failed for task '{brief(task.description)}': {describe(error)}"
         raise AgentExecutionError(text, SYNTHESIZED, task.description) from error
     if not isinstance(agent, Agent):
         raise ValidationError(
-            f"The agent synthesizer must return an Agent for task '{task.description}', got: {type(agent).__name__}"
+            f"The agent synthesizer must return an Agent for task '{brief(task.description)}', "
+            f"got: {type(agent).__name__}"
         )
     if agent.llm is context.model and model is not context.model:
         agent = agent.rewritten(llm=model)
@@ -288,15 +291,8 @@ def _role_of(description: str) -> str:
 
 def _json_object(text: str) -> Mapping[str, object]:
     """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
-    start = text.find("{")
-    while start >= 0:
-        try:
-            found, _ = json.JSONDecoder().raw_decode(text, start)
-        except ValueError:
-            start = text.find("{", start + 1)
-            continue
-        return cast("Mapping[str, object]", found)
-    return {}
+    found = find_json(whole_json(text), _OBJECT)
+    return {} if found is None else cast("Mapping[str, object]", found.value)
 
 
 def _text(value: object) -> str:

@@ -6,16 +6,16 @@ Rules: one pass, so a value that looks like a variable stays what it is (S-TPL-7
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Mapping
 from typing import overload
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import PromptTemplateError
 
 __all__ = ["escape_template", "resolve_template"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 #: How much of a template an error shows (S-TPL-6).
 _SHOWN = 100

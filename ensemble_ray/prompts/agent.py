@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 
 __all__ = ["build_system_prompt"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: What every agent is told (S-TPL-16, S-TPL-20).
 _INSTRUCTION = (

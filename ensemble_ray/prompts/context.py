@@ -5,14 +5,14 @@ Texts of other tasks are inserted as they are: never cut, never resolved as temp
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.outputs import TaskOutput
 
 __all__ = ["LONG_OUTPUT", "context_section", "warn_of_long_outputs"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: Characters of one context output above which a warning is logged (S-TPL-34).
 LONG_OUTPUT = 10_000

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.task import Task
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
 
 __all__ = ["build_user_prompt", "context_section"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 _REVISION = "A previous attempt at this task was not accepted. Take the feedback into account."
 

@@ -8,7 +8,9 @@ Never: a lock that outlives its process.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -21,8 +23,11 @@ except ImportError:  # a system without file locks: SQLite's own locks are left
 
 __all__ = ["PATIENCE_S", "CommitLock"]
 
+_log = logging.getLogger(__name__)
 #: How long a commit waits for its turn before the run is told, s.
 PATIENCE_S = 30.0
+#: How long somebody who takes a run by force waits before looking whether the holder is stopped, s.
+_FROZEN_S = 1.0
 _FIRST_PAUSE_S = 0.00005
 _LONGEST_PAUSE_S = 0.001
 
@@ -69,6 +74,21 @@ class CommitLock:
         if not self.take(patience_s):
             raise self.is_held(patience_s)
 
+    def take_from_frozen(self, patience_s: float = PATIENCE_S) -> None:
+        """As `take_or_tell`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
+
+        SQLite's own locks and what is half written are the holder's too, and end with it as after any kill.
+
+        Raises:
+            RecordError: somebody else holds it for longer; names the process.
+            OSError: the file cannot be made.
+        """
+        until = time.monotonic() + patience_s
+        while not self.take(min(_FROZEN_S, patience_s)):
+            if time.monotonic() > until:
+                raise self.is_held(patience_s)
+            self._end_frozen_holder()
+
     def is_held(self, patience_s: float) -> RecordError:
         """The error that says who has held it for that long."""
         msg = (
@@ -89,10 +109,45 @@ class CommitLock:
             self._descriptor = -1
 
     def _holder(self) -> str:
+        pid = self._holder_pid()
+        return f"process {pid}" if pid else "another process"
+
+    def _holder_pid(self) -> int:
+        """Who holds it, as it says itself; 0: not known."""
         try:
-            return f"process {int(self.path.read_text())}"
+            return int(self.path.read_text())
         except (OSError, ValueError):
-            return "another process"
+            return 0
+
+    def _end_frozen_holder(self) -> None:
+        """End the holder if it is a process of this machine that has the file open and is stopped."""
+        pid = self._holder_pid()
+        if not pid or pid == os.getpid() or not hasattr(os, "pidfd_open"):
+            return
+        try:
+            process = os.pidfd_open(
+                pid
+            )  # first: what is found out from here on is about that process, and no later one
+        except OSError:
+            return
+        try:
+            if self._is_open_in(pid) and _is_stopped(pid) and self._holder_pid() == pid:
+                _log.warning(
+                    "%s is held by process %d, which is stopped in the middle of a commit: it is ended", self.path, pid
+                )
+                signal.pidfd_send_signal(process, signal.SIGKILL)
+        except OSError as error:
+            _log.warning("Process %d, which is stopped in the middle of a commit, cannot be ended: %s", pid, error)
+        finally:
+            os.close(process)
+
+    def _is_open_in(self, pid: int) -> bool:
+        own = os.fstat(self._descriptor)
+        for opened in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if os.path.samestat(opened.stat(), own):
+                    return True
+        return False
 
     def _try(self) -> bool:
         if fcntl is None:
@@ -102,3 +157,8 @@ class CommitLock:
         except BlockingIOError:
             return False
         return True
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether a process was stopped by a signal; a traced one, or one that only waits, is not."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Mapping
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.trace import CaptureMode
 
 __all__ = ["CAPTURE_MODE_VARIABLE", "effective_capture_mode"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Environment variable that chooses the capture mode where the ensemble does not.
 CAPTURE_MODE_VARIABLE = "ENSEMBLE_RAY_CAPTURE_MODE"
 

@@ -6,11 +6,11 @@ Never: an exporter's failure in the way of a run's result.
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import call_user
 from ensemble_ray.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyExporter", "JsonTraceExporter", "effective_exporter", "export_safely"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Where traces go in capture mode full when nothing else is chosen (S-CAP-15).
 _DEFAULT_FOLDER = "./traces/"
 

@@ -18,10 +18,10 @@ from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.record.journal import RUN, instance_of_fact
+from ensemble_ray.record.journal import LOSS, RUN, instance_of_fact
 from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import violation_trace
-from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
+from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text, lost_told
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
@@ -85,6 +85,8 @@ class RunFold:
         self._delegated: dict[str, TaskFold] = {}
         #: instances in the order in which the scheduler was told of their completion
         self._completed: list[str] = []
+        #: what the record has lost
+        self._lost: list[str] = []
         for fact in facts:
             self.take(fact)
 
@@ -104,6 +106,8 @@ class RunFold:
             self._last_at = max(fact.at, self._started_at or 0.0)
         elif fact.kind == "resume":
             self._end = None  # it goes on: a cancelled run ended, and has not ended any more
+        elif fact.kind == LOSS:
+            self._lost.append(lost_told(fact.data))
         elif instance != RUN:
             if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
                 self._completed.append(instance)
@@ -171,8 +175,12 @@ class RunFold:
         run_id, started = self._begun()
         plan = as_mapping(self._plan.get("plan"))
         tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
-        traces = tuple(each for fold, node in tasks for each in self._traces(fold, node, self.state.value))
-        metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
+        by_task = [(fold.key, self._traces(fold, node, self.state.value)) for fold, node in tasks]
+        traces = tuple(each for _, of_task in by_task for each in of_task)
+        metrics = ExecutionMetrics.from_outputs(
+            [each for trace in traces for each in trace.with_workers()],
+            by_task={key: own.metrics for key, (own, *_workers) in by_task},
+        )
         completed = max(self._last_at, started)
         return ExecutionTrace(
             capture_mode=self.capture_mode,
@@ -189,7 +197,10 @@ class RunFold:
             map_reduce_levels=level_summaries(traces),
             errors=(*(_error(fold, node) for fold, node in tasks if fold.failure is not None), *self._run_errors()),
             trace_id=as_text((self._end or {}).get("trace_id")) or None,
-            metadata={} if self.state is RunState.COMPLETED else {"state": self.state.value},
+            metadata={
+                **({} if self.state is RunState.COMPLETED else {"state": self.state.value}),
+                **({"lost": list(self._lost)} if self._lost else {}),
+            },
         )
 
     def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:

@@ -12,7 +12,16 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
 
-__all__ = ["KINDS_OF_RUN", "RUN", "EpochGate", "ForgetfulJournal", "MemoryJournal", "fence_of", "instance_of_fact"]
+__all__ = [
+    "KINDS_OF_RUN",
+    "LOSS",
+    "RUN",
+    "EpochGate",
+    "ForgetfulJournal",
+    "MemoryJournal",
+    "fence_of",
+    "instance_of_fact",
+]
 
 #: Kinds whose names are `instance/turn/call`.
 _EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision", "delegation"})
@@ -20,6 +29,9 @@ _EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision", "delega
 RUN = "run"
 #: Kinds that have no other name.
 KINDS_OF_RUN = frozenset({"plan", "items", "resume", "end"})
+#: Kind of the fact that tells of an accepted loss, and what stands for its instance where facts are looked up: it
+#: matters to each task, and is found at once however many facts the run has.
+LOSS = "loss"
 
 
 def instance_of_fact(fact: Fact) -> str:
@@ -33,6 +45,8 @@ def fence_of(fact: Fact) -> str:
     For what scheduling was told it is the run's, whichever task it was told of: a task that was handed out again has a
     newer epoch than its run.
     """
+    if fact.kind == LOSS:
+        return LOSS
     return RUN if fact.kind == "stimulus" else instance_of_fact(fact)
 
 
@@ -104,7 +118,7 @@ class MemoryJournal:
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
             for seq, (fact, epoch) in enumerate(self._facts, start=1)
-            if fact.kind != "stimulus" and instance_of_fact(fact) == instance
+            if fact.kind != "stimulus" and fence_of(fact) in {instance, LOSS}
         }
 
     def facts(self) -> list[Fact]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMIT_LOCK", "SqliteJournal"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: The file in a run's directory that its writers take turns at.
 COMMIT_LOCK = "commit.lock"
 #: Facts that may wait for the writer; beyond that, appending waits, so that a slow disk cannot fill the memory.
@@ -54,7 +54,7 @@ _Outcome = tuple["asyncio.Future[None]", Exception | None]
 class _Unit:
     """What one call appended: all of it is recorded, or nothing."""
 
-    __slots__ = ("bodies", "epoch", "facts", "loop", "refusal", "rows", "until", "waiter")
+    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "until", "waiter")
 
     def __init__(
         self,
@@ -66,6 +66,8 @@ class _Unit:
     ) -> None:
         self.facts = facts
         self.epoch = epoch
+        #: whether a call begins with it that changes something in the world
+        self.has_effect = False
         self.until = until
         self.waiter = waiter
         self.loop = loop
@@ -173,6 +175,8 @@ class SqliteJournal:
             return
         try:
             await self.flush()
+            if self._file is not None:
+                await self._pushed((), 0, Until.WRITTEN)  # a last look whether the file is there
         finally:
             self._is_closed = True
             self._ask()
@@ -270,6 +274,7 @@ class SqliteJournal:
         unit.rows = [
             (fact.kind, fact.name, fence_of(fact), fact.at, unit.epoch, text_of(fact.data, keep)) for fact in unit.facts
         ]
+        unit.has_effect = any(f.kind == "tool_intent" and f.data.get("effect") != "none" for f in unit.facts)
         unit.facts = ()
 
     def _is_committed(self, group: list[_Unit]) -> bool:
@@ -285,11 +290,13 @@ class SqliteJournal:
             if self._file is None:
                 self._file = SqliteFile(self._directory)
             is_synced = any(unit.until is Until.SYNCED for unit in group)
+            has_effect = any(unit.has_effect for unit in group)
             rows, bodies = _together(group)
             if not rows and not is_synced:
+                self._file.check_there(is_last=True)
                 return True
             try:
-                self._file.add(rows, bodies, is_synced=is_synced)
+                self._file.add(rows, bodies, is_synced=is_synced, has_effect=has_effect)
             except sqlite3.IntegrityError as error:
                 if not is_stale(error):
                     raise
@@ -304,7 +311,8 @@ class SqliteJournal:
         self, file: SqliteFile, group: list[_Unit], *, is_synced: bool
     ) -> tuple[list[Row], dict[str, str]]:
         """Commit what the newest epochs admit of a group; the rest is refused, unit by unit."""
-        with file.transaction(is_synced=is_synced):
+        has_effect = any(unit.has_effect for unit in group)
+        with file.transaction(is_synced=is_synced, has_effect=has_effect):
             gate = EpochGate(self.run_id)
             for instance, epoch in file.epochs().items():
                 gate.learn(instance, epoch)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.execute.exits import recorded_reason
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.provider_errors import is_refusal_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
 from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
@@ -79,6 +80,8 @@ class FedRecovered:
         #: outcomes by level and number, and of work that has neither in its key
         self._levels: dict[int, Codes] = {}
         self._named: dict[str, int] = {}
+        #: work that a provider refused as it would have refused all other work
+        self._refused: list[str] = []
         #: which execution of some work counts, where it is not the first
         self._occurrences: dict[str, int] = {}
 
@@ -134,7 +137,11 @@ class FedRecovered:
     # Folding.
 
     def _forgive(self) -> None:
-        """Work whose failure ended the run is to be done again, as another execution (S-MR-163)."""
+        """Work whose failure ended the run is to be done again, as another execution (S-MR-163, S-MR-155)."""
+        for key in self._refused:
+            self._set(key, Outcome.UNKNOWN)
+            self._repeat(key)
+        self._refused.clear()
         if self.head.state is not RunState.FAILED:
             return
         for level, codes in self._levels.items():
@@ -169,6 +176,8 @@ class FedRecovered:
                 self._keep(key, as_mapping(fact.data.get("output")))
         elif fact.kind == "task_failed":
             self._set(key, Outcome.FAILED)
+            if is_refusal_data(fact.data.get("error")):
+                self._refused.append(key)
             if self._keep_failure is not None:
                 self._keep_failure(key, fact.data)
         elif (reason := recorded_reason(fact.data)) is not ExitReason.BUDGET_EXHAUSTED:  # goes on with a larger one

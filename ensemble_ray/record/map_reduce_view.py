@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import trace_of, typed_output
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.journal import LOSS
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
 from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
-from ensemble_ray.record.task_fold import as_text
-from ensemble_ray.record.tree import TreeRow, count_told, level_row, one_line, seconds_told, tokens_told
+from ensemble_ray.record.task_fold import as_text, lost_told
+from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.values import utc_of
 
@@ -28,7 +29,9 @@ if TYPE_CHECKING:
 __all__ = ["VIEW_KINDS", "FedView"]
 
 #: Kinds of facts that a view looks at.
-VIEW_KINDS = ("plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", *UNKNOWN_KINDS)
+VIEW_KINDS = (
+    "plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", LOSS, *UNKNOWN_KINDS,
+)  # fmt: skip
 #: Failures that are told; all of them stand in the record.
 _TOLD = 20
 _TITLE = 100
@@ -47,6 +50,8 @@ class FedView:
         #: the first failures by key; those that were made good meanwhile are left out when they are shown
         self._failures: dict[str, str] = {}
         self._last_at = 0.0
+        #: what its record has lost
+        self._lost: list[str] = []
 
     def take(self, facts: Iterable[Fact]) -> None:
         """Take the next facts.
@@ -56,6 +61,9 @@ class FedView:
         """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
+            if fact.kind == LOSS:
+                self._lost.append(lost_told(fact.data))
+                continue
             if fact.kind in UNKNOWN_KINDS:
                 self._unknown.take(fact)
                 continue
@@ -106,6 +114,7 @@ class FedView:
             ),
             is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )
+        yield from map(lost_row, self._lost)
         yield from map(level_row, levels)
         yield from self._unknown.rows(self._is_over)
         for key, text in failures.items():
@@ -127,6 +136,7 @@ class FedView:
             "levels": tally_data(self.levels),
             "failed": self._known.count(Outcome.FAILED),
             "first_failures": self._told(),
+            **({"lost": self._lost} if self._lost else {}),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
             "first_unknown_outcomes": self._unknown.told(self._is_over),
         }

@@ -74,6 +74,10 @@ class Ownership:
         """Whether this object owns it, and nobody took it by force."""
         return self._descriptor is not None and _is_same(self._descriptor, self._path)
 
+    def is_there(self) -> bool:
+        """Whether the file is there: it stays as long as the run does."""
+        return self._path.exists()
+
     def is_taken(self) -> bool:
         """Whether anybody owns it, this object included."""
         if self._descriptor is not None:

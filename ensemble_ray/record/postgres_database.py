@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, ValidationError, message_of
 from ensemble_ray.record.postgres_schema import ensure_schema, flaw_of, has_schema
 
@@ -26,7 +26,7 @@ __all__ = ["Database", "check_driver"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Waits between tries to reach the server again, s; the last one repeats.
 _BACKOFF_S = (0.05, 0.1, 0.2, 0.5, 1.0)
 #: Longest wait for an answer of a server that is reached, s; a frozen one must not hold a run for ever.

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import KINDS_OF_RUN, RUN
+from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS, RUN
+from ensemble_ray.record.losses import gap_of
 from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection
     from ensemble_ray.record.postgres_writer import PostgresWriter
 
-__all__ = ["PostgresJournal", "last_seq", "read_facts", "read_page"]
+__all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page"]
 
 #: Where a text among the bodies is named; users' own keys of that look have one `$` more.
 _REFERENCE = re.compile(r'"\$body":\s*"([0-9a-f]{64})"')
@@ -33,7 +34,7 @@ SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts WHERE run_id = %
 """
 _OF_INSTANCE = """
 SELECT seq, kind, name, at, epoch, data FROM ensemble_ray.facts
-WHERE run_id = %s AND instance = %s AND kind <> 'stimulus' ORDER BY seq
+WHERE run_id = %s AND instance IN (%s, 'loss') AND kind <> 'stimulus' ORDER BY seq
 """
 _PAGE = """
 SELECT seq, kind, name, at, epoch, CASE WHEN %(has_data)s THEN data ELSE '{}' END FROM ensemble_ray.facts
@@ -45,6 +46,13 @@ _LAST = """
 SELECT coalesce(max(seq), 0) FROM ensemble_ray.facts
 WHERE run_id = %(run)s AND (%(kinds)s::text[] IS NULL OR kind = ANY(%(kinds)s))
     AND (%(instance)s::text IS NULL OR instance = %(instance)s)
+"""
+#: Facts are numbered from 1 without gaps.
+_MISSING = """
+SELECT coalesce(max(seq), 0), coalesce(max(seq), 0) - count(*) FROM ensemble_ray.facts WHERE run_id = %s
+"""
+_LOSSES = """
+SELECT data FROM ensemble_ray.facts WHERE run_id = %s AND instance = %s
 """
 _BODIES = """
 SELECT sha256, body FROM ensemble_ray.bodies WHERE run_id = %s AND sha256 = ANY(%b)
@@ -150,6 +158,32 @@ async def read_page(
     values = {"run": run_id, "after": after, "size": size, "has_data": has_data, **_of_kinds(kinds)}
     cursor = await connection.execute(_PAGE, values)
     return await _with_bodies(connection, run_id, place, await cursor.fetchall())
+
+
+async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
+    """Return the position of a run's last fact, and how many are missing before it that nobody has accepted the loss of."""
+    cursor = await connection.execute(_MISSING, [run_id])
+    row = await cursor.fetchone()
+    last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
+    if missing:
+        cursor = await connection.execute(_LOSSES, [run_id, LOSS])
+        missing -= sum(gap_of(data) for (data,) in await cursor.fetchall())
+    return last, max(0, missing)
+
+
+async def check_whole(connection: Connection, run_id: str, place: str) -> None:
+    """Refuse a record of which facts are missing.
+
+    Raises:
+        RecordError: how many are missing, and what to do.
+    """
+    last, missing = await missing_facts(connection, run_id)
+    if missing:
+        msg = (
+            f"The record of run '{run_id}' in {place} is damaged: {missing} of the facts up to {last} are missing. "
+            f"Restore them, or go on without them: ensemble-ray resume {run_id} --allow-loss (allow_loss=True)"
+        )
+        raise RecordError(msg, place)
 
 
 async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] | None) -> int:

@@ -20,12 +20,14 @@ from ensemble_ray.trace import jsonable
 
 __all__ = [
     "BODY_LIMIT",
+    "BODY_MARK",
     "FORMAT",
     "body_digest",
     "data_of",
     "in_json_form",
     "missing_text",
     "plain_data",
+    "stored_text",
     "text_of",
 ]
 
@@ -35,6 +37,8 @@ FORMAT = 2
 BODY_LIMIT = 1024
 #: Key of a text that lies among the bodies.
 _BODY = "$body"
+#: What every fact's text holds that refers to one.
+BODY_MARK = f'"{_BODY}"'
 #: What users' own keys of that look are written as, with one `$` more each time.
 _ESCAPED = re.compile(r"\$+body")
 
@@ -97,6 +101,16 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
         msg = "the data of a fact is an object"
         raise ValueError(msg)  # noqa: TRY004  the text is wrong, not a type of ours
     return {key: _lowered(value, resolve) for key, value in cast("dict[str, object]", read).items()}
+
+
+def stored_text(body: object) -> str:
+    """A body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
+    if not isinstance(body, bytes):
+        return body if isinstance(body, str) else ""
+    try:
+        return body.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return ""
 
 
 def missing_text(digest: str) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
+from ensemble_ray.error_texts import reason_of, task_failure, tasks_failure
 from ensemble_ray.errors import (
     ConstraintViolationError,
     EnsembleError,
@@ -50,13 +51,18 @@ def summaries(plan: Plan) -> tuple[AgentSummary, ...]:
 
 
 def _trace_of(plan: Plan, outcome: RunOutcome, capture_mode: CaptureMode, trace_id: str | None) -> ExecutionTrace:
-    started, completed = utc_of(outcome.started_at), utc_of(outcome.completed_at)
+    # Whoever goes on with a run may have another clock than who began it.
+    started, completed = utc_of(outcome.started_at), utc_of(max(outcome.started_at, outcome.completed_at))
     keyed = [(key, output.trace) for key, output in outcome.completed if output.trace is not None]
     keyed += [(failure.key, failure.trace) for failure in outcome.failures if failure.trace is not None]
-    traces = [trace for _, trace in in_level_order(plan, [*keyed, *outcome.unfinished])]
+    ordered = in_level_order(plan, [*keyed, *outcome.unfinished])
+    traces = [trace for _, trace in ordered]
     if plan.hierarchy is not None:
         traces += _workers(traces[0] if traces else None, outcome)
-    metrics = ExecutionMetrics.from_outputs([each for trace in traces for each in trace.with_workers()])
+    metrics = ExecutionMetrics.from_outputs(
+        [each for trace in traces for each in trace.with_workers()],
+        by_task={key: trace.metrics for key, trace in ordered},
+    )
     return ExecutionTrace(
         capture_mode=capture_mode,
         ensemble_id=outcome.run_id,
@@ -176,8 +182,7 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
             description = _node(plan, failure.key).description
             same = sum(key == description or key.startswith(f"{description} #") for key in causes)
             causes[f"{description} #{same + 1}" if same else description] = failure.error
-        text = f"{len(causes)} of {len(plan.nodes)} tasks failed"
-        return ParallelExecutionError(text, outputs, causes)
+        return ParallelExecutionError(tasks_failure(len(causes), len(plan.nodes), causes), outputs, causes)
     if plan.hierarchy is not None:
         return _failure_of_manager(plan, outcome)
     first = outcome.failures[0]
@@ -189,9 +194,16 @@ def failure_of(plan: Plan, outcome: RunOutcome, outputs: Sequence[TaskOutput]) -
         error.completed_task_outputs = completed
         return error
     node = _node(plan, first.key)
-    wrapped = TaskExecutionError(f"Task failed: {node.description}", node.description, node.agent_role, completed)
+    text = task_failure(_label(node), error)
+    wrapped = TaskExecutionError(text, node.description, node.agent_role, completed)
     wrapped.__cause__ = error
     return wrapped
+
+
+def _label(node: Node) -> str:
+    """What a person calls a task: its name where it has one, else its description."""
+    is_named = node.level is None and node.key.partition("~")[0] != f"task-{node.index}"
+    return node.key if is_named else node.description
 
 
 def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
@@ -208,7 +220,7 @@ def manager_failure(
     error: BaseException, task_description: str = "", completed: Sequence[TaskOutput] = ()
 ) -> TaskExecutionError:
     """What a run raises whose manager failed with that error (S-HIER-60)."""
-    text = f"Hierarchical workflow manager failed: {message_of(error)}"
+    text = f"Hierarchical workflow manager failed: {reason_of(error)}"
     wrapped = TaskExecutionError(text, task_description, MANAGER_ROLE, completed)
     wrapped.__cause__ = error
     return wrapped

@@ -6,12 +6,12 @@ Never: the record of a run that is running; anything at all unless somebody aske
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, RunSummary
@@ -19,12 +19,13 @@ from ensemble_ray.values import utc_now
 
 __all__ = ["RETENTION_VARIABLE", "age_from", "apply_retention", "prune"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Environment variable that has old records removed at the end of each run.
 RETENTION_VARIABLE = "ENSEMBLE_RAY_RETENTION"
 #: Hours of each unit.
 _HOURS = {"h": 1, "d": 24, "w": 168}
-_AGE = re.compile(r"(\d+)\s*([hdw])")
+#: more digits than these are more than a calendar holds
+_AGE = re.compile(r"([0-9]{1,12})\s*([hdw])")
 _ENDED = frozenset(state for state in RunState if state.is_final)
 
 

@@ -84,19 +84,24 @@ def origin_in(header: Mapping[str, object]) -> Origin:
     )
 
 
-async def read_head(store: RunStore, run_id: str) -> RunHead:
+async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
     """The head of a recorded run; that of a run that recorded nothing where there is none.
+
+    Args:
+        store: Where it is.
+        run_id: The run's id.
+        is_partial: Whether what is left of a record that has lost something is enough.
 
     Raises:
         RecordError: the record is damaged, or of a newer format.
     """
-    return RunHead(await head_facts(store, run_id))
+    return RunHead(await head_facts(store, run_id, is_partial=is_partial))
 
 
-async def head_facts(store: RunStore, run_id: str) -> list[Fact]:
+async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
     """The facts that the head of a run is made of.
 
     Raises:
         RecordError: the record is damaged, or of a newer format.
     """
-    return [fact async for page in store.read(run_id, kinds=HEAD_KINDS) for fact in page]
+    return [fact async for page in store.read(run_id, kinds=HEAD_KINDS, is_partial=is_partial) for fact in page]

@@ -20,6 +20,8 @@ from pathlib import Path
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.commit_count import COUNT
+from ensemble_ray.record.losses import deleted
 from ensemble_ray.record.naming import chosen_id, taken
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
@@ -120,6 +122,8 @@ class RunDirectory:
         """
         if not self.ownership.is_mine():  # taken by force: how it stands is for its new owner to say
             self.release()
+            if not self.ownership.is_there():
+                raise deleted(self.path / RECORD)
             return
         created_at, origin, _ = self._read_meta()
         try:
@@ -154,29 +158,33 @@ class RunDirectory:
             owner=owner,
         )
 
-    def facts(self) -> list[Fact]:
-        """All committed facts in order, numbered from 1.
+    def facts(self, *, is_partial: bool = False) -> list[Fact]:
+        """All committed facts in order, numbered from 1. `is_partial`: what is left of them.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
         """
-        return read_all(self.path, self.run_id)
+        return read_all(self.path, self.run_id, is_partial=is_partial)
 
-    def last_seq(self, kinds: Collection[str] | None = None) -> int:
+    def last_seq(self, kinds: Collection[str] | None = None, *, is_partial: bool = False) -> int:
         """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
         """
-        return last_seq(self.path, kinds)
+        return last_seq(self.path, kinds, is_partial=is_partial)
 
-    def page(self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True) -> list[Fact]:
+    def page(
+        self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True, is_partial: bool = False
+    ) -> list[Fact]:
         """The next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
         """
-        return read_page(self.path, self.run_id, after=after, size=PAGE, kinds=kinds, has_data=has_data)
+        return read_page(
+            self.path, self.run_id, after=after, size=PAGE, kinds=kinds, has_data=has_data, is_partial=is_partial
+        )
 
     def ask_cancel(self) -> None:
         """Ask the owner to end the run.
@@ -233,7 +241,7 @@ class RunDirectory:
         if self.facts():
             state = self._unowned_state(self._read_meta()[2])
             raise RunExistsError(taken(self.run_id, state))
-        for name in (RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
+        for name in (COUNT, RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
             (self.path / name).unlink(missing_ok=True)
 
     def _write_meta(self, created_at: float, origin: str, state: RunState) -> None:

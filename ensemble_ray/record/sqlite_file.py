@@ -8,27 +8,39 @@ Never: a guess about a damaged file, a file that others may read, a group in par
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import sqlite3
+import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.record.commit_count import CountFile, read_count
+from ensemble_ray.record.losses import RECORD, deleted, log_of
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite_reading import BUSY_S, RECORD, check_version, facts_in, is_damage, unreadable
+from ensemble_ray.record.sqlite_index import abandon, forget, index_of, is_sound, remember
+from ensemble_ray.record.sqlite_reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 
+_log = logging.getLogger(__name__)
+
 #: kind, name, instance, at, epoch, data
 Row = tuple[str, str, str, float, int, str]
+#: Path of a file, its device and inode, its least size in bytes
+_Part = tuple[str, tuple[int, int], int]
 #: Rows of one statement; a group that fits needs no other, and one statement is a transaction of its own.
 _ROWS = 32
 _STALE = "stale epoch"
+#: How often it is looked at whether the file is still there, s: each look takes as long as a tenth of a commit.
+LOOK_S = 0.02
 _NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
 _SCHEMA = f"""
 CREATE TABLE facts (
@@ -49,49 +61,71 @@ PRAGMA user_version={FORMAT};
 class SqliteFile:
     """A run's file as one writer has it open. Whoever calls it to write holds the run's commit lock."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
         """Open the file in a run's directory; it is made when it is missing.
 
+        Args:
+            directory: The run's.
+            allows_loss: Also where something of it is missing: somebody chose to go on without that.
+
         Raises:
-            RecordError: it is of a newer format.
+            RecordError: it is of a newer format, or something of it is missing.
             OSError, sqlite3.Error: it cannot be opened.
         """
         self.path = directory / RECORD
         is_new = not self.path.exists()
+        # Before it is opened to be written: that would tidy up what tells of the loss.
+        if not allows_loss and (is_new or self.path.is_file()) and (loss := loss_in(directory)) is not None:
+            raise loss.error()
         if is_new:
             _make(self.path)
         self._connection = sqlite3.connect(
             self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=2 * _ROWS
         )
+        remember(self.path)
         self._is_on_disk = False
         self._has_full_sync = False
+        self._looked_at = 0.0
+        self._is_left = False
+        #: position of the last fact that was added
+        self._last = 0
+        self._count: CountFile | None = None
+        self._files: tuple[_Part, ...] = ()
         try:
             check_version(self._connection, self.path)
             if is_new:  # the first write begins the log, and would wait for the disk
                 self._connection.execute("PRAGMA synchronous=OFF")
                 self._write_something()
             self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._count = CountFile(directory)
+            if not allows_loss and not is_new:
+                self._correct_count(directory, self._count)
+            self._files = tuple(map(_part, self._names()))
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
-    def add(self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False) -> None:
+    def add(
+        self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False, has_effect: bool = False
+    ) -> None:
         """Add a group, all of it or nothing.
 
         Args:
             rows: The facts in order.
             bodies: Long texts by their hashes; those that are there already are passed over.
             is_synced: Whether the disk itself must have it, and everything before it, on return.
+            has_effect: Whether something in the world is changed because of it.
 
         Raises:
             sqlite3.IntegrityError: a newer epoch of a fact's instance is there (`is_stale`).
             sqlite3.Error: it cannot be written.
+            RecordError: the file was removed.
         """
         if rows and len(rows) <= _ROWS and not bodies:
-            with self._synchronised(is_synced=is_synced):
+            with self._committed(is_synced=is_synced, has_effect=has_effect):
                 self._insert(rows)
             return
-        with self.transaction(is_synced=is_synced):
+        with self.transaction(is_synced=is_synced, has_effect=has_effect):
             self.add_in_transaction(rows, bodies)
             if not rows:  # without anything to write, nothing would be synchronised
                 self._write_something()
@@ -103,10 +137,67 @@ class SqliteFile:
         for begin in range(0, len(rows), _ROWS):
             self._insert(rows[begin : begin + _ROWS])
 
+    def reset_count(self) -> None:
+        """Note that the record ends with what was added last, whatever was noted before; where a loss was accepted.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._count is not None:
+            self._count.reset(self._last)
+
+    def _correct_count(self, directory: Path, count: CountFile) -> None:
+        """Take back notes of facts that are rightly gone: power was lost, or somebody accepted their loss."""
+        noted = read_count(directory)
+        (last,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()
+        if noted is None or noted.committed <= last:
+            return
+        if not noted.is_same_boot:
+            _log.warning(
+                "%s: facts %d to %d had not reached the disk when the machine was started anew; they are done again",
+                self.path, last + 1, noted.committed,
+            )  # fmt: skip
+        count.reset(last)
+
+    def check_there(self, *, is_last: bool = False) -> None:
+        """Refuse to write to a file that nobody would find any more.
+
+        Args:
+            is_last: Nothing more is written: look, however short a time ago that was done.
+
+        Raises:
+            RecordError: it, its log or the index of its log was removed, replaced or cut short.
+            OSError: one of them has become read-only.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S and not is_last:
+            return
+        self._looked_at = now
+        try:
+            self._look()
+        except (OSError, RecordError):
+            self._leave_if_dangerous()
+            raise
+
+    def _look(self) -> None:
+        for path, known, least_bytes in self._files:
+            try:
+                found = os.stat(path)  # noqa: PTH116  at each commit: three times as fast as `Path.stat`
+            except FileNotFoundError:
+                raise deleted(self.path) from None
+            if (found.st_dev, found.st_ino) != known or found.st_size < least_bytes:
+                raise deleted(self.path)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it has become read-only while it was written to", path)
+
     @contextlib.contextmanager
-    def transaction(self, *, is_synced: bool = False) -> Generator[None]:
-        """What is done inside is committed as a whole."""
-        with self._synchronised(is_synced=is_synced):
+    def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
+        """What is done inside is committed as a whole.
+
+        Raises:
+            RecordError: the file was removed.
+        """
+        with self._committed(is_synced=is_synced, has_effect=has_effect):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -134,22 +225,43 @@ class SqliteFile:
 
     def close(self) -> None:
         """Let go of the file. The last one to do so brings its log into it."""
+        if self._count is not None:
+            self._count.close()
+        self._leave_if_dangerous()
+        if self._is_left:
+            return
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here it lets other threads run
         self._connection.close()
+        forget(self.path)
+
+    def _leave_if_dangerous(self) -> None:
+        """Leave the connection as it is, for good, where closing it would end this process."""
+        if not self._is_left and not is_sound(self.path):
+            self._is_left = True
+            abandon(self._connection)
+
+    def _names(self) -> tuple[Path, Path, Path]:
+        return self.path, log_of(self.path), index_of(self.path)
 
     def _write_something(self) -> None:
         self._connection.execute(f"PRAGMA user_version={FORMAT}")
 
     def _insert(self, rows: Sequence[Row]) -> None:
-        self._connection.execute(_insert_of(len(rows)), [value for row in rows for value in row])
+        cursor = self._connection.execute(_insert_of(len(rows)), [value for row in rows for value in row])
+        self._last = cursor.lastrowid or 0
 
     @contextlib.contextmanager
-    def _synchronised(self, *, is_synced: bool) -> Generator[None]:
+    def _committed(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
+        """What is committed inside is as safe as asked, and noted."""
+        self.check_there()
+        self._last = 0
         if is_synced is not self._has_full_sync:
             self._connection.execute(f"PRAGMA synchronous={'FULL' if is_synced else 'NORMAL'}")
             self._has_full_sync = is_synced
         yield
+        if self._last and self._count is not None:
+            self._count.note(self._last, has_effect=has_effect)
         if is_synced and not self._is_on_disk:
             # The file was made without waiting for the disk, and so were the directories above it.
             _, in_log, in_file = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
@@ -158,6 +270,8 @@ class SqliteFile:
             for directory in (self.path.parent, self.path.parent.parent):
                 _synchronise(directory)
             self._is_on_disk = True
+        if is_synced and self._last and self._count is not None:
+            self._count.note_synced(self._last)
 
 
 def is_stale(error: sqlite3.Error) -> bool:
@@ -180,6 +294,12 @@ def cannot_write(path: Path, error: Exception) -> RecordError:
     )
     found.__cause__ = error
     return found
+
+
+def _part(path: Path) -> _Part:
+    """Return what a file is known by as long as it is open; only the log may be shorter later."""
+    found = path.stat()
+    return str(path), (found.st_dev, found.st_ino), 0 if path.name.endswith("-wal") else found.st_size
 
 
 def _make(path: Path) -> None:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
-from ensemble_ray.record.journal import KINDS_OF_RUN
-from ensemble_ray.record.rendering import FORMAT, data_of, missing_text
+from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS
+from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
+from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
+from ensemble_ray.record.sqlite_index import is_dangerous
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve
@@ -32,6 +34,7 @@ __all__ = [
     "is_damage",
     "last_of_run",
     "last_seq",
+    "loss_in",
     "read_all",
     "read_instance",
     "read_page",
@@ -40,28 +43,44 @@ __all__ = [
 
 T = TypeVar("T")
 
-#: The file in a run's directory.
-RECORD = "record.sqlite"
 #: How long SQLite waits by itself, s; writers take turns before (`commit_lock`), so this is for readers that recover.
 BUSY_S = 10.0
+#: How often a copy is taken again that somebody wrote into meanwhile.
+_TRIES = 5
 
 
-def read_all(directory: Path, run_id: str) -> list[Fact]:
-    """All committed facts of a run in order; none when nothing was recorded.
+def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+    """All committed facts of a run in order; none when nothing was recorded. `is_partial`: what is left of them.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
     """
-    return _read(directory, run_id)
+    if not is_partial and (loss := loss_in(directory)) is not None:
+        raise loss.error()
+    return _read(directory, run_id, is_partial=is_partial)
+
+
+def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
+    """What a run's record has lost; None: nothing. `has_texts`: its long texts are looked at too.
+
+    Raises:
+        RecordError: the file is gone or damaged, or of a newer format.
+    """
+    count, path = noted(directory), directory / RECORD
+
+    def find(connection: sqlite3.Connection) -> Loss | None:
+        return find_loss(connection, count, path, has_texts=has_texts)
+
+    return _reading(directory, find, None, is_partial=True)
 
 
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
-    """The committed facts of one instance, stimuli left out.
+    """The committed facts of one instance, stimuli left out, and those that tell of accepted losses.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
     """
-    return _read(directory, run_id, "WHERE instance = ? AND kind <> 'stimulus'", (instance,))
+    return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LOSS))
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
@@ -76,12 +95,14 @@ def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | No
     return found[0] if found else None
 
 
-def last_seq(directory: Path, kinds: Collection[str] | None) -> int:
+def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool = False) -> int:
     """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
     """
+    if not is_partial and (loss := loss_in(directory)) is not None:
+        raise loss.error()
     where, values = _of_kinds(kinds)
 
     def last(connection: sqlite3.Connection) -> int:
@@ -89,11 +110,18 @@ def last_seq(directory: Path, kinds: Collection[str] | None) -> int:
         found = connection.execute(statement, values).fetchone()
         return 0 if found is None else int(found[0])
 
-    return _reading(directory, last, 0)
+    return _reading(directory, last, 0, is_partial=is_partial)
 
 
 def read_page(
-    directory: Path, run_id: str, *, after: int, size: int, kinds: Collection[str] | None, has_data: bool
+    directory: Path,
+    run_id: str,
+    *,
+    after: int,
+    size: int,
+    kinds: Collection[str] | None,
+    has_data: bool,
+    is_partial: bool = False,
 ) -> list[Fact]:
     """The next committed facts behind a position, in order.
 
@@ -104,6 +132,7 @@ def read_page(
         size: Most facts to read.
         kinds: Only facts of these kinds; None: all.
         has_data: Whether their data is read; else it is empty.
+        is_partial: Whether what is left of a damaged record is enough.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
@@ -111,9 +140,11 @@ def read_page(
     where, values = _of_kinds(kinds)
     where = f"WHERE seq > ? {where} ORDER BY seq LIMIT {size:d}"
     path = directory / RECORD
-    return _reading(
-        directory, lambda connection: facts_in(connection, run_id, path, where, (after, *values), has_data=has_data), []
-    )
+
+    def page(connection: sqlite3.Connection) -> list[Fact]:
+        return facts_in(connection, run_id, path, where, (after, *values), has_data=has_data, is_partial=is_partial)
+
+    return _reading(directory, page, [], is_partial=is_partial)
 
 
 def facts_in(
@@ -124,6 +155,7 @@ def facts_in(
     values: Sequence[object] = (),
     *,
     has_data: bool = True,
+    is_partial: bool = False,
 ) -> list[Fact]:
     """The facts in an open file.
 
@@ -134,11 +166,12 @@ def facts_in(
         where: Which facts, in which order; the rest of the statement.
         values: Of the marks in it.
         has_data: Whether their data is read; else it is empty.
+        is_partial: Whether a text that is missing is only named in its place.
 
     Raises:
         RecordError: the file is damaged.
     """
-    resolve = _resolver(connection)
+    resolve = _resolver(connection, is_partial=is_partial)
     found: list[Fact] = []
     seq = 0
     column = "data" if has_data else "'{}'"
@@ -193,54 +226,100 @@ def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
     return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
 
 
-def _read(directory: Path, run_id: str, where: str = "", values: Sequence[object] = ()) -> list[Fact]:
+def _read(
+    directory: Path, run_id: str, where: str = "", values: Sequence[object] = (), *, is_partial: bool = False
+) -> list[Fact]:
     path = directory / RECORD
     ordered = f"{where} ORDER BY seq"
-    return _reading(directory, lambda connection: facts_in(connection, run_id, path, ordered, values), [])
+
+    def facts(connection: sqlite3.Connection) -> list[Fact]:
+        return facts_in(connection, run_id, path, ordered, values, is_partial=is_partial)
+
+    return _reading(directory, facts, [], is_partial=is_partial)
 
 
-def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T) -> T:
-    """What some reading of the file gives; `nothing` where there is no file."""
+def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
+    """What some reading of the file gives; `nothing` where there is no file.
+
+    Raises:
+        RecordError: the file is damaged or gone, or has lost its end and `is_partial` does not say that the rest will do.
+    """
     path, log = directory / RECORD, directory / f"{RECORD}-wal"
+    count = noted(directory)  # before the file: whatever was noted then is in it
     if not path.exists():
+        if count is not None and count.committed and directory.is_dir():
+            raise deleted(path)
         return nothing
+
+    def whole(connection: sqlite3.Connection) -> T:
+        check_version(connection, path)
+        if not is_partial and is_short(connection, count, path):
+            loss = find_loss(connection, count, path)
+            if loss is not None:
+                raise loss.error()
+        return read(connection)
+
     if not log.exists():
         # Nobody has it open: it is read as it lies there, which is fast, needs no rights and leaves no files behind.
         with (
             contextlib.suppress(sqlite3.Error, RecordError),
             contextlib.closing(_open_to_read(path, "immutable=1")) as at,
         ):
-            check_version(at, path)
-            found = read(at)
+            found = whole(at)
             if not log.exists():
                 return found
     try:
         with _readable(path) as connection:
-            check_version(connection, path)
-            return read(connection)
+            return whole(connection)
     except sqlite3.Error as error:
         raise unreadable(path, error) from error
 
 
 @contextlib.contextmanager
 def _readable(path: Path) -> Generator[sqlite3.Connection]:
-    try:
-        connection = _open_to_read(path)
-    except sqlite3.OperationalError:
-        # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
-        with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
-            try:
-                for each in (path, path.with_name(f"{RECORD}-wal")):
-                    if each.exists():
-                        shutil.copyfile(each, Path(directory, each.name))
-                connection = _open_to_read(Path(directory, path.name))
-            except OSError as error:
-                raise unreadable(path, error) from error
-            with contextlib.closing(connection):
-                yield connection
+    connection: sqlite3.Connection | None = None
+    if not is_dangerous(path):
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection = _open_to_read(path)
+    if connection is not None:
+        with contextlib.closing(connection):
+            yield connection
         return
-    with contextlib.closing(connection):
-        yield connection
+    # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
+        try:
+            _copy(path, Path(directory))
+            connection = _open_to_read(Path(directory, path.name))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        with contextlib.closing(connection):
+            yield connection
+
+
+def _copy(path: Path, directory: Path) -> None:
+    """Copy a record and its log as they stand at one moment; somebody may be writing to them.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    files = (path, log_of(path))
+    for _ in range(_TRIES):
+        before = [_stamp(each) for each in files]
+        for each, found in zip(files, before, strict=True):
+            if found is not None:
+                shutil.copyfile(each, directory / each.name)
+        # What is added to the log meanwhile does no harm; what is brought into the file, or a log begun anew, does.
+        after = [_stamp(each) for each in files]
+        if before[0] == after[0] and (before[1] is None) is (after[1] is None):
+            return
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def _open_to_read(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
@@ -253,13 +332,22 @@ def _open_to_read(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
     return connection
 
 
-def _resolver(connection: sqlite3.Connection) -> Resolve:
+def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
     @cache
     def resolve(digest: str) -> str:
         found = connection.execute("SELECT body FROM bodies WHERE sha256 = ?", (digest,)).fetchone()
-        if found is None:
+        text = "" if found is None else stored_text(found[0])
+        if text and body_digest(text) == digest:
+            return text
+        if is_partial or _is_loss_accepted(connection):
             return missing_text(digest)
-        body: str | bytes = found[0]
-        return body if isinstance(body, str) else body.decode("utf-8", "surrogatepass")
+        msg = f"its text {digest[:16]} is {'missing' if found is None else 'not what was recorded'}"
+        raise ValueError(msg)
 
     return resolve
+
+
+def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
+    """Whether somebody chose to go on without what this record has lost."""
+    statement = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
+    return connection.execute(statement, (LOSS,)).fetchone() is not None

@@ -8,14 +8,25 @@ Never: a pooler that hands out sessions by transactions between us and the serve
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import AsyncGenerator, Collection, Sequence
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
+from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Until
+from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_journal import PostgresJournal, last_seq, read_facts, read_page
+from ensemble_ray.record.postgres_journal import (
+    PostgresJournal,
+    check_whole,
+    last_seq,
+    missing_facts,
+    read_facts,
+    read_page,
+)
 from ensemble_ray.record.postgres_owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
 from ensemble_ray.record.postgres_runs import read_runs
 from ensemble_ray.record.postgres_writer import PostgresWriter
@@ -76,6 +87,28 @@ class PostgresStore:
             )
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), earlier)
 
+    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
+        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            RecordError: what is left cannot be read, or the database cannot be used.
+            ValidationError: there is no such run.
+        """
+        async with self._database.reading() as connection:
+            last, gap = (0, 0) if connection is None else await missing_facts(connection, run_id)
+        if not gap:
+            return False
+        owned = await self.take(run_id, by_force=by_force, reads_earlier=False)
+        reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
+        data = {"last": last, "expected": last, "gap": gap, "texts": 0, "has_effect": True, "reason": reason}
+        lost = Fact(run=run_id, kind=LOSS, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
+        try:
+            await owned.journal.append((lost,), epoch=owned.epoch, until=Until.WRITTEN)
+        finally:
+            await owned.close(RunState.INTERRUPTED)
+        return True
+
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> PostgresJournal:  # noqa: ARG002  all writers of a process are one here
         """Write to a run that another process owns.
 
@@ -94,17 +127,26 @@ class PostgresStore:
             raise RecordError(msg, database.place)
         return PostgresJournal(own_writer, target, is_buffered=is_buffered, place=database.place)
 
-    async def facts(self, run_id: str) -> list[Fact]:
+    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
         """All committed facts in order, numbered from 1; none when there is no such run.
 
         Raises:
             RecordError: the record is damaged, of a newer format, or the database cannot be used.
         """
         async with self._database.reading() as connection:
-            return [] if connection is None else await read_facts(connection, run_id, self._database.place)
+            if connection is None:
+                return []
+            if not is_partial:
+                await check_whole(connection, run_id, self._database.place)
+            return await read_facts(connection, run_id, self._database.place)
 
     def read(
-        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+        self,
+        run_id: str,
+        *,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
         """The facts that are committed when reading begins, in order, page by page.
 
@@ -115,7 +157,11 @@ class PostgresStore:
 
         async def last() -> int:
             async with database.reading() as connection:
-                return 0 if connection is None else await last_seq(connection, run_id, kinds)
+                if connection is None:
+                    return 0
+                if not is_partial:
+                    await check_whole(connection, run_id, database.place)
+                return await last_seq(connection, run_id, kinds)
 
         # A transaction for each page: how long its reader takes for one must hold nothing open on the server.
         async def page(after: int) -> Sequence[Fact]:

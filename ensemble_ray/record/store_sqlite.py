@@ -7,8 +7,12 @@ event loop that takes more than a moment.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import logging
 import sqlite3
-from collections.abc import AsyncGenerator, Collection, Coroutine, Sequence
+import time
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,16 +21,20 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.journal import RUN
+from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
+from ensemble_ray.record.losses import keep_log
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
-from ensemble_ray.record.sqlite_file import RECORD, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite_file import RECORD, Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite_reading import loss_in
 from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
 from ensemble_ray.threads import threads
 
 __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 class SqliteStore:
@@ -71,6 +79,17 @@ class SqliteStore:
         file, epoch, earlier = await _held(directory, taking)
         return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, earlier)
 
+    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
+        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
+            ValidationError: there is no such run.
+        """
+        directory = known_run(run_id, self._home)
+        return await _held(directory, threads.run(self._accept_loss, directory, by_force=by_force))
+
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
         """Write to a run that another process owns.
 
@@ -84,16 +103,21 @@ class SqliteStore:
             raise RecordError(msg, str(directory.path))
         return self._journal(directory, is_buffered=is_buffered)
 
-    async def facts(self, run_id: str) -> list[Fact]:
+    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
         """All committed facts in order, numbered from 1; none when there is no such run.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
         """
-        return await threads.run(RunDirectory(self._home, run_id).facts)
+        return await threads.run(RunDirectory(self._home, run_id).facts, is_partial=is_partial)
 
     def read(
-        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+        self,
+        run_id: str,
+        *,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
         """The facts that are committed when reading begins, in order, page by page.
 
@@ -102,8 +126,10 @@ class SqliteStore:
         """
         directory = RunDirectory(self._home, run_id)
         return pages(
-            lambda: threads.run(directory.last_seq, kinds),
-            lambda after: threads.run(directory.page, after=after, kinds=kinds, has_data=has_data),
+            lambda: threads.run(directory.last_seq, kinds, is_partial=is_partial),
+            lambda after: threads.run(
+                directory.page, after=after, kinds=kinds, has_data=has_data, is_partial=is_partial
+            ),
             run_id,
         )
 
@@ -157,20 +183,51 @@ class SqliteStore:
         self, directory: RunDirectory, *, by_force: bool, reads_earlier: bool
     ) -> tuple[SqliteFile, int, list[Fact]]:
         """Become the owner and raise the epoch, as one step for everybody else; gives file, epoch and earlier facts."""
-        lock = CommitLock(directory.path / COMMIT_LOCK)
-        try:
-            lock.take_or_tell(self._patience_s)
-            directory.own(by_force=by_force)
+        with self._owning(directory, by_force=by_force) as lock:
             file = SqliteFile(directory.path)
             try:
                 with file.transaction():
-                    epoch = max(file.epochs().values(), default=0) + OWNER_STEP
-                    file.raise_epoch(RUN, epoch)
+                    epoch = _raised_epoch(file)
                 lock.give_back()  # from here on nobody else can add anything
                 earlier = file.facts(directory.run_id) if reads_earlier else []
             except BaseException:
                 file.close()
                 raise
+        return file, epoch, earlier
+
+    def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
+        """Record what is lost, as one step for everybody else, and let the run go again; what is left of its log is kept."""
+        if loss_in(directory.path, has_texts=True) is None:
+            return False
+        with self._owning(directory, by_force=by_force):
+            loss = loss_in(directory.path, has_texts=True)
+            if loss is None:
+                directory.release()
+                return False
+            if not loss.last:
+                raise loss.error()
+            kept = keep_log(loss.path)
+            data = {**loss.data(), "kept": None if kept is None else kept.name}
+            file = SqliteFile(directory.path, allows_loss=True)
+            try:
+                with file.transaction():
+                    row: Row = (LOSS, RUN, LOSS, time.time(), _raised_epoch(file), json.dumps(data))
+                    file.add_in_transaction([row], {})
+                file.reset_count()
+            finally:
+                file.close()
+        directory.write_state(RunState.INTERRUPTED)
+        _log.warning("Run %s goes on without what its record has lost: %s", directory.run_id, loss.told())
+        return True
+
+    @contextlib.contextmanager
+    def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[CommitLock]:
+        """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
+        lock = CommitLock(directory.path / COMMIT_LOCK)
+        try:
+            (lock.take_from_frozen if by_force else lock.take_or_tell)(self._patience_s)
+            directory.own(by_force=by_force)
+            yield lock
         except (OSError, sqlite3.Error) as error:
             directory.release()
             raise cannot_write(directory.path / RECORD, error) from error
@@ -179,7 +236,13 @@ class SqliteStore:
             raise
         finally:
             lock.close()
-        return file, epoch, earlier
+
+
+def _raised_epoch(file: SqliteFile) -> int:
+    """Raise the run's epoch above all others, inside a transaction; return it."""
+    epoch: int = max(file.epochs().values(), default=0) + OWNER_STEP
+    file.raise_epoch(RUN, epoch)
+    return epoch
 
 
 async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:

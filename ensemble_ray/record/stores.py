@@ -123,8 +123,26 @@ class RunStore(Protocol):
         """
         ...
 
-    async def facts(self, run_id: str) -> list[Fact]:
+    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
+        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
+
+        Args:
+            run_id: The run's id.
+            by_force: As for `take`.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
+            ValidationError: there is no such run.
+        """
+        ...
+
+    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
         """All committed facts in order, numbered from 1; none when there is no such run.
+
+        Args:
+            run_id: The run's id.
+            is_partial: Give what is left of a record that has lost something.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
@@ -132,7 +150,12 @@ class RunStore(Protocol):
         ...
 
     def read(
-        self, run_id: str, *, kinds: Collection[str] | None = None, has_data: bool = True
+        self,
+        run_id: str,
+        *,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
         """The facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
 
@@ -140,6 +163,7 @@ class RunStore(Protocol):
             run_id: The run's id; where there is no such run, there are no pages.
             kinds: Only facts of these kinds; None: all.
             has_data: Whether their data is read; without it they are only named, which costs much less.
+            is_partial: As for `facts`.
 
         Raises:
             RecordError: the record is damaged, of a newer format, or was removed meanwhile.

@@ -24,7 +24,7 @@ from ensemble_ray.values import Value
 
 _V = TypeVar("_V", bound=Value)
 
-__all__ = ["NO_RESULT", "TaskFold", "as_mapping", "as_number", "as_sequence", "as_text"]
+__all__ = ["NO_RESULT", "TaskFold", "as_mapping", "as_number", "as_sequence", "as_text", "lost_told"]
 
 _OUTCOMES = get_args(Outcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
@@ -53,6 +53,11 @@ def as_text(value: object, default: str = "") -> str:
 def as_number(value: object, default: float) -> float:
     """The value if it is a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+
+
+def lost_told(data: Mapping[str, object]) -> str:
+    """Say what a record has lost, by the data of a `loss` fact."""
+    return as_text(data.get("reason"), "it is not known what")
 
 
 @dataclass(slots=True, kw_only=True)

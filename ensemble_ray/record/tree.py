@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Literal
+from typing import Literal, cast
 
 from ensemble_ray.control_characters import escape_controls
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
@@ -27,6 +27,7 @@ __all__ = [
     "TreeRow",
     "count_told",
     "level_row",
+    "lost_row",
     "one_line",
     "render_rows",
     "render_tree",
@@ -40,6 +41,7 @@ _MOST_TASKS = 100
 #: Longest text of a row's title and of a quoted answer, characters.
 _TITLE = 72
 _QUOTE = 100
+_LOST = 300
 
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
@@ -103,6 +105,9 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
         details=tuple(_run_details(trace)),
         is_bad=bool(trace.errors),
     )
+    lost: object = trace.metadata.get("lost")
+    if isinstance(lost, list | tuple):
+        yield from map(lost_row, map(str, cast("list[object]", lost)))
     failed = {(error.agent_role, error.task_description) for error in trace.errors}
     if trace.map_reduce_levels:
         tallies = level_tallies(trace, failed)
@@ -143,6 +148,11 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
     if len(rows) > _MOST_TASKS:
         title = f"and {len(rows) - _MOST_TASKS:,} more of unknown outcome"
         yield TreeRow(depth=1, kind="tool", title=title, is_bad=True)
+
+
+def lost_row(text: str) -> TreeRow:
+    """What a record has lost; somebody chose to go on without it."""
+    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {one_line(text, _LOST)}", is_bad=True)
 
 
 def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:

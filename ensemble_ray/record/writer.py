@@ -7,11 +7,12 @@ whoever has something to write.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import threading
 from collections import deque
 from typing import Protocol
+
+from ensemble_ray.bounded_log import bounded_logger
 
 __all__ = ["GROUP_S", "GroupWriter", "Writable", "group_writer"]
 
@@ -19,7 +20,7 @@ __all__ = ["GROUP_S", "GroupWriter", "Writable", "group_writer"]
 GROUP_S = 0.2
 #: How long the end of the process waits for what is not written yet, s.
 _LAST_CALL_S = 5.0
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class Writable(Protocol):

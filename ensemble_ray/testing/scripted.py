@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from ensemble_ray.context import services
-from ensemble_ray.errors import IllegalStateError, message_of, portable
+from ensemble_ray.error_travel import Chain
+from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.messages import ChatMessage, ChatResponse, Role, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.testing.model_server.script import Reply
@@ -284,7 +285,7 @@ def _message_of(data: Mapping[str, Any]) -> ChatMessage:
 
 
 def _error_data(error: Exception) -> Mapping[str, str]:
-    return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(portable(error))).decode()}
+    return {"text": message_of(error), "pickled": base64.b64encode(pickle.dumps(Chain(error))).decode()}
 
 
 def _reply_from(data: Mapping[str, Any]) -> Reply:

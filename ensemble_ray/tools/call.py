@@ -11,14 +11,17 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json, to_json
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.context import services
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
+from ensemble_ray.foreign_text import Line, one_line, whole_text
 from ensemble_ray.ports import CpuPool
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
@@ -30,7 +33,7 @@ __all__ = ["call_tool", "cut_for_log", "truncate_output"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -> ToolOutcome:
@@ -51,9 +54,10 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
     try:
         outcome = await _performed(bound, arguments, context)
     except IllegalStateError as error:
-        cut = cut_for_log(arguments, context.log_truncate_length)
-        _log.error("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
+        cut = one_line(cut_for_log(arguments, context.log_truncate_length), None)
+        _log.info("[%s] Tool configuration error: %s(%s) -> %s", context.agent_role, bound.name, cut, error)
         raise
+    outcome = replace(outcome, text=whole_text(outcome.text))
     _log_call(bound.name, arguments, outcome, context, started_s)
     return outcome
 
@@ -209,6 +213,11 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
         return
     took_ms = round((time.perf_counter() - started_s) * 1000)
     said = "Tool call" if outcome.outcome == "success" else "Tool error"
-    shown, given = (cut_for_log(text, context.log_truncate_length) for text in (arguments, outcome.text))
-    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]", context.agent_role, said, name, shown, given, took_ms)
+    # One line each, also where all of it is wanted: a text with line breaks could pass for lines of ours.
+    shown, given = (
+        one_line(cut_for_log(text, context.log_truncate_length), None) for text in (arguments, outcome.text)
+    )
+    # Where user code raised, lines of its own follow.
+    where = Line("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
+    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, given, took_ms, where)
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)

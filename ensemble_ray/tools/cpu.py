@@ -20,7 +20,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, cast
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of, portable
+from ensemble_ray.error_travel import Chain
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 
@@ -60,9 +61,9 @@ def call_packed(function: bytes, arguments: bytes) -> bytes:
     except Exception as error:  # noqa: BLE001  whatever importing user modules raises
         return pack((None, CannotTravelError(message_of(error))))
     try:
-        reply: tuple[object, BaseException | None] = (callee(**named), None)
+        reply: tuple[object, BaseException | Chain | None] = (callee(**named), None)
     except Exception as error:  # noqa: BLE001  user code
-        reply = (None, portable(error))
+        reply = (None, Chain(error))
     except SystemExit as error:
         reply = (None, RuntimeError(f"SystemExit: {error}"))
     try:

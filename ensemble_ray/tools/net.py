@@ -1,9 +1,11 @@
 """HTTP for the web tools. Room: tools. In: a URL and limits; out: status, headers and at most so many bytes.
 
-Two things live here: which addresses may not be reached (pure, a table), and one guarded exchange. The guard resolves
-a host name once, judges every address it has, and connects to an address that was judged: a name that answers
-differently the second time (DNS rebinding) gains nothing, since nobody asks twice. Each redirect hop is judged anew.
-TLS still verifies the certificate against the host name.
+The guard resolves a host name once, judges every address it has, and connects to an address that was judged: a name
+that answers differently the second time (DNS rebinding) gains nothing, since nobody asks twice. Each redirect hop is
+judged anew. TLS still verifies the certificate against the host name.
+
+An answer is read as it comes, and its body unpacked here, so that every limit counts while it is read: of its head, of
+its packed and unpacked bytes, of the pieces it comes in, of its time.
 
 Never here: a client or connection that outlives one call (tools are pickled), a proxy of the environment (it would
 resolve names out of sight), a request's URL or headers in a log or in an error (they may hold keys).
@@ -12,11 +14,9 @@ resolve names out of sight), a request's URL or headers in a log or in an error 
 from __future__ import annotations
 
 import asyncio
-import codecs
 import contextlib
 import functools
 import importlib.util
-import ipaddress
 import re
 import socket
 from collections.abc import Mapping, Sequence
@@ -25,6 +25,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
 from ensemble_ray.threads import threads
+from ensemble_ray.tools.addresses import refusal_of
+from ensemble_ray.tools.charsets import decode
+from ensemble_ray.tools.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
 
 if TYPE_CHECKING:
     import ssl
@@ -37,7 +40,6 @@ __all__ = [
     "RequestFailedError",
     "exchange",
     "fetch",
-    "refusal_of",
     "require_web",
     "resolve_public",
 ]
@@ -48,68 +50,17 @@ _LAST_PORT = 65_535
 #: a name, already in its ASCII form, or an address
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
+#: Largest head of an answer, and its most fields; the transport reads no more than 100 KB of one.
+_MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
+#: Pieces that a body may come in: each costs far more than its bytes, and a server may send every byte alone.
+_MAX_PIECES = 100_000
+#: Longest text of a failure; it may quote what a server or a model wrote.
+_LONGEST_REASON = 300
 
 
 class RequestFailedError(Exception):
     """No answer came, or none was asked for; the text is fit for a model and names no key."""
-
-
-# ---------------------------------------------------------------------------------------------- which addresses
-
-#: Ranges that no tool may reach unless private hosts are allowed, each with the word the refusal uses. They are spelt
-#: out, because what the standard library calls private or global changes between Python versions.
-_REFUSED_RANGES: Sequence[tuple[str, str]] = (
-    ("0.0.0.0/8", "unspecified"),
-    ("10.0.0.0/8", "private"),
-    ("100.64.0.0/10", "carrier-grade NAT"),
-    ("127.0.0.0/8", "loopback"),
-    ("168.63.129.16/32", "metadata"),  # a cloud's host agent, on an otherwise public address
-    ("169.254.0.0/16", "link-local or metadata"),
-    ("172.16.0.0/12", "private"),
-    ("192.0.0.0/24", "reserved"),
-    ("192.0.2.0/24", "reserved"),
-    ("192.88.99.0/24", "reserved"),
-    ("192.168.0.0/16", "private"),
-    ("198.18.0.0/15", "reserved"),
-    ("198.51.100.0/24", "reserved"),
-    ("203.0.113.0/24", "reserved"),
-    ("224.0.0.0/4", "multicast"),
-    ("240.0.0.0/4", "reserved"),
-    ("::/128", "unspecified"),
-    ("::1/128", "loopback"),
-    ("::/96", "IPv4-compatible"),
-    ("::ffff:0:0/96", "IPv4-mapped"),
-    ("::ffff:0:0:0/96", "IPv4-translated"),
-    ("64:ff9b::/96", "IPv4-embedding"),
-    ("64:ff9b:1::/48", "IPv4-embedding"),
-    ("100::/64", "reserved"),
-    ("2001::/23", "reserved"),  # Teredo among them
-    ("2001:db8::/32", "reserved"),
-    ("2002::/16", "IPv4-embedding"),
-    ("3fff::/20", "reserved"),
-    ("5f00::/16", "reserved"),
-    ("fc00::/7", "private"),
-    ("fe80::/10", "link-local"),
-    ("fec0::/10", "private"),
-    ("ff00::/8", "multicast"),
-)
-
-
-@functools.cache
-def _refused_networks() -> tuple[tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, str], ...]:
-    return tuple((ipaddress.ip_network(text), word) for text, word in _REFUSED_RANGES)
-
-
-def refusal_of(address: str) -> str | None:
-    """Why that IP address may not be reached, in a word; None for a public one (S-BIT-44)."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return "malformed"
-    for network, word in _refused_networks():
-        if parsed.version == network.version and parsed in network:
-            return word
-    return None
 
 
 async def resolve_public(host: str, port: int, *, allow_private_hosts: bool) -> tuple[str, ...]:
@@ -152,15 +103,13 @@ class Answer:
         return self.status // 100 == 2  # noqa: PLR2004  the class of the status
 
     def text(self, *, default_encoding: str = "utf-8") -> str:
-        """The body as text, by the charset that the server names; what does not decode becomes U+FFFD."""
-        named = re.search(r"charset=[\"']?([\w.:-]+)", self.headers.get("content-type", ""), re.IGNORECASE)
-        encoding = named[1] if named else default_encoding
-        try:
-            decoder = codecs.getincrementaldecoder(encoding)("replace")
-        except LookupError:
-            decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        # a character cut in two by the limit is dropped, not shown as damage
-        return decoder.decode(self.body, not self.is_truncated)
+        """Return the body as text, by the charset that the server names; not on the event loop, it may be long.
+
+        Only charsets of a short list are used (`charsets.CHARSETS`), any other name means UTF-8; what does not decode
+        becomes U+FFFD. A character that the limit cuts in two is dropped.
+        """
+        named = _CHARSET.search(self.headers.get("content-type", ""))
+        return decode(self.body, named[1] if named else default_encoding, is_truncated=self.is_truncated)
 
 
 async def exchange(
@@ -178,14 +127,14 @@ async def exchange(
     Args:
         method: HTTP method.
         url: Where to; http or https.
-        headers: Sent as they are.
+        headers: Sent as they are; without an `Accept-Encoding` of their own, gzip and deflate are asked for.
         body: Sent as it is.
-        max_bytes: At most that much of the answer's body is read.
+        max_bytes: At most that much of the answer's body is read, counted unpacked.
         timeout_s: For the whole exchange; connecting alone may take 10 s of it.
         addresses: Connect to the first of these that accepts; empty: wherever the host name leads.
 
     Raises:
-        RequestFailedError: no answer came in time, or the URL is none.
+        RequestFailedError: no answer came in time, it cannot be unpacked or exceeds a limit, or the URL is none.
     """
     await _load()
     import httpx
@@ -197,7 +146,11 @@ async def exchange(
                 _attempt,
                 target,
                 method=method,
-                headers={"host": target.netloc.decode(), **{name.lower(): value for name, value in headers.items()}},
+                headers={
+                    "host": target.netloc.decode(),
+                    "accept-encoding": ACCEPTED_CODINGS,
+                    **{name.lower(): value for name, value in headers.items()},
+                },
                 body=body,
                 max_bytes=max_bytes,
                 timeout_s=timeout_s,
@@ -215,7 +168,7 @@ async def exchange(
         # its text quotes header values
         msg = "the request is not valid HTTP"
         raise RequestFailedError(msg) from None
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, OSError, UnicodeError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnpackingError, OSError, UnicodeError) as error:
         raise RequestFailedError(_reason(error)) from None
 
 
@@ -284,19 +237,56 @@ async def _attempt(
     async with httpx.AsyncHTTPTransport(verify=_tls()) as transport:
         response = await transport.handle_async_request(request)
         try:
-            read = bytearray()
-            async for chunk in response.aiter_bytes():
-                read += chunk
-                if len(read) > max_bytes:
-                    break
+            answered = _checked_head(response)
+            read = await _read_body(response, answered, max_bytes=max_bytes)
         finally:
             await response.aclose()
     return Answer(
         status=response.status_code,
-        headers={name.lower(): value for name, value in response.headers.items()},
+        headers=answered,
         body=bytes(read[:max_bytes]),
         is_truncated=len(read) > max_bytes,
     )
+
+
+def _checked_head(response: httpx.Response) -> dict[str, str]:
+    """Return the answer's header fields, names in lower case.
+
+    Raises:
+        RequestFailedError: there are too many, or they are too long.
+    """
+    fields = response.headers.raw
+    if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
+        msg = f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
+        raise RequestFailedError(msg)
+    return {name.lower(): value for name, value in response.headers.items()}
+
+
+async def _read_body(response: httpx.Response, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
+    """Return the unpacked body, up to one piece more than is wanted.
+
+    Others have their turn after each small piece, and the time limit may strike there.
+
+    Raises:
+        RequestFailedError: it comes in too many pieces.
+        UnpackingError: it cannot be unpacked, or not within its limits.
+    """
+    unpacker = Unpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
+    read = bytearray()
+    count = 0
+    async for chunk in response.aiter_raw():
+        count += 1
+        if count > _MAX_PIECES:
+            msg = f"the answer comes in more than {_MAX_PIECES} pieces"
+            raise RequestFailedError(msg)
+        await asyncio.sleep(0)
+        for piece in unpacker.feed(chunk):
+            read += piece
+            if len(read) > max_bytes:
+                return read
+            await asyncio.sleep(0)
+    unpacker.finish()
+    return read
 
 
 def _checked_url(url: str) -> httpx.URL:
@@ -323,7 +313,8 @@ def _reason(error: Exception) -> str:
     """Why it failed; a time-out of the transport's own has no text."""
     import httpx
 
-    return "timed out" if isinstance(error, httpx.TimeoutException) else message_of(error)
+    text = "timed out" if isinstance(error, httpx.TimeoutException) else message_of(error)
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
 
 
 async def _load() -> None:

@@ -5,10 +5,10 @@ Pure, and importable in the processes that run processor-heavy tools.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble_ray.errors import message_of
+from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import ToolResult
 
@@ -25,6 +25,8 @@ class ToolOutcome:
     outcome: Literal["success", "failure", "error"] = "success"
     #: payload of a `ToolResult`, for events and traces
     structured_output: Any = None
+    #: where the user's code raised, for the log; "" where it did not
+    traceback: str = field(default="", repr=False, compare=False)
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:
@@ -43,9 +45,9 @@ def outcome_of_return(value: object) -> ToolOutcome:
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """What a tool raised (S-ENG-51, S-ENG-52)."""
-    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else message_of(error)
-    return ToolOutcome(f"{prefix}: {message}", "error")
+    """What a tool raised, with its class (S-ENG-51, S-ENG-52); where it did, is for the log alone."""
+    message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else titled(error)
+    return ToolOutcome(f"{prefix}: {message}", "error", traceback=user_traceback(error))
 
 
 def unknown_tool(name: str) -> ToolOutcome:

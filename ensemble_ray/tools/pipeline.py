@@ -12,6 +12,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import cast
 
+from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
 from ensemble_ray.messages import Effect
 from ensemble_ray.threads import call_user
@@ -146,7 +147,10 @@ async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) ->
 
 
 def _threw(tool: AgentTool, error: Exception) -> ToolResult:
-    message = str(error) or ToolResult.failure(None).error_message
+    message = titled(error) if str(error) else ToolResult.failure(None).error_message
+    context = current_tool_context()
+    if context.run_id:  # in a run, whose log line of the call shows it
+        context.tracebacks.append(user_traceback(error))
     return ToolResult.failure(f"Step '{tool.name}' threw: {message}")
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from pydantic import BaseModel
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.messages import Effect, ToolSpec
 from ensemble_ray.outputs import full_name
@@ -41,7 +41,7 @@ __all__ = [
     "resolve_tools",
 ]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: Level below DEBUG for what is only of use when a tool's schema itself is in doubt (S-TOOL-90).
 TRACE = 5
@@ -138,9 +138,37 @@ def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str 
         return f"{prefix} at index {index} must not be None"
     if isinstance(entry, AgentTool):
         return check_tool_name(getattr(entry, "name", None)) or _wrong_effect(entry)
-    if isinstance(entry, DynamicToolProvider) or tool_mark(entry) is not None or _method_names(entry):
+    if isinstance(entry, DynamicToolProvider):
         return None
-    return f"{prefix} at index {index} ({type(entry).__name__}) is neither an AgentTool nor has @tool methods"
+    if tool_mark(entry) is not None:
+        _warn_of_gaps(cast("Callable[..., object]", entry))
+        return None
+    if methods := _method_names(entry):
+        for name in methods:
+            _warn_of_gaps(getattr(entry, name))
+        return None
+    problem = f"{prefix} at index {index} ({type(entry).__name__}) is neither an AgentTool nor has @tool methods"
+    if inspect.isfunction(entry):
+        return f"{problem}: put @tool before the function '{entry.__name__}'"
+    return problem
+
+
+#: Names of functions that were warned of, by module.
+_warned: set[tuple[str, str]] = set()
+
+
+def _warn_of_gaps(function: Callable[..., object]) -> None:
+    """Warn once of a tool that does not tell the model what it does, or what its parameters are (S-TOOL-17)."""
+    mark = tool_mark(function)
+    key = (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
+    if mark is None or key in _warned:
+        return
+    untyped = [name for name, each in inspect.signature(function).parameters.items() if each.annotation is each.empty]
+    gaps = [] if mark.description else ["no docstring: the model is not told what it does"]
+    gaps += [f"no type for {', '.join(untyped)}: the model may give anything"] if untyped else []
+    if gaps:
+        _warned.add(key)
+        _log.warning("Tool '%s' has %s", mark.name, "; ".join(gaps))
 
 
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
@@ -168,7 +196,11 @@ def resolve_tools(entries: Sequence[object]) -> ResolvedTools:
     if _log.isEnabledFor(TRACE):
         for spec in resolved.specs:
             _log.log(
-                TRACE, "Tool spec: %s", json.dumps({"name": spec.name, "parameters": spec.parameters}, default=str)
+                TRACE,
+                "Tool spec: %s",
+                json.dumps(
+                    {"name": spec.name, "description": spec.description, "parameters": spec.parameters}, default=str
+                ),
             )
     return resolved
 

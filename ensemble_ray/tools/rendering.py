@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import cast
 
 from pydantic import BaseModel
 from pydantic_core import to_json
+
+from ensemble_ray.foreign_text import whole_data
+from ensemble_ray.trace import jsonable
 
 __all__ = ["render_value"]
 
@@ -18,5 +22,8 @@ def render_value(value: object) -> str:
     if value is None:
         return ""
     if isinstance(value, BaseModel | list | Mapping):
-        return to_json(cast("object", value), fallback=str).decode()
+        try:
+            return to_json(cast("object", value), fallback=str).decode()
+        except ValueError:  # halves of surrogate pairs, data that contains itself
+            return json.dumps(whole_data(jsonable(cast("object", value))), ensure_ascii=False, separators=(",", ":"))
     return str(value)

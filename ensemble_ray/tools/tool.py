@@ -26,7 +26,9 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final, get_args
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError, message_of
+from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import titled, user_traceback
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
 from ensemble_ray.events import Event
 from ensemble_ray.messages import Effect
 from ensemble_ray.ports import ToolMetrics
@@ -61,7 +63,9 @@ _NAME = re.compile(r"[A-Za-z0-9_]+")
 #: weakest first
 _EFFECTS: tuple[Effect, ...] = get_args(Effect)
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
+#: What tools without a context log to; a logger as the library has it, since their authors use it.
+_of_tools = _log.logger
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ class ToolContext:
     #: `unknown` outside an agent (S-TOOL-42)
     agent_role: str = "unknown"
     #: `ensemble_ray.tool.{name}` when a tool name is given, else this module's
-    logger: logging.Logger = _log
+    logger: logging.Logger = _of_tools
     metrics: ToolMetrics = _NO_METRICS
     #: name of the effect: the same when a call is repeated after a crash, so that the tool can do its work once
     idempotency_key: str = ""
@@ -139,9 +143,11 @@ class ToolContext:
     task_index: int = 0
     #: characters of input and output in log lines: -1 all, 0 none (S-ENG-72)
     log_truncate_length: int = 200
+    #: where user code raised during the call; the log line of the call shows them
+    tracebacks: list[str] = field(default_factory=list[str], repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.tool_name and self.logger is _log:
+        if self.tool_name and self.logger is _of_tools:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
@@ -161,6 +167,7 @@ class ToolContext:
             instance=self.instance,
             task_index=self.task_index,
             log_truncate_length=self.log_truncate_length,
+            tracebacks=self.tracebacks,
         )
 
     def emitting(self, emit: Callable[[Event], None]) -> ToolContext:
@@ -342,8 +349,11 @@ class _MeasuredCall:
         self._count(self._context.metrics.increment_error)
         if isinstance(error, ExitEarlyError | IllegalStateError) or not isinstance(error, Exception):
             raise error
-        self._context.logger.warning("Tool '%s' raised: %s", self._name, message_of(error))
-        return ToolResult.failure(message_of(error))
+        if self._context is _OUTSIDE:
+            self._context.logger.warning("Tool '%s' raised", self._name, exc_info=error)
+        else:
+            self._context.tracebacks.append(user_traceback(error))
+        return ToolResult.failure(titled(error))
 
     def _count(self, increment: Callable[[str, str], object]) -> None:
         role, metrics = self._context.agent_role, self._context.metrics

@@ -80,6 +80,8 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
         data: object = from_json(text)
     except ValueError as error:
         return ToolResult.failure(f"Invalid JSON input for '{name}': {error}")
+    except TypeError:  # what pydantic says of a text that no UTF-8 can hold
+        return ToolResult.failure(f"Invalid JSON input for '{name}': half of a surrogate pair is no character")
     if not isinstance(data, dict):
         return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_kind_of(data)}")
     given = cast("dict[str, object]", data)

@@ -236,7 +236,7 @@ async def test_asker_is_told_when_a_process_died_for_good(fields: dict[str, Any]
     result = await colleagues.perform(ORDER)
     assert (result.status, result.instance) == ("failed", ORDER.instance)
     assert isinstance(result.error, AgentExecutionError)
-    assert str(result.error).startswith("Agent 'Digger' failed: its process died (")
+    assert str(result.error).startswith("Agent 'Digger': its process died (")
     assert (result.error.agent_role, result.error.task_description) == ("Digger", "dig")
     assert (await colleagues.perform(ORDER)).status == "completed"
     assert [lost for _, _, lost in scheduler.asked] == [None, "w1"]
@@ -262,7 +262,7 @@ async def test_error_of_a_workers_process_is_the_failure_when_its_agent_cannot_b
     first, second = [await colleagues.perform(ORDER) for _ in range(2)]
     assert (first.status, str(first.error)) == ("failed", "no module of that name")
     assert type(first.error) is ValueError
-    assert str(second.error) == "Agent 'Digger' failed: the end"
+    assert str(second.error) == "Agent 'Digger': the end"
 
 
 async def test_asker_is_told_when_a_result_cannot_be_loaded() -> None:

@@ -1,6 +1,14 @@
-"""Vault on a real cluster: packages of running runs lie in the cluster, and nowhere else."""
+"""Vault on a real cluster: packages of running runs lie in the cluster, sealed, and nowhere else."""
 
 from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray.experimental import internal_kv
 
 from actors.preflight import dump
 from actors.vault import Vault
@@ -28,31 +36,106 @@ def package_of(run_id: str) -> RunPackage:
     )
 
 
-async def kept(*run_ids: str) -> list[RunPackage]:
-    """Those of these runs that the vault knows, in order of their ids."""
-    return sorted((each for each in await Vault().kept() if each.run_id in run_ids), key=lambda each: each.run_id)
+class Planted:
+    """A pickle that leaves a mark when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (Path.touch, (self.mark,))
 
 
-async def test_package_is_found_as_it_was_until_it_is_dropped(ray_cluster: str) -> None:
-    """S-DUR-32: by another vault, as that of a scheduler that was started again."""
+def in_store(name: str) -> bytes | None:
+    """What lies in the cluster's store."""
+    found: bytes | None = internal_kv._internal_kv_get(name, namespace=b"ensemble_ray")
+    return found
+
+
+def plant(name: str | bytes, body: bytes) -> None:
+    """Put something there, as whoever has the token can."""
+    internal_kv._internal_kv_put(name, body, overwrite=True, namespace=b"ensemble_ray")
+
+
+@pytest.fixture
+def vault(ray_cluster: str, tmp_path: Path) -> Iterator[Vault]:
+    """One with a key of its own; nothing of it stays."""
     del ray_cluster
+    yield Vault(tmp_path / "package.key")
+    for name in internal_kv._internal_kv_list("run:vault", namespace=b"ensemble_ray"):
+        internal_kv._internal_kv_del(name, namespace=b"ensemble_ray")
+
+
+async def kept(vault: Vault) -> list[RunPackage]:
+    """What it knows, in order of the runs' ids."""
+    return sorted(await vault.kept(), key=lambda each: each.run_id)
+
+
+async def test_package_is_found_as_it_was_until_it_is_dropped(vault: Vault, tmp_path: Path) -> None:
+    """S-DUR-32: by another vault, as that of a scheduler that was started again."""
     one, two = package_of("vault-1"), package_of("vault-2")
-    vault = Vault()
     await vault.keep(one)
     await vault.keep(two)
-    assert await kept("vault-1", "vault-2") == [one, two]
+    assert await kept(Vault(tmp_path / "package.key")) == [one, two]
     await vault.drop("vault-1")
-    assert await kept("vault-1", "vault-2") == [two]
+    assert await kept(vault) == [two]
     await vault.drop("vault-2")
     await vault.drop("vault-2")
-    assert await kept("vault-1", "vault-2") == []
+    assert await kept(vault) == []
 
 
-async def test_newer_package_of_a_run_takes_the_place_of_the_older(ray_cluster: str) -> None:
+async def test_newer_package_of_a_run_takes_the_place_of_the_older(vault: Vault) -> None:
     """S-DUR-32, S-DUR-35: a run that was resumed on the same cluster is one run."""
-    del ray_cluster
-    vault, again = Vault(), package_of("vault-3")
+    again = package_of("vault-3")
     await vault.keep(RunPackage(run_id="vault-3", plan=again.plan, frame=again.frame, header={}, agents=(), tasks={}))
     await vault.keep(again)
-    assert await kept("vault-3") == [again]
-    await vault.drop("vault-3")
+    assert await kept(vault) == [again]
+
+
+async def test_store_holds_nothing_of_a_package_that_can_be_read(vault: Vault) -> None:
+    """S-SEC-36: neither the password of its database nor the name of its class."""
+    await vault.keep(package_of("vault-4"))
+    sealed = in_store("run:vault-4") or b""
+    assert len(sealed) > len(pickle.dumps(package_of("vault-4"), protocol=5))
+    assert not [part for part in (b"secret", b"postgresql", b"RunPackage", b"topic") if part in sealed]
+
+
+async def test_package_is_refused_and_dropped_when_the_owner_did_not_seal_it(
+    vault: Vault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-SEC-37: planted, altered, or of another run: nothing of it is loaded, and the others are found."""
+    mark, ours = tmp_path / "loaded", package_of("vault-5")
+    await vault.keep(ours)
+    sealed = in_store("run:vault-5") or b""
+    bad = pickle.dumps(Planted(mark))
+    plant("run:vault-planted", bad)
+    plant("run:vault-altered", sealed[:99] + (b"A" if sealed[99:100] != b"A" else b"B") + sealed[100:])
+    plant("run:vault-renamed", sealed)
+    plant(b"run:vault-\xff\x1b[31m", bad)
+    with caplog.at_level(logging.ERROR):
+        assert await kept(vault) == [ours]
+    assert not mark.exists()
+    assert len(caplog.messages) == 4
+    assert all("its package in the cluster's store is refused" in said for said in caplog.messages)
+    assert "\x1b" not in "".join(caplog.messages)
+    names = internal_kv._internal_kv_list("run:vault", namespace=b"ensemble_ray")
+    assert names == [b"run:vault-5"]
+    pickle.loads(bad)  # noqa: S301  the mark would have been left
+    assert mark.exists()
+
+
+async def test_package_is_dropped_and_the_way_on_told_when_its_key_is_gone(
+    vault: Vault, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-SEC-38: a later package gets a new key."""
+    await vault.keep(package_of("vault-6"))
+    (tmp_path / "package.key").unlink()
+    with caplog.at_level(logging.ERROR):
+        assert await kept(vault) == []
+    (said,) = caplog.messages
+    assert f"the key that it was sealed with is gone: {tmp_path / 'package.key'}" in said
+    assert "ensemble-ray resume 'vault-6'" in said
+    assert in_store("run:vault-6") is None
+    after = package_of("vault-7")
+    await vault.keep(after)
+    assert await kept(vault) == [after]

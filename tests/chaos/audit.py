@@ -19,10 +19,10 @@ from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.testing import ServedRequest
 from tests.chaos.audit_delegations import judge_delegations
 from tests.chaos.audit_map_reduce import judge_map_reduce
-from tests.chaos.kills import Kill
+from tests.chaos.kills import Kill, all_slipped
 from tests.chaos.world import key_of
 
-__all__ = ["Audit", "answers_in", "audit", "difference"]
+__all__ = ["Audit", "answers_in", "audit", "difference", "of_lines"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,6 +34,8 @@ class Audit:
     repeats_of_recorded: int = 0
     #: requests sent again whose first one was on its way in a kill
     repeats_in_flight: int = 0
+    #: requests of processes that were replaced while they were frozen, sent when they woke and before they were stopped
+    slipped: int = 0
     #: effects of unknown outcome that the record tells of
     unknown_outcomes: int = 0
     #: policies that were asked again about a delegation
@@ -59,11 +61,30 @@ def audit(
     found.violations += _of_the_record(facts)
     _judge_requests(found, run_id, facts, requests, kills)
     _judge_effects(found, run_id, facts, lines, kills)
-    delegations = judge_delegations(run_id, facts, requests, asked, kills)
+    delegations = judge_delegations(run_id, facts, *_left_of(run_id, facts, requests, asked, kills), kills)
     found.violations += delegations.violations
     found.violations += judge_map_reduce(facts, rows, letters)
     found.policies_asked_again, found.rules_broken = delegations.policies_asked_again, delegations.rules_broken
     return found
+
+
+def _left_of(
+    run_id: str,
+    facts: Sequence[Fact],
+    requests: Sequence[ServedRequest],
+    asked: Sequence[Mapping[str, Any]],
+    kills: Sequence[Kill],
+) -> tuple[Sequence[ServedRequest], Sequence[Mapping[str, Any]]]:
+    """Requests and questions without those that belong to facts that were lost: what is recorded now came of later ones."""
+    losses = [kill for kill in kills if kill.is_loss]
+    if not losses:
+        return requests, asked
+    lost_at = losses[-1].until
+    decided = {key_of(run_id, fact.name) for fact in facts if fact.kind == "delegation" and fact.at < lost_at}
+    return (
+        [each for each in requests if each.arrived_at > lost_at or each.key in losses[-1].settled],
+        [each for each in asked if each["at"] > lost_at or each["key"] in decided],
+    )
 
 
 def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
@@ -75,8 +96,12 @@ def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
             if count > 1:
                 yield f"{kind} of '{name}' is recorded {count} times"
     epochs: dict[str, int] = {}
+    owner = 0
     for fact in facts:
-        if fact.kind in {"model", "tool_intent", "tool_result", "delegation", "output", "decision"}:
+        owner = max(owner, fact.epoch if fact.kind == "resume" else 0)
+        if fact.epoch < owner:
+            yield f"fact {fact.seq} ({fact.kind} {fact.name}) is of epoch {fact.epoch}, and the run's owner of {owner}"
+        elif fact.kind in {"model", "tool_intent", "tool_result", "delegation", "output", "decision"}:
             instance = instance_of_fact(fact)
             if fact.epoch < epochs.get(instance, 0):
                 yield f"fact {fact.seq} ({fact.kind} {fact.name}) was taken under epoch {fact.epoch} after {epochs[instance]}"
@@ -114,10 +139,15 @@ def answers_in(run_id: str, facts: Sequence[Fact]) -> dict[str, Fact]:
 
 def _judge_recorded(found: Audit, fact: Fact, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:
     """What is recorded is not asked again: not after its answer was taken, and not after a kill that left it recorded."""
-    late = [request.arrived_at - fact.at for request in sent if request.arrived_at > fact.at]
-    if late:
+    late = [request.arrived_at for request in sent if request.arrived_at > fact.at]
+    # One call is let through by each: what it was about to ask when it was frozen.
+    if late and all_slipped(late, kills) and len(late) <= sum(kill.is_zombie for kill in kills):
+        found.slipped += len(late)
+    elif late:
         found.repeats_of_recorded += len(late)
-        found.violations.append(f"request '{fact.name}' was sent again {late[0]:.4f} s after its answer was taken")
+        found.violations.append(
+            f"request '{fact.name}' was sent again {late[0] - fact.at:.4f} s after its answer was taken"
+        )
     for kill in kills:
         if len(sent) > kill.settled.get(sent[0].key, len(sent)):
             found.violations.append(f"request '{fact.name}' was recorded when {kill.victim} died, and was sent again")
@@ -125,7 +155,8 @@ def _judge_recorded(found: Audit, fact: Fact, sent: Sequence[ServedRequest], kil
 
 def _judge_repeats(found: Audit, name: str, sent: Sequence[ServedRequest], kills: Sequence[Kill]) -> None:
     """What is asked again was on its way in a kill, and is the same."""
-    if len({request.digest for request in sent}) > 1:
+    # After a loss the model is told that outcomes are unknown which it had been told before.
+    if len({request.digest for request in sent}) > 1 and not any(kill.is_loss for kill in kills):
         found.violations.append(f"request '{name}' was not the same each time")
     for earlier, later in pairwise(sent):
         if any(kill.explains(earlier.arrived_at, later.arrived_at) for kill in kills):
@@ -146,8 +177,11 @@ def _judge_effects(
     tools = [fact for fact in facts if not fact.name.endswith("/handler") and fact.name in intended]
     intents = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_intent"}
     results = {key_of(run_id, fact.name): fact for fact in tools if fact.kind == "tool_result"}
-    found.violations += _of_lines(lines)
-    done = {line["key"]: line["tool"] for line in lines}
+    found.violations += of_lines(lines)
+    lost = [line for line in lines if line["key"] not in intents and _is_before_loss(line, kills)]
+    found.violations += _of_lost_calls(run_id, facts, lost)
+    found.unknown_outcomes += sum(_is_unknown(fact) and fact.name not in intended for fact in facts)
+    done = {line["key"]: line["tool"] for line in lines if line not in lost}
     for key, tool in done.items():
         if tool != "look_up" and key not in intents:
             found.violations.append(f"{tool} was done under '{key}' without its intent being recorded")
@@ -162,7 +196,24 @@ def _judge_effects(
         found.violations.append(f"the intent of '{intents[key].name}' has no result")
 
 
-def _of_lines(lines: Sequence[Mapping[str, str]]) -> Iterator[str]:
+def _is_unknown(fact: Fact) -> bool:
+    return fact.kind == "tool_result" and fact.data["outcome"] == "unknown"
+
+
+def _is_before_loss(line: Mapping[str, Any], kills: Sequence[Kill]) -> bool:
+    """Whether what is recorded of a call may have been lost."""
+    return any(kill.is_loss and line["at"] < kill.until for kill in kills)
+
+
+def _of_lost_calls(run_id: str, facts: Sequence[Fact], lost: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """A `once` effect whose intent was lost is flagged: its outcome is unknown to those who go on."""
+    unknown = {key_of(run_id, fact.name) for fact in facts if _is_unknown(fact)}
+    for line in lost:
+        if line["tool"] == "append_line" and line["key"] not in unknown:
+            yield f"append_line was done under '{line['key']}', its intent was lost, and nobody is told of it"
+
+
+def of_lines(lines: Sequence[Mapping[str, str]]) -> Iterator[str]:
     """A `once` effect stands there once; every repetition of another kind has the key of the first."""
     for what in ("key", "text"):
         for value, count in Counter(line[what] for line in lines if line["tool"] == "append_line").items():

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
-from tests.chaos.kills import Kill
+from tests.chaos.kills import Kill, all_slipped
 from tests.chaos.world import key_of
 
 __all__ = ["DelegationAudit", "decisions_in", "judge_delegations"]
@@ -171,8 +171,10 @@ def _carried_out(facts: Sequence[Fact], delegations: Sequence[_Delegation]) -> I
                 yield f"'{each.name}' was worked on after its result was recorded: {late[0].kind} {late[0].name}"
     named = {each.name for each in delegations}
     intended = {fact.name for fact in facts if fact.kind == "tool_intent"}
+    # A call that may have been made in a lost part of the record has a result of unknown outcome, and no intent.
+    fine = {"failure", "unknown"} if any(fact.kind == "loss" for fact in facts) else {"failure"}
     for fact in facts:
-        if fact.kind == "tool_result" and fact.name not in named | intended and fact.data["outcome"] != "failure":
+        if fact.kind == "tool_result" and fact.name not in named | intended and fact.data["outcome"] not in fine:
             yield f"'{fact.name}' has a result, and neither a decision nor an intent"
 
 
@@ -206,6 +208,7 @@ def _judge_questions(
     """Each policy is asked once about each call, and again only where a kill came before the decision was on record."""
     decided = {key_of(run_id, each.name): each for each in delegations}
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
+    slipped: dict[str, set[str]] = defaultdict(set)
     for line in asked:
         times[line["policy"], line["key"]].append(line["at"])
     for (policy, key), at in times.items():
@@ -214,14 +217,25 @@ def _judge_questions(
             found.violations.append(f"{policy} was asked about '{key}', of which no decision is recorded")
             continue
         found.policies_asked_again += len(at) - 1
-        if at[-1] > each.decision.at:
+        late = [asked_at for asked_at in at if asked_at > each.decision.at]
+        if late and all_slipped(late, kills):
+            slipped[each.name.rsplit("/", 2)[0]].add(each.name)
+        elif late:
             found.violations.append(f"{policy} was asked about '{each.name}' after that was decided")
         for earlier, later in pairwise(at):
             if not any(kill.explains(earlier, later) for kill in kills):
                 found.violations.append(
                     f"{policy} was asked about '{each.name}' twice, and no kill between explains it"
                 )
+    found.violations += _of_zombies(slipped, kills)
     about = {key for _, key in times}
     for key, each in decided.items():
         if asked and (each.charged is not None) != (key in about):
             found.violations.append(f"no policy was asked about '{each.name}', or one was that it did not come to")
+
+
+def _of_zombies(slipped: Mapping[str, set[str]], kills: Sequence[Kill]) -> Iterator[str]:
+    """What a process was deciding when it was frozen it decides to the end, and is refused then: one call of each task."""
+    for instance, names in slipped.items():
+        if len(names) > sum(kill.is_zombie for kill in kills):
+            yield f"'{instance}' went on deciding when it had been replaced: {sorted(names)}"

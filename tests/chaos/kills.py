@@ -1,4 +1,4 @@
-"""A kill as it happened, and what it explains."""
+"""A kill as it happened, or a freeze that is one in effect, and what it explains."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from ensemble_ray.messages import Fact
 
-__all__ = ["Kill"]
+__all__ = ["Kill", "all_slipped"]
 
 #: What a process sent before it was killed is read by the server as late as this, on a machine that is busy, s.
 _READ_S = 0.5
@@ -29,12 +29,26 @@ class Kill:
     settled: Mapping[str, int] = field(default_factory=dict[str, int])
     #: when its successor took over; agents that outlive a scheduler go on until then, and start over with it
     until: float = 0.0
+    #: whether it was not dead, and woke when others had gone on with the run; gone for good at `until`
+    is_zombie: bool = False
+
+    #: whether a part of the record was lost with it, and somebody allowed that
+    is_loss: bool = False
 
     def lasting_until(self, facts: Sequence[Fact]) -> Kill:
         """This kill, with the time at which a new owner went on with the run."""
         taken = min((fact.at for fact in facts if fact.kind == "resume" and fact.at > self.at), default=self.at)
         return replace(self, until=max(self.until, taken))
 
+    def lets_slip(self, arrived_at: float) -> bool:
+        """Whether a request of that time can be the one that a process sends before it learns that it was replaced."""
+        return self.is_zombie and self.at < arrived_at < self.until + _READ_S
+
     def explains(self, begun_at: float, again_at: float) -> bool:
         """Whether what was begun then could have been under way in it, and was begun again after it."""
         return self.repeats_calls and begun_at < max(self.at, self.until) + _READ_S and self.at < again_at
+
+
+def all_slipped(arrived_at: Sequence[float], kills: Sequence[Kill]) -> bool:
+    """Whether all of these requests can be such ones."""
+    return all(any(kill.lets_slip(at) for kill in kills) for at in arrived_at)

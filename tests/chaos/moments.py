@@ -6,10 +6,11 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tests.chaos.report import Fault
 from tests.chaos.scenarios import Scenario
 from tests.chaos.victims import Victim
 
-__all__ = ["ASKED", "ENDING", "OWNED", "Moment", "moments"]
+__all__ = ["ASKED", "ENDING", "GIVEN_UP", "ORPHANED", "OWNED", "PAUSED", "TAKEN_OVER", "Moment", "moments"]
 
 #: Kind of a moment: the run has an owner, who may not have asked anything yet.
 OWNED = "owned"
@@ -17,6 +18,11 @@ OWNED = "owned"
 ASKED = "questions"
 #: Kind of a moment: about all answers were given, so files are being completed and the end is put on record.
 ENDING = "ending"
+#: What becomes of a frozen process's work: it waits; another process takes the run; the scheduler dies, and the next one
+#: hands the work out again; Ray gives the node up.
+PAUSED, TAKEN_OVER, ORPHANED, GIVEN_UP = "paused", "taken over", "its scheduler killed", "given up"
+#: How many of the freezes shall fall into a commit.
+_IN_COMMIT = 0.3
 #: Kinds of moments that so many more requests must come for.
 _COUNTED = frozenset({"arrived", "served", ASKED})
 #: A run that makes its own shape may have so many requests less than another.
@@ -35,13 +41,20 @@ class Moment:
     #: how many different requests may have come when somebody dies, so that the run is long enough for all who follow;
     #: None: as many as there are
     most: int | None = None
+    #: of a freeze: what becomes of the work
+    way: str = ""
+    #: of a freeze: whether it shall fall into a commit
+    is_in_commit: bool = False
 
     def __str__(self) -> str:
         what = {OWNED: "it had an owner", ENDING: "it was about to end"}.get(self.kind, f"{self.more} more {self.kind}")
-        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}"
+        way = f", {self.way}" if self.way else ""
+        return f"{self.victim.name} {self.delay_s * 1000:.0f} ms after {what}{way}"
 
 
-def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: random.Random) -> list[Moment]:
+def moments(
+    scenario: Scenario, victims: Sequence[Victim], kills: int, rng: random.Random, *, fault: Fault = "kill"
+) -> list[Moment]:
     """When whom, by lot; the run is long enough for all of them."""
     found: list[Moment] = []
     left = {victim.name: kills if victim.most is None else victim.most for victim in victims}
@@ -60,8 +73,23 @@ def moments(scenario: Scenario, victims: Sequence[Victim], kills: int, rng: rand
             kinds += [ASKED] * 2
         if scenario.is_fed:
             kinds.append(ENDING)
-        found.append(Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s))
+        moment = Moment(victim=victim, kind=rng.choice(kinds), more=more, delay_s=delay_s)
+        if fault == "freeze":
+            way = rng.choice(_ways(victim, scenario))
+            moment = replace(moment, way=way, is_in_commit=rng.random() < _IN_COMMIT)
+        found.append(moment)
     return _bounded(found, scenario.calls - (_FEWER if scenario.has_own_shape else 0))
+
+
+def _ways(victim: Victim, scenario: Scenario) -> Sequence[str]:
+    """What can become of the work of a process that is frozen."""
+    if victim.ground == "two_nodes":
+        return PAUSED, GIVEN_UP
+    if victim.interrupts_run or (victim.name == "scheduler" and not scenario.is_fed):
+        return PAUSED, TAKEN_OVER
+    if victim.name in {"agent", "manager", "callables"}:
+        return PAUSED, ORPHANED
+    return (PAUSED,)
 
 
 def _bounded(found: Sequence[Moment], calls: int) -> list[Moment]:

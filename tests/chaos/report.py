@@ -1,10 +1,15 @@
-"""What became of a run that was killed, in counts and words."""
+"""What became of a run that was disturbed, in counts and words."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-__all__ = ["Report"]
+__all__ = ["FAULTS", "Fault", "Report"]
+
+#: What is done to a run.
+Fault = Literal["kill", "freeze", "damage", "delete"]
+FAULTS: tuple[Fault, ...] = ("kill", "freeze", "damage", "delete")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -14,7 +19,11 @@ class Report:
     scenario: str
     victims: str
     seed: int
-    kills: int = 0
+    fault: Fault = "kill"
+    #: how often it was done
+    strikes: int = 0
+    #: freezes of a process in the middle of a commit
+    in_commits: int = 0
     #: programs that worked on it: the first, and each resumption
     runs: int = 0
     requests: int = 0
@@ -23,6 +32,14 @@ class Report:
     policies_asked_again: int = 0
     rules_broken: int = 0
     unknown_outcomes: int = 0
+    #: processes that woke when they had been replaced, and were refused
+    refused: int = 0
+    #: requests that such processes sent before they were stopped
+    slipped: int = 0
+    #: damages and deletions that a program told of
+    told: int = 0
+    #: damages that touched nothing that is recorded
+    unaffected: int = 0
     #: how often the request came that came most often
     most_alike: int = 0
     #: what the record takes on the disk
@@ -33,9 +50,9 @@ class Report:
     violations: list[str] = field(default_factory=list[str])
 
     def __str__(self) -> str:
-        what = f"{self.scenario} / {self.victims}, seed {self.seed}: {self.kills} kills, {self.runs} programs, "
-        what += f"{self.requests} requests, {self.repeats_in_flight} repeated in flight, "
+        what = f"{self.scenario} / {self.fault} {self.victims}, seed {self.seed}: {self.strikes} times, "
+        what += f"{self.runs} programs, {self.requests} requests, {self.repeats_in_flight} repeated in flight, "
         what += f"{self.policies_asked_again} policies asked again, {self.unknown_outcomes} unknown outcomes, "
         what += f"none more often than {self.most_alike} times, {self.record_bytes / 1000:.0f} kB of record, "
-        what += f"{self.seconds:.1f} s"
+        what += f"{self.refused} refused, {self.slipped} slipped, {self.told} told, {self.seconds:.1f} s"
         return "\n".join([what, *(f"  ! {each}" for each in self.violations)])

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from tests.chaos.cluster import Cluster, cluster_there
-from tests.chaos.harness import run_with_kills
+from tests.chaos.harness import run_with_faults
 from tests.chaos.report import Report
 from tests.chaos.scenarios import SCENARIOS
 from tests.chaos.victims import VICTIMS
@@ -27,9 +27,9 @@ def cluster() -> Iterator[Cluster]:
 def killed(scenario: str, victims: Sequence[str], *, seed: int, kills: int, cluster: Cluster | None = None) -> Report:
     """A run that was killed that often and kept what was promised."""
     chosen = [VICTIMS[name] for name in victims]
-    report = run_with_kills(SCENARIOS[scenario], chosen, seed, kills, cluster=cluster)
+    report = run_with_faults(SCENARIOS[scenario], chosen, seed, kills, cluster=cluster)
     assert not report.violations, str(report)
-    assert report.kills == kills, str(report)
+    assert report.strikes == kills, str(report)
     return report
 
 

@@ -1,4 +1,4 @@
-"""What is killed, by name: SIGKILL to processes of the harness's own programs, found in /proc by their session.
+"""What is killed or frozen, by name: signals to processes of the harness's own programs, found in /proc by their session.
 
 Never: a process of somebody else's, or one found by its name alone.
 """
@@ -10,7 +10,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,12 +20,15 @@ __all__ = [
     "Ground",
     "Victim",
     "actors_of",
+    "children_of",
     "end_session",
     "is_there",
     "kill_all",
     "one_of",
     "processes_of",
+    "stop_all",
     "wait_gone",
+    "wake_all",
     "workers_of",
 ]
 
@@ -35,7 +38,7 @@ Ground = Literal["inline", "own_cluster", "cluster", "two_nodes"]
 #: minute to notice that there is nothing to belong to.
 _HELPERS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _STARTING = "ray/_private/workers/default_worker.py"
-#: How long killed processes may take to be gone, s.
+#: How long killed processes may take to be gone, and stopped ones to stand still, s.
 _GONE_S = 120.0
 
 
@@ -111,8 +114,23 @@ def is_there(pid: int) -> bool:
 
 
 def _is_zombie(place: Path) -> bool:
+    return _state(place) == "Z"
+
+
+def _state(place: Path) -> str:
     # The name in brackets may hold anything, so the state is what follows the last bracket.
-    return (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0] == "Z"
+    return (place / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+
+
+def children_of(parent: int) -> list[int]:
+    """Processes that a process started and that are there, in the order of their ids."""
+    found: list[int] = []
+    for place in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            stat = (place / "stat").read_text(encoding="utf-8", errors="replace") if place.name.isdigit() else ""
+            if stat and int(stat.rpartition(")")[2].split()[1]) == parent:
+                found.append(int(place.name))
+    return sorted(found)
 
 
 def actors_of(session: int, title: str) -> list[int]:
@@ -133,6 +151,38 @@ def kill_all(pids: Sequence[int]) -> float:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     return at
+
+
+def stop_all(pids: Sequence[int]) -> float:
+    """SIGSTOP to all of them; gives the time at which all their threads stood still.
+
+    Raises:
+        AssertionError: they do not.
+    """
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _GONE_S
+    while moving := [pid for pid in pids if not _stands_still(pid)]:
+        assert time.monotonic() < deadline, f"stopped, and still moving: {moving}"
+        time.sleep(0.0005)
+    return time.time()
+
+
+def wake_all(pids: Collection[int]) -> float:
+    """SIGCONT to all of them; gives the time just before it."""
+    at = time.time()
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+    return at
+
+
+def _stands_still(pid: int) -> bool:
+    """Whether no thread of it does anything: all are stopped, or it is gone."""
+    with contextlib.suppress(OSError):
+        return all(_state(thread) in "TtZX" for thread in Path("/proc", str(pid), "task").iterdir())
+    return True
 
 
 def wait_gone(still_there: Callable[[], Sequence[str]], what: str) -> None:

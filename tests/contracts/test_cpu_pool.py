@@ -134,7 +134,7 @@ async def test_calls_overlap_when_there_are_processors(pool: CpuPool, tmp_path: 
 
 async def test_error_arrives_when_the_function_raises(pool: CpuPool) -> None:
     """S-SET-35: as its own class, and the pool goes on."""
-    with pytest.raises(LookupError, match=r"^no such row$"):
+    with pytest.raises(LookupError, match=r"(?m)^no such row$"):
         await pool.run(pack(fail), {"text": "no such row"}, timeout_s=60)
     assert await pool.run(pack(sleep), {"seconds": 0}, timeout_s=60) == "rested"
 

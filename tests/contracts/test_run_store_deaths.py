@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.epochs import OWNER_STEP
-from ensemble_ray.errors import RunExistsError
+from ensemble_ray.errors import RecordError, RunExistsError
 from ensemble_ray.outputs import RunState
+from ensemble_ray.ports import Until
+from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 
-from .owned_runs import ME, RUN, line_of, program_on, state_of, until_left
+from .owned_runs import ME, RUN, fact, line_of, program_on, state_of, until_left
 from .record_stores import STORES, address_of
 
 
@@ -131,3 +133,33 @@ die()
     with program_on(address, rest) as process:
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
     assert len(await store.facts(RUN)) == 1
+
+
+async def test_run_is_taken_from_an_owner_that_is_frozen_inside_a_commit(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """S-DUR-17, S-DUR-87: it holds the locks of the file, so it is ended; what it was committing is not there."""
+    address = address_of("sqlite", request, tmp_path)
+    store = store_at(address)
+    rest = """
+from ensemble_ray.record.sqlite_file import SqliteFile
+await run.journal.append([fact()], until=Until.WRITTEN)
+def frozen(self, rows, bodies, **flags):
+    self._connection.execute("BEGIN IMMEDIATE")
+    self.add_in_transaction(rows, bodies)
+    print("inside", flush=True)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600)  # the signal may stop another thread first
+SqliteFile.add = frozen
+await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
+"""
+    with program_on(address, rest) as process:
+        assert await asyncio.to_thread(line_of, process) == "inside"
+        await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(RecordError, match=f"process {process.pid} has held its lock"):
+            await SqliteStore(tmp_path, patience_s=0.1).take(RUN)
+        taken = await store.take(RUN, by_force=True)
+        assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
+    await taken.journal.append([fact("a#0/2/model")], epoch=taken.epoch, until=Until.SYNCED)
+    await taken.close(RunState.COMPLETED)
+    assert [fact.name for fact in await store.facts(RUN)] == ["a#0/0/model", "a#0/2/model"]

@@ -12,6 +12,7 @@ import pydantic
 import pytest
 
 from ensemble_ray import errors
+from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
@@ -224,6 +225,63 @@ def test_portable_error_is_a_stand_in_when_it_does_not_travel() -> None:
         "busy",
         "KeyError('k')",
     )
+
+
+def test_foreign_error_keeps_class_and_fields_when_its_constructor_wants_more() -> None:
+    """S-ERR-44: no constructor runs again."""
+    error = AgentExecutionError("Agent 'Writer': busy")
+    error.__cause__ = NeedsMoreError("busy", code=7)
+    chained = pickle.loads(pickle.dumps(Chain(error.__cause__)))  # noqa: S301  our own bytes
+    for each in (_trip(error).__cause__, chained):
+        assert isinstance(each, NeedsMoreError)
+        assert (str(each), each.code) == ("busy", 7)
+    assert str(_trip(portable(error.__cause__))) == "busy"  # alone it pickles as a stand-in
+
+
+def test_traceback_of_another_process_is_a_note_once() -> None:
+    """S-ERR-42: made where it was raised, kept however often it crosses; other notes stay; the original is unchanged."""
+    try:
+        try:
+            raise KeyError("zzz")  # noqa: TRY301  the traceback is what is tested
+        except KeyError as inner:
+            inner.add_note("of the user")
+            raise AgentExecutionError("it broke") from inner
+    except AgentExecutionError as raised:
+        caught = error = raised
+    for _ in range(3):
+        copy = _trip(error)
+        assert copy.__cause__ is not None
+        own, remote = copy.__cause__.__notes__
+        assert own == "of the user"
+        assert remote.startswith("Raised in another process (most recent call last):\n  File ")
+        assert "test_traceback_of_another_process_is_a_note_once" in remote
+        error = copy
+    assert caught_notes(caught) == ["of the user"]
+
+
+def caught_notes(error: BaseException) -> list[str]:
+    """The notes of its cause."""
+    return list(getattr(error.__cause__, "__notes__", ()))
+
+
+def test_causes_of_a_foreign_error_cross_too() -> None:
+    """S-ERR-44: pickling alone drops them."""
+    error = ValueError("outer")
+    error.__cause__ = NeedsMoreError("inner", code=3)
+    copy = pickle.loads(pickle.dumps(Chain(error)))  # noqa: S301  our own bytes
+    assert (str(copy), repr(copy.__cause__)) == ("outer", "NeedsMoreError('inner')")
+
+
+def test_derived_texts_cut_what_users_wrote() -> None:
+    """S-ERR-45, S-ERR-30: in the message alone."""
+    long = "x" * 5000
+    for error in (
+        GuardrailViolationError("input", long, long, long),
+        MaxIterationsExceededError(long, long, 5, 8),
+        ManagerStalledError(3, [long], long),
+    ):
+        assert len(str(error)) < 1000
+        assert long in vars(error).values() or (long,) in vars(error).values()
 
 
 def test_error_arrives_in_another_process() -> None:

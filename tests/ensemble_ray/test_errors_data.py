@@ -96,6 +96,52 @@ def test_foreign_error_is_told_by_a_stand_in_when_it_was_recorded() -> None:
     assert type(stand_in.__cause__).__name__ == "ConnectionError"
 
 
+@pytest.mark.parametrize(
+    "error",
+    [ValueError("no"), KeyError("zzz"), OSError(2, "gone"), TimeoutError(), ZeroDivisionError("x", 3)],
+    ids=lambda error: type(error).__name__,
+)
+def test_built_in_error_is_of_its_class_again_when_it_was_recorded(error: Exception) -> None:
+    """S-ERR-41: with its arguments."""
+    back = _trip(error)
+    assert (type(back), back.args, str(back)) == (type(error), error.args, str(error))
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"type": "UnicodeDecodeError", "text": "x", "args": ["x"]},
+        {"type": "ValueError", "text": "x", "args": ["y"]},
+        {"type": "SystemExit", "text": "3", "args": [3]},
+        {"type": "eval", "text": "1", "args": ["1"]},
+    ],
+)
+def test_what_is_no_built_in_error_stays_a_stand_in(told: dict[str, object]) -> None:
+    """S-ERR-41: nothing else of that module is called, and no text is made up."""
+    back = error_from(told)
+    assert type(back).__name__ == told["type"]
+    assert type(back).__bases__ == (Exception,)
+    assert str(back) == told["text"]
+
+
+def test_traceback_of_user_code_is_a_note_when_it_was_recorded() -> None:
+    """S-ERR-43: whichever runtime it was raised on; once, also when it is recorded again."""
+    try:
+        raise ValueError("here")  # noqa: TRY301  the traceback is what is tested
+    except ValueError as raised:
+        back = _trip(_trip(raised))
+    (note,) = back.__notes__
+    assert "test_traceback_of_user_code_is_a_note_when_it_was_recorded" in note
+
+
+def test_status_is_kept_on_a_stand_in() -> None:
+    """S-ERR-31: of a provider that is not listed."""
+    error = ProviderError("out of credit")
+    vars(error).update(status_code=402, client=object())
+    back = _trip(error)
+    assert (type(back).__name__, vars(back)) == ("ProviderError", {"status_code": 402})
+
+
 def test_foreign_class_is_not_taken_for_ours_when_it_has_the_same_name() -> None:
     """S-DUR-39: a pydantic ValidationError is none of ours."""
     foreign = type("ValidationError", (Exception,), {})("1 error for Model")

@@ -169,6 +169,17 @@ def test_last_task_of_a_role_wins() -> None:
     assert {role: task.llm_call_count for role, task in metrics.task_metrics.items()} == {"Writer": 2}
 
 
+def test_every_task_is_found_by_its_key_when_an_agent_has_several() -> None:
+    """S-MET-27: what `task_metrics` loses; a run without tasks stays EMPTY."""
+    outputs = [_output(llm_call_count=1), _output(llm_call_count=2)]
+    metrics = ExecutionMetrics.from_outputs(
+        outputs, by_task={"first": outputs[0].metrics, "second": outputs[1].metrics}
+    )
+    assert {key: task.llm_call_count for key, task in metrics.metrics_by_task.items()} == {"first": 1, "second": 2}
+    assert metrics.total_llm_call_count == 3
+    assert ExecutionMetrics.from_outputs([], by_task={}) is ExecutionMetrics.EMPTY
+
+
 def test_run_cost_is_the_sum_of_known_costs() -> None:
     """S-MET-25, S-MET-34: tasks without one are passed over; None when none has one."""
     cost = RATES.estimate(1000, 500)

@@ -117,7 +117,7 @@ def test_death_of_an_agents_process_fails_its_task_when_nothing_is_recorded(
         run.result(timeout_s=PATIENCE_S)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause).startswith("Agent 'Writer' failed: its process died (")
+    assert str(cause).startswith("Agent 'Writer': its process died (")
     assert (cause.agent_role, cause.task_description) == ("Writer", "go")
     assert [each.raw for each in caught.value.completed_task_outputs] == ["done"]
     assert not [each for each in links(caught.value) if type(each).__module__.startswith("ray")]
@@ -225,7 +225,7 @@ def test_task_fails_when_its_process_died_the_third_time(ray_runtime: Runtime, h
         run.result(timeout_s=PATIENCE_S)
     cause = caught.value.failed_task_causes["bad"]
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause).startswith("Agent 'Writer' failed: its process died 3 times with this task (")
+    assert str(cause).startswith("Agent 'Writer': its process died 3 times with this task (")
     assert [task_of(asked) for asked in model.calls] == ["bad", "good"]
     assert [each.raw for each in caught.value.completed_task_outputs] == ["fine"]
     assert watcher.lines.count("failed bad") == len(watcher.of(TaskFailedEvent)) == 1

@@ -218,7 +218,7 @@ def test_failed_colleague_is_told_and_the_task_goes_on(runtime: Runtime) -> None
     )
     ran = run_of(of(task("go", writer), agents=[writer, digger]), runtime)
     assert ran.given.raw == "alone"
-    text = "Agent 'Digger' failed: no spade"
+    text = "Agent 'Digger': no spade (LookupError)"
     assert told(writer.llm) == [f"Error: {text}"]  # type: ignore[arg-type]
     (started,), (failed,) = ran.started, ran.failed
     assert (failed.delegation_id, failed.failure_reason) == (started.delegation_id, text)
@@ -325,7 +325,10 @@ def test_colleague_that_is_set_up_wrongly_fails_the_task(inline_runtime: Runtime
     third = worker("C", call("misconfigured"), tools=[Misconfigured()])
     ran = run_of(of(task("go", first), agents=[first, second, third]), inline_runtime)
     assert type(ran.error) is TaskExecutionError
-    assert (ran.error.agent_role, str(ran.error)) == ("A", "Task failed: go")
+    assert (ran.error.agent_role, str(ran.error)) == (
+        "A",
+        "Task 'go' failed: Agent 'A': set it up first (ToolConfigurationError)",
+    )
     assert isinstance(ran.error.__cause__, AgentExecutionError)
     assert isinstance(ran.error.__cause__.__cause__, IllegalStateError)
     assert ran.delegations == ["started B", "started C", "failed C", "failed B"]

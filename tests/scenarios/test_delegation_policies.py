@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -163,6 +164,21 @@ def test_policy_that_raises_is_an_error_of_the_tool(runtime: Runtime) -> None:
     assert ran.given.raw == "done"
     assert [event.outcome for event in ran.watcher.of(ToolCallEvent)] == ["failure"]
     assert len(ran.failed) == 1
+
+
+def test_log_has_the_traceback_of_a_policy(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
+    """S-ERR-46: where it raised, and what: each in one line."""
+
+    def broken(_request: DelegationRequest, _context: DelegationPolicyContext) -> DelegationPolicyResult:
+        raise LookupError("no register")
+
+    run_under(inline_runtime, broken)
+    where, what = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert where.startswith(
+        "Delegation policy 'broken' raised LookupError\nTraceback (most recent call last):\n  File "
+    )
+    assert "in broken" in where
+    assert what.endswith("failed: Error: no register")
 
 
 @pytest.mark.parametrize("answer", [None, True])

@@ -74,28 +74,29 @@ def chain_of(error: BaseException | None) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("kind", "causes"),
     [
-        ("own", [("AgentExecutionError", "Agent 'Writer' failed: own error 7"), ("OwnError", "own error 7")]),
-        ("local", [("AgentExecutionError", "Agent 'Writer' failed: made here"), ("LocalError", "made here")]),
+        ("own", [("AgentExecutionError", "Agent 'Writer': own error 7 (OwnError)"), ("OwnError", "own error 7")]),
+        ("local", [("AgentExecutionError", "Agent 'Writer': made here (LocalError)"), ("LocalError", "made here")]),
         (
             "chain",
             [
-                ("AgentExecutionError", "Agent 'Writer' failed: no network"),
+                ("AgentExecutionError", "Agent 'Writer': no network (ConnectionError)"),
                 ("ConnectionError", "no network"),
                 ("KeyError", "'deep'"),
             ],
         ),
-        ("empty", [("AgentExecutionError", "Agent 'Writer' failed: TimeoutError"), ("TimeoutError", "")]),
+        ("empty", [("AgentExecutionError", "Agent 'Writer': TimeoutError"), ("TimeoutError", "")]),
     ],
 )
 def test_chain_of_causes_reaches_the_caller(runtime: Runtime, kind: str, causes: list[tuple[str, str]]) -> None:
     """S-ERR-31, S-CONV-32, S-ENG-50, S-ENG-61: to the provider's own error, or one of its name and text."""
-    assert chain_of(failure_of(runtime, Failing(kind))) == [("TaskExecutionError", "Task failed: go"), *causes]
+    top = ("TaskExecutionError", f"Task 'go' failed: {causes[0][1]}")
+    assert chain_of(failure_of(runtime, Failing(kind))) == [top, *causes]
 
 
 def test_model_that_exits_fails_its_task_only(runtime: Runtime) -> None:
     """S-ENG-50: `sys.exit` in a model ends neither the run's process nor the agent's."""
     error = failure_of(runtime, Failing("exit"))
-    assert chain_of(error)[1] == ("AgentExecutionError", "Agent 'Writer' failed: 3")
+    assert chain_of(error)[1] == ("AgentExecutionError", "Agent 'Writer': 3 (SystemExit)")
 
 
 def test_no_class_of_ray_escapes(runtime: Runtime) -> None:
@@ -120,7 +121,7 @@ def test_error_of_a_run_pickles_with_all_it_carries(runtime: Runtime) -> None:
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[typed, task("bad", writer)]).run(runtime=runtime, run_id="carried")
     copy = pickle.loads(pickle.dumps(caught.value))  # noqa: S301  our own bytes
-    assert str(copy) == "Task failed: bad"
+    assert str(copy) == "Task 'bad' failed: Agent 'Writer': no (ValueError)"
     assert copy.run_id == "carried"
     assert copy.trace == caught.value.trace
     (done,) = copy.completed_task_outputs
@@ -191,6 +192,6 @@ class Cancelling:
 def test_cancellation_that_nobody_asked_for_is_a_failure(runtime: Runtime) -> None:
     """S-ENG-50, S-PAR-12: the task resolves, the run ends."""
     assert chain_of(failure_of(runtime, Cancelling()))[1:] == [
-        ("AgentExecutionError", "Agent 'Writer' failed: client closed"),
+        ("AgentExecutionError", "Agent 'Writer': client closed (CancelledError)"),
         ("CancelledError", "client closed"),
     ]

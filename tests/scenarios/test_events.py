@@ -118,7 +118,7 @@ def test_failed_task_sends_failed_and_nothing_more(runtime: Runtime) -> None:
         2,
     )
     assert type(failed.cause) is type(caught.value.__cause__)
-    assert str(failed.cause) == "Agent 'Writer' failed: no"
+    assert str(failed.cause) == "Agent 'Writer': no (ValueError)"
     assert failed.duration >= timedelta()
     assert watcher.lines == ["start bad", "failed bad"]
     assert "on_llm_iteration_completed" not in watcher.methods

@@ -162,7 +162,7 @@ def test_broken_guardrail_fails_closed(runtime: Runtime, kind: str) -> None:
         Ensemble(tasks=[task("go", agent(ScriptedModel("x")), **fields)]).run(runtime=runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause) == "Agent 'Writer' failed: no list of words"
+    assert str(cause) == "Agent 'Writer': guardrail 'broken' raised LookupError: no list of words"
     assert isinstance(cause.__cause__, LookupError)
 
 
@@ -171,7 +171,7 @@ def test_guardrail_that_gives_no_verdict_is_named(runtime: Runtime) -> None:
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[task("go", agent(ScriptedModel("x")), output_guardrails=[lambda _: True])]).run(runtime=runtime)
     text = str(caught.value.__cause__)
-    assert text.startswith("Agent 'Writer' failed: Guardrail '")
+    assert text.startswith("Agent 'Writer': Guardrail '")
     assert "returned bool" in text
 
 
@@ -193,11 +193,12 @@ def test_no_guardrails_change_nothing(runtime: Runtime) -> None:
 
 
 def test_violation_is_a_line_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
-    """S-GRD-12: WARN, the description cut to 80."""
+    """S-GRD-12, S-ERR-46: INFO, the description cut to 80; the error is raised."""
+    caplog.set_level(logging.INFO, logger="ensemble_ray")
     guarded = task("d" * 100, agent(ScriptedModel()), input_guardrails=[refuse("no")])
     with pytest.raises(TaskExecutionError):
         Ensemble(tasks=[guarded]).run(runtime=inline_runtime)
-    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
     assert any("Guardrail: no" in line and f"[task: {'d' * 80}]" in line for line in lines)
 
 

@@ -120,7 +120,11 @@ def test_no_handler_when_it_is_none(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("handler", "text"),
     [
-        pytest.param(lambda _: 1 / 0, "Deterministic task handler threw an exception: division by zero", id="raises"),
+        pytest.param(
+            lambda _: 1 / 0,
+            "Deterministic task handler threw an exception: division by zero (ZeroDivisionError)",
+            id="raises",
+        ),
         pytest.param(lambda _: None, "Deterministic task handler returned null for task: do it", id="None"),
         pytest.param(lambda _: ToolResult.failure("not found"), "Deterministic task failed: not found", id="failure"),
     ],
@@ -129,7 +133,7 @@ def test_failing_handler_fails_its_task(runtime: Runtime, handler: Handler, text
     """S-DET-5: role `(deterministic)`, wrapped as any failure, the cause kept."""
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[handled(handler)]).run(runtime=runtime)
-    assert (str(caught.value), caught.value.agent_role) == ("Task failed: do it", "(deterministic)")
+    assert (str(caught.value), caught.value.agent_role) == (f"Task 'do it' failed: {text}", "(deterministic)")
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
     assert (str(cause), cause.agent_role, cause.task_description) == (text, "(deterministic)", "do it")
@@ -271,4 +275,4 @@ def test_handler_that_exits_fails_its_task(runtime: Runtime) -> None:
 
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[handled(leave)]).run(runtime=runtime)
-    assert str(caught.value.__cause__) == "Deterministic task handler threw an exception: 2"
+    assert str(caught.value.__cause__) == "Deterministic task handler threw an exception: 2 (SystemExit)"

@@ -151,7 +151,7 @@ def test_events_of_a_delegation_belong_together(runtime: Runtime) -> None:
     assert (unknown.failure_reason, unknown.cause, unknown.response.errors) == (text, None, (text,))
     assert (unknown.response.status, unknown.response.raw_output) == (DelegationStatus.FAILURE, None)
     assert type(failed.cause).__name__ == "AgentExecutionError"
-    assert failed.failure_reason == "Agent 'Writer' failed: no ink"
+    assert failed.failure_reason == "Agent 'Writer': no ink (ValueError)"
     attempts = ran.attempts("Manager")
     events = [done, unknown, failed]
     assert [each.response["task_id"] for each in attempts] == [event.delegation_id for event in events]
@@ -162,7 +162,7 @@ def test_events_of_a_delegation_belong_together(runtime: Runtime) -> None:
         ("Manager", "Writer", 0, False),
     ]
     assert [each.result for each in attempts] == told(manager)  # S-TRC-42
-    assert told(manager)[2] == "Error: Agent 'Writer' failed: no ink"
+    assert told(manager)[2] == "Error: Agent 'Writer': no ink (ValueError)"
     for each, event in zip(attempts, events, strict=True):
         assert each.duration == each.completed_at - each.started_at == event.duration
 
@@ -285,7 +285,7 @@ def test_strategy_that_raises_fails_the_manager(runtime: Runtime) -> None:
     manager = ScriptedModel("never")
     ran = run_of(team(manager, [worker("Writer")], manager_prompt_strategy=Broken()), runtime)
     assert isinstance(ran.error, TaskExecutionError)
-    assert str(ran.error) == "Hierarchical workflow manager failed: 'no such template'"
+    assert str(ran.error) == "Hierarchical workflow manager failed: 'no such template' (KeyError)"
     assert (ran.error.agent_role, ran.error.completed_task_outputs) == ("Manager", ())
     assert type(ran.error.__cause__) is KeyError
     assert ran.watcher.methods == ["on_task_start", "on_task_failed"]  # the run itself never began

@@ -37,7 +37,7 @@ def test_failed_worker_is_told_and_may_be_asked_again(runtime: Runtime) -> None:
     manager = ScriptedModel(hand("Writer", "a"), hand("Writer", "b"), hand("Writer", "c"), "done")
     rules = HierarchicalConstraints(max_calls_per_worker={"Writer": 2}, required_workers=["Writer"])
     ran = run_of(team(manager, [writer], hierarchical_constraints=rules), runtime)
-    assert told(manager)[:2] == ["Error: Agent 'Writer' failed: no line", "text"]
+    assert told(manager)[:2] == ["Error: Agent 'Writer': no line (LookupError)", "text"]
     assert told(manager)[2].startswith(
         "Delegation rejected by policy: Agent 'Writer' has reached its delegation cap of 2"
     )
@@ -61,7 +61,7 @@ def test_worker_beyond_its_limit_is_a_failed_delegation(inline_runtime: Runtime)
     manager = ScriptedModel(hand("Writer"), hand("Mute"), "done")
     ran = run_of(team(manager, [writer, worker("Mute", ValueError())]), inline_runtime)
     assert told(manager)[0].startswith("Error: Agent 'Writer' exceeded maximum iterations (1).")
-    assert told(manager)[1] == "Error: Agent 'Mute' failed: ValueError"
+    assert told(manager)[1] == "Error: Agent 'Mute': ValueError"
     assert [event.worker_role for event in ran.failed] == ["Writer", "Mute"]
 
 
@@ -97,13 +97,13 @@ def test_model_error_of_the_manager_carries_what_was_done(runtime: Runtime) -> N
     rules = HierarchicalConstraints(required_workers=["Digger"])
     ran = run_of(team(manager, [worker("Writer"), worker("Digger")], hierarchical_constraints=rules), runtime)
     assert type(ran.error) is TaskExecutionError
-    assert str(ran.error) == "Hierarchical workflow manager failed: Agent 'Manager' failed: no line"
+    assert str(ran.error) == "Hierarchical workflow manager failed: Agent 'Manager': no line (OSError)"
     assert (ran.error.agent_role, [each.raw for each in ran.error.completed_task_outputs]) == ("Manager", ["by Writer"])
     assert ran.error.task_description
     assert isinstance(ran.error.__cause__, AgentExecutionError)
     assert isinstance(ran.error.__cause__.__cause__, OSError)
     (failed,) = ran.watcher.of(TaskFailedEvent)
-    assert (failed.agent_role, str(failed.cause)) == ("Manager", "Agent 'Manager' failed: no line")
+    assert (failed.agent_role, str(failed.cause)) == ("Manager", "Agent 'Manager': no line (OSError)")
     assert sorted(trace.agent_role for trace in ran.trace.task_traces) == ["Manager", "Writer"]
 
 

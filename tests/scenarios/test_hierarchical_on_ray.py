@@ -149,7 +149,7 @@ def test_manager_is_told_when_a_workers_process_died_for_good(
     output = run.result(timeout_s=PATIENCE_S)
     assert [each.raw for each in output.task_outputs] == ["from the next one", "done"]
     first, second = told(manager)
-    assert first.startswith("Error: Agent 'Writer' failed: its process died (")
+    assert first.startswith("Error: Agent 'Writer': its process died (")
     assert second == "from the next one"
     (failed,) = [event for method, event in watcher.heard if method == "on_delegation_failed"]
     cause = failed.cause  # type: ignore[attr-defined]
@@ -226,9 +226,7 @@ def test_worker_is_stopped_when_its_manager_died_with_the_run(ray_runtime: Runti
     run = team(Manager(asked), [writer], durability="off").start(runtime=ray_runtime)  # type: ignore[arg-type]  # a model of ours
     marks.wait("here")
     kill_first(asked)
-    with pytest.raises(
-        EnsembleError, match="Hierarchical workflow manager failed: Agent 'Manager' failed: its process"
-    ):
+    with pytest.raises(EnsembleError, match="Hierarchical workflow manager failed: Agent 'Manager': its process"):
         run.result(timeout_s=PATIENCE_S)
     marks.wait("stopped")
 

@@ -72,7 +72,7 @@ def test_source_is_read_no_further_than_the_budget_tells() -> None:
 
 def test_direct_task_that_fails_fails_the_run() -> None:
     """S-MR-82: there is nothing to go on with, whatever failed items mean; it is no item's failure."""
-    with pytest.raises(Exception, match="Task failed: map all"):
+    with pytest.raises(Exception, match="Task 'map all' failed: "):
         team(direct_task=lambda _: Task.of("map all"), llm=failing("map"), on_item_error="collect").run(
             runtime="inline"
         )

@@ -19,6 +19,7 @@ from ensemble_ray import (
     RecordError,
     RetryPolicy,
     RunState,
+    Runtime,
     Task,
     TaskExecutionError,
     TaskStartEvent,
@@ -55,7 +56,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 def test_first_failed_map_ends_the_run() -> None:
     """S-MR-100, S-MR-150: no reduce runs; what was completed is there."""
     llm = failing("map 3 ")
-    with pytest.raises(TaskExecutionError, match="Task failed: map 3") as caught:
+    with pytest.raises(TaskExecutionError, match="Task 'map 3' failed: ") as caught:
         team(6, llm=llm, max_parallel_tasks=1).run(runtime="inline")
     assert asked_of(llm) == ["map 0", "map 1", "map 2", "map 3"]
     assert [each.raw for each in caught.value.completed_task_outputs] == ["0", "1", "2"]
@@ -114,7 +115,7 @@ def test_failed_map_in_static_mode_that_is_fed_is_left_out() -> None:
 
 def test_failed_reduce_ends_the_run() -> None:
     """S-MR-104: under fail_fast the first one."""
-    with pytest.raises(TaskExecutionError, match=r"Task failed: reduce 0\+1\+2"):
+    with pytest.raises(TaskExecutionError, match=r"Task 'reduce 0\+1\+2' failed: "):
         team(6, llm=failing("reduce 0"), max_parallel_tasks=1).run(runtime="inline")
 
 
@@ -263,6 +264,48 @@ def test_nothing_more_is_made_after_a_factory_failed() -> None:
     with pytest.raises(ZeroDivisionError):
         team(60, map_task=made).run(runtime="inline")
     assert [item for (item,) in made.arguments] == [0, 1, 2, 3]
+
+
+async def _async_map(item: int) -> Task:
+    return _map_but_three(item)
+
+
+def _map_but_three(item: int) -> Task:
+    return map_task(item) if item != 3 else Task.of({}["three"])
+
+
+@pytest.mark.parametrize("factory", [_map_but_three, _async_map])
+@pytest.mark.parametrize("policy", ["collect", "skip"])
+def test_factory_that_raises_fails_its_item_alone(runtime: Runtime, factory: Any, policy: Any, tmp_path: Path) -> None:
+    """S-MR-154: with its index, in the output under "collect" and in the dead letters; the others are asked."""
+    llm, dead = model(), tmp_path / "dead.jsonl"
+    ensemble = team(6, map_task=factory, llm=llm, on_item_error=policy, dead_letters=dead)
+    output = ensemble.run(runtime=runtime)
+    assert counts(output)[0] == 5
+    told = [(each.index, each.error_type, each.message, each.attempts) for each in output.failed_items]
+    assert told == ([(3, "KeyError", "'three'", 0)] if policy == "collect" else [])
+    assert [(row["index"], row["error_type"]) for row in rows(dead)] == [(3, "KeyError")]
+
+
+def test_factory_that_raises_for_every_item_fails_the_run() -> None:
+    """S-MR-154, S-MR-102: every cause is named by the item's index."""
+    with pytest.raises(ParallelExecutionError) as caught:
+        mapping(iter(range(3)), map_task=raising(KeyError("mine")), on_item_error="collect").run(runtime="inline")
+    assert set(caught.value.failed_task_causes) == {"Item 0", "Item 1", "Item 2"}
+    assert all(isinstance(cause, KeyError) for cause in caught.value.failed_task_causes.values())
+
+
+def test_resumed_run_calls_a_factory_that_failed_again() -> None:
+    """S-MR-154: only the item that is missing is asked for."""
+    llm = model()
+    fields: dict[str, Any] = {"llm": llm, "on_item_error": "collect", "max_parallel_tasks": 1}
+    first = team(items=broken(5), map_task=_map_but_three, **fields)
+    with pytest.raises(KeyError, match="source"):
+        first.run(runtime="inline", run_id="made")
+    output = resume("made", team(items=iter(range(6)), **fields), runtime="inline", allow_changes=True)
+    assert counts(output)[0] == 6
+    assert not output.failed_items
+    assert sorted(filter(lambda asked: asked.startswith("map"), asked_of(llm))) == [f"map {item}" for item in range(6)]
 
 
 def test_same_task_may_stand_for_all_items() -> None:

@@ -179,7 +179,7 @@ def test_recorded_failure_ends_a_run_that_its_process_did_not_end(home: str) -> 
         ensemble.run(runtime="inline", run_id="ended")
     _forget_end(Path(home), "ended")
     before = len(llm.calls)
-    with pytest.raises(TaskExecutionError, match="Task failed: map 3"):
+    with pytest.raises(TaskExecutionError, match="Task 'map 3' failed: "):
         resume("ended", ensemble, runtime="inline")
     assert "map 3" not in asked_of(llm)[before:]
 

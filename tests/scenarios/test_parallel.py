@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -231,7 +232,7 @@ def test_fail_fast_starts_nothing_more_and_lets_running_tasks_finish(runtime: Ru
     with pytest.raises(TaskExecutionError) as caught:
         ensemble.run(runtime=runtime)
     error = caught.value
-    assert str(error) == "Task failed: bad"
+    assert str(error) == "Task 'bad' failed: Agent 'Worker': boom (ValueError)"
     assert isinstance(error.__cause__, AgentExecutionError)
     assert [each.raw for each in error.completed_task_outputs] == ["quick"]
     assert sorted(task_of(asked) for asked in model.calls) == ["bad", "quick", "slow"]
@@ -256,10 +257,13 @@ def test_second_failure_is_announced_and_does_not_replace_the_first(runtime: Run
             listeners=[watcher],
             on_task_failed=lambda _event: first_failed.set(),
         ).run(runtime=runtime)
-    assert str(caught.value) == "Task failed: first"
+    assert str(caught.value) == "Task 'first' failed: Agent 'Worker': one (ValueError)"
     assert [line for line in watcher.lines if "failed" in line] == ["failed first", "failed second"]
     assert caught.value.trace is not None
-    assert [each.message.rpartition(": ")[2] for each in caught.value.trace.errors] == ["one", "two"]
+    assert [each.message.rpartition(": ")[2] for each in caught.value.trace.errors] == [
+        "one (ValueError)",
+        "two (ValueError)",
+    ]
 
 
 def refuse(_asked: GuardrailInput) -> GuardrailResult:
@@ -289,7 +293,17 @@ def test_continue_on_error_finishes_what_does_not_depend_on_a_failure(runtime: R
             listeners=[watcher],
         ).run(runtime=runtime)
     error = caught.value
-    assert str(error) == "4 of 8 tasks failed"
+    head, first, second, third, more = re.split(r"(?:: |; )(?='|and )", str(error), maxsplit=4)
+    assert (head, more) == ("4 of 8 tasks failed", "and 1 more")
+    assert {first, second, third} < {
+        "'bad': Agent 'Worker': boom (ValueError)",
+        "'bad #2': Agent 'Worker': boom (ValueError)",
+        "'guarded': INPUT guardrail violation on agent 'Worker' task 'guarded': not today (GuardrailViolationError)",
+        (
+            "'typed': Structured output parsing failed for task 'typed' after 1 attempt(s). Expected type: City "
+            "(OutputParsingError)"
+        ),
+    }
     assert (error.failed_count, error.completed_count) == (4, 2)
     assert [each.raw for each in error.completed_task_outputs] == ["did good", "did next"]
     causes = {name: type(cause) for name, cause in error.failed_task_causes.items()}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 
 import openai
@@ -20,7 +22,7 @@ from ensemble_ray import (
     TaskExecutionError,
     Workflow,
 )
-from ensemble_ray.testing import Fault, ModelServer, ServedRequest
+from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from tests.scenarios.teams import agent, task
 
 Servers = Callable[..., ModelServer]
@@ -179,3 +181,29 @@ def test_a_crowd_gets_all_its_answers_when_the_endpoint_lets_few_in(
     assert [one.raw for one in output.task_outputs] == ["Done"] * 40
     assert len(server.requests) == 60
     assert sum(one.metrics.retry_count for one in output.task_outputs) == 20
+
+
+#: A fresh process, in which the provider's package is imported at the first failure, while other calls are answered.
+_WIDE = """
+import sys
+from ensemble_ray import Ensemble, OpenAIChatModel, RetryPolicy, Task
+assert "openai" not in sys.modules
+model = OpenAIChatModel("m", base_url=sys.argv[1], api_key="sk-of-a-test")
+tasks = [Task.of(f"task {number}") for number in range(400)]
+team = Ensemble(tasks=tasks, llm=model, workflow="parallel", max_parallel_tasks=50, durability="off",
+                retry=RetryPolicy(first_delay=0.001, max_delay=0.002))
+print(len(team.run(runtime="inline").task_outputs))
+"""
+
+
+def test_the_breaker_stays_closed_when_one_call_in_twenty_fails_in_a_fresh_process(model_server: Servers) -> None:
+    """S-DUR-64: failures that wait for an import of the provider's package are not told as a row."""
+    server = model_server(
+        lambda asked: Fault(status=503) if asked.number % 20 == 7 else Reply(text="ok", latency_s=0.01)
+    )
+    ended = subprocess.run(  # noqa: S603  this interpreter
+        [sys.executable, "-c", _WIDE, server.base_url], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.stdout, ended.returncode) == ("400\n", 0), ended.stderr
+    assert ended.stderr.count("failed, again in") == sum(request.number % 20 == 7 for request in server.requests)
+    assert "fails for everybody" not in ended.stderr

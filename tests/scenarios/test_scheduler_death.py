@@ -13,7 +13,7 @@ from typing import cast
 import pytest
 
 from actors.runtime import RayRuntime
-from actors.vault import Vault
+from actors.vault import KEY_NAME, Vault
 from actors.wire import RunPackage
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.execute.orders import RunOutcome
@@ -169,7 +169,7 @@ def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(cas
     run = cases.taken.run
     with pytest.raises(RunExistsError, match=f"process {os.getpid()}"):
         run.result(timeout_s=PATIENCE_S)
-    assert run.id not in [each.run_id for each in run_blocking(Vault().kept())]
+    assert f"run:{run.id}".encode() not in kept_names()
 
 
 class LateRun:
@@ -220,7 +220,7 @@ def test_end_is_told_when_the_scheduler_died_after_it(
         run.cancel()
     wanted = RunState.CANCELLED if is_cancelled else RunState.COMPLETED
     until(lambda: RunDirectory(Path(home), run.id).state() is wanted, "the end")
-    until(lambda: run.id not in [each.run_id for each in run_blocking(Vault().kept())], "the vault to forget it")
+    until(lambda: f"run:{run.id}".encode() not in kept_names(), "the vault to forget it")
     kill_actor("scheduler")
     late.gate.set()
     output = run.result(timeout_s=PATIENCE_S)
@@ -245,11 +245,11 @@ def kept_names() -> list[bytes]:
     return cast("list[bytes]", internal_kv._internal_kv_list("run:", namespace=b"ensemble_ray"))
 
 
-def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime) -> None:
+def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime, cluster_home: Path) -> None:
     """S-DUR-32, S-CONV-32: a driver that comes meanwhile waits for it; what it cannot read in the vault harms nobody."""
     team = Ensemble(tasks=[task("go", agent(ScriptedModel(otherwise="fine")))])
     assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
-    run_blocking(Vault().keep(cast("RunPackage", Unreadable())))
+    run_blocking(Vault(cluster_home / KEY_NAME).keep(cast("RunPackage", Unreadable())))
     assert b"run:unreadable" in kept_names()
     kill_actor("scheduler")
     begun = team.start(runtime=RayRuntime())

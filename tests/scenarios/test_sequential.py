@@ -93,12 +93,12 @@ def test_failure_stops_the_run_and_carries_what_was_done(runtime: Runtime) -> No
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=tasks, listeners=[watcher]).run(runtime=runtime)
     error = caught.value
-    assert str(error) == "Task failed: second"
+    assert str(error) == "Task 'second' failed: Agent 'Writer': no quota (ValueError)"
     assert (error.task_description, error.agent_role) == ("second", "Writer")
     assert [each.raw for each in error.completed_task_outputs] == ["good"]
     cause = error.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause) == "Agent 'Writer' failed: no quota"
+    assert str(cause) == "Agent 'Writer': no quota (ValueError)"
     assert (cause.agent_role, cause.task_description) == ("Writer", "second")
     assert (type(cause.__cause__), str(cause.__cause__)) == (ValueError, "no quota")
     assert len(model.calls) == 2
@@ -120,7 +120,7 @@ def test_error_carries_trace_and_run_id_when_a_run_fails(runtime: Runtime) -> No
     assert [each.task_description for each in error.trace.task_traces] == ["first", "second"]
     (told,) = error.trace.errors
     assert (told.agent_role, told.task_description, told.error_type) == ("Writer", "second", "AgentExecutionError")
-    assert told.message == "Agent 'Writer' failed: no quota"
+    assert told.message == "Agent 'Writer': no quota (ValueError)"
     assert "no quota" in told.stack_trace
 
 
@@ -232,18 +232,22 @@ def test_run_is_told_in_the_log(runtime: Runtime, caplog: pytest.LogCaptureFixtu
 
 
 def test_failures_are_told_in_the_log_and_raised_unchanged(runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
-    """S-ENG-3: WARN for a refused definition, ERROR for any other failure."""
+    """S-ENG-3, S-ERR-46: the error tells why, so that the log names its class at INFO, and nothing above that."""
+    caplog.set_level(logging.INFO, logger="ensemble_ray")
     with pytest.raises(ValidationError):
         Ensemble(tasks=[]).run(runtime=runtime)
     with pytest.raises(TaskExecutionError):
         Ensemble(tasks=[task("write", agent(ScriptedModel(ValueError("no"))))]).run(runtime=runtime)
     told = [
-        (record.levelname, record.getMessage()) for record in caplog.records if record.getMessage().startswith("Run ")
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.getMessage().startswith(("Run refused", "Run failed"))
     ]
     assert told == [
-        ("WARNING", "Run refused: Ensemble must have at least one task"),
-        ("ERROR", "Run failed: Task failed: write"),
+        ("INFO", "Run refused (ValidationError)"),
+        ("INFO", "Run failed (TaskExecutionError)"),
     ]
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.INFO] == []
 
 
 def test_tasks_are_told_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,7 +264,7 @@ def test_tasks_are_told_in_the_log(inline_runtime: Runtime, caplog: pytest.LogCa
         for level, text in lines
     )
     assert ("DEBUG", f"Output: {'r' * 200}...") in lines
-    assert ("ERROR", "Task 2/2 failed: Agent 'Writer' failed: no") in lines
+    assert ("INFO", "Task 2/2 failed: Agent 'Writer': no (ValueError)") in lines
 
 
 @pytest.mark.parametrize("verbose_part", ["ensemble", "agent", "nobody"])

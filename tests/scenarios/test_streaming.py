@@ -151,7 +151,7 @@ def test_broken_stream_fails_the_task(runtime: Runtime) -> None:
         )
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause) == "Streaming failed for agent 'Writer': cut"
+    assert str(cause) == "Streaming failed for agent 'Writer': cut (OSError)"
     assert isinstance(cause.__cause__, OSError)
     assert tokens(watcher) == [(0, "one "), (0, "two")]
 

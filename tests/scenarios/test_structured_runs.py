@@ -146,7 +146,7 @@ def test_model_error_during_a_retry_fails_the_task(runtime: Runtime) -> None:
         Ensemble(tasks=[typed(ScriptedModel("none", ValueError("no quota")))]).run(runtime=runtime)
     assert not isinstance(caught.value, OutputParsingError)
     assert isinstance(caught.value.__cause__, AgentExecutionError)
-    assert str(caught.value.__cause__) == "Agent 'Writer' failed: no quota"
+    assert str(caught.value.__cause__) == "Agent 'Writer': no quota (ValueError)"
 
 
 @pytest.mark.parametrize(

@@ -171,9 +171,9 @@ def test_specs_cover_both_kinds_in_list_order(runtime: Runtime) -> None:
 @pytest.mark.parametrize(
     ("requested", "arguments", "text", "outcome"),
     [
-        pytest.param("broken", "{}", "Tool error: it broke", "failure", id="S-ENG-51"),
+        pytest.param("broken", "{}", "Tool error: ValueError: it broke", "failure", id="S-ENG-51"),
         pytest.param("silent_failure", "{}", "Tool error: KeyboardInterruptLike", "failure", id="S-ENG-61"),
-        pytest.param("crash", '{"input": "way"}', "Error: no way", "failure", id="S-ENG-52"),
+        pytest.param("crash", '{"input": "way"}', "Error: RuntimeError: no way", "failure", id="S-ENG-52"),
         pytest.param("nothing", "{}", "", "success", id="S-ENG-53 tool function"),
         pytest.param("silent", "{}", "", "success", id="S-ENG-53 AgentTool"),
         pytest.param("refuse", "{}", "Error: not allowed", "failure", id="S-ENG-54"),

@@ -180,7 +180,7 @@ def test_malformed_response_fails_like_a_model_error(runtime: Runtime) -> None:
         Ensemble(tasks=[task("go", agent(Talkative()))]).run(runtime=runtime)
     cause = caught.value.__cause__
     assert isinstance(cause, AgentExecutionError)
-    assert str(cause) == "Agent 'Writer' failed: model returned str instead of a ChatResponse"
+    assert str(cause) == "Agent 'Writer': model returned str instead of a ChatResponse (TypeError)"
     assert isinstance(cause.__cause__, TypeError)
 
 

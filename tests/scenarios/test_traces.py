@@ -24,6 +24,8 @@ from ensemble_ray import (
     TaskTrace,
     tool,
 )
+from ensemble_ray.record.fold import fold_trace
+from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, agent, answer, call, prompt_of, task, wait_for
 
@@ -93,7 +95,7 @@ def test_trace_is_a_tree_of_all_that_happened(runtime: Runtime) -> None:
         ("crash", "{}", "error"),
         ("refuse", "{}", "failure"),
     ]
-    assert [each.result for each in tools] == ["saw bees", "Tool error: broke", "Error: not today"]
+    assert [each.result for each in tools] == ["saw bees", "Tool error: ValueError: broke", "Error: not today"]
     assert tools[1].result == [message.content for message in model.calls[1].messages if message.role == "tool"][1]
     assert all(each.duration == each.completed_at - each.started_at for each in tools)
 
@@ -121,6 +123,22 @@ def test_metrics_are_the_sums(runtime: Runtime) -> None:
     assert output.metrics.total_tokens == 315
     assert output.metrics.task_metrics == {"Writer": metrics}
     assert (metrics.cost_estimate, output.metrics.total_cost_estimate) == (None, None)
+
+
+@pytest.mark.parametrize("workflow", ["sequential", "parallel"])
+def test_metrics_of_every_task_are_kept_when_one_agent_has_several(runtime: Runtime, workflow: str, home: str) -> None:
+    """S-MET-27, S-MET-23: by the task's key, equal to what the outputs say, in the record too."""
+    model = ScriptedModel(otherwise=lambda asked: answer("x", 20 if "Do more" in prompt_of(asked) else 10, 5))
+    writer = agent(model)
+    first = task("Begin", writer, name="first")
+    second = task("Do more", writer, context=[first])
+    output = Ensemble(tasks=[first, second], workflow=workflow).run(runtime=runtime)
+    by_task = output.metrics.metrics_by_task
+    assert {key: each.input_tokens for key, each in by_task.items()} == {"first": 10, "task-2": 20}
+    assert list(by_task.values()) == [each.metrics for each in output.task_outputs]
+    assert output.trace is not None
+    assert output.run_id is not None
+    assert fold_trace(read_facts(output.run_id, Path(home))).metrics.metrics_by_task == by_task
 
 
 @pytest.mark.parametrize("workflow", ["sequential", "parallel"])
@@ -190,7 +208,7 @@ def test_standard_keeps_messages_as_they_were(runtime: Runtime) -> None:
     ]
     assert [(message.content, message.tool_name) for message in second.messages if message.role == "tool"] == [
         ("saw bees", "look"),
-        ("Tool error: broke", "crash"),
+        ("Tool error: ValueError: broke", "crash"),
     ]
     assert last.messages[-1].content == "done"
     assert all(each.parsed_input is None for turn in traced_task.llm_interactions for each in turn.tool_calls)

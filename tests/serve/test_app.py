@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,6 +21,8 @@ from tests.processes import Program, free_ports, own_directory, own_environment,
 from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
+#: As the documentation says: the limit of bodies holds in Serve's proxy too.
+PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.middleware:for_proxy"}
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 
@@ -44,6 +48,16 @@ class Endpoint:
         headers = {"content-type": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         return connection
+
+    def peaks(self) -> dict[int, int]:
+        """The most memory, in bytes, that each of its processes that run Python ever had."""
+        found: dict[int, int] = {}
+        for pid in self.program.members():
+            with contextlib.suppress(OSError):
+                text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+                if "VmHWM:" in text:
+                    found[pid] = int(text.partition("VmHWM:")[2].split()[0]) * 1024
+        return found
 
     def is_up(self) -> bool:
         """Whether the team is served."""
@@ -72,7 +86,7 @@ def endpoint(models: ModelServer) -> Iterator[Endpoint]:
         application["args"]["team"] = str(team)
         (directory / "serve.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         # RAY_ADDRESS=local: it must not join a cluster that happens to run on this machine.
-        env = own_environment(directory, RAY_ADDRESS="local", **{KEY_VARIABLE: KEY})
+        env = own_environment(directory, RAY_ADDRESS="local", **PROXY, **{KEY_VARIABLE: KEY})
         command = [SERVE, "run", "serve.yaml"]
         with program(command, log=directory / "log", env=env, cwd=directory) as running:
             served = Endpoint(running, port, directory / "records")
@@ -97,6 +111,35 @@ def test_a_served_team_listens_on_loopback_alone(endpoint: Endpoint) -> None:
     assert endpoint.is_up()
     with pytest.raises(OSError, match=r".+"):
         http.client.HTTPConnection("127.0.0.2", endpoint.port, timeout=5).connect()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the peaks of other processes are read from /proc")
+def test_a_long_body_fills_the_memory_of_no_process(endpoint: Endpoint) -> None:
+    """S-SEC-80: neither Serve's proxy nor the replica nor the scheduler keeps the 100 MB of a client that goes on sending."""
+    assert endpoint.ask("POST", "/runs", {"inputs": {"topic": "Ray"}})[0] == 200
+    before = endpoint.peaks()
+    part = b"[" * 1_000_000
+    for how in ("content-length: 100000000", "transfer-encoding: chunked"):
+        with socket.create_connection(("127.0.0.1", endpoint.port), timeout=300) as opened:
+            head = f"POST /runs HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{how}\r\n\r\n"
+            opened.sendall(head.encode())
+            with contextlib.suppress(OSError):  # it has had enough
+                for _ in range(100):
+                    opened.sendall(part if "length" in how else b"%x\r\n%s\r\n" % (len(part), part))
+    assert endpoint.ask("POST", "/runs", {"inputs": {"topic": "Ray"}})[0] == 200
+    grown = {pid: peak - before[pid] for pid, peak in endpoint.peaks().items() if pid in before}
+    assert max(grown.values()) < 60_000_000
+
+
+def test_a_foreign_host_and_a_long_body_are_refused_with_a_failure(endpoint: Endpoint) -> None:
+    """S-SEC-80, S-SEC-82: through Serve's proxy too."""
+    connection = http.client.HTTPConnection("127.0.0.1", endpoint.port, timeout=300)
+    connection.request("GET", "/healthz", headers={"host": "evil.example"})
+    answer = connection.getresponse()
+    assert (answer.status, json.loads(answer.read())["error"]) == (421, "InvalidRequest")
+    connection.close()
+    status, failure = endpoint.ask("POST", "/runs", {"inputs": {"topic": "x" * 1_100_000}})
+    assert (status, failure["error"]) == (413, "InvalidRequest")
 
 
 def test_a_client_that_goes_away_does_not_end_the_run(endpoint: Endpoint, models: ModelServer) -> None:

@@ -22,9 +22,11 @@ _HELP = (
     "convert <datetime> from <timezone> to <timezone> | <date or datetime> +/- <N> <unit>"
 )
 
+# All are linear: a model writes the command, and a search holds every thread of the process until it ends (S-SEC-20).
 _NOW = re.compile(r"(now|today)(?:\s+in\s+(\S+))?", re.IGNORECASE)
 _CONVERT = re.compile(r"convert\s+(\S+)\s+from\s+(\S+)\s+to\s+(\S+)", re.IGNORECASE)
-_ARITHMETIC = re.compile(r"(\S.*?)\s+([+-])\s*([0-9]+)\s*([A-Za-z]+)")
+#: words and the blanks between them take turns, so that blanks can be read in one way only
+_ARITHMETIC = re.compile(r"(\S+(?:\s+\S+)*?)\s+([+-])\s*([0-9]+)\s*([A-Za-z]+)")
 _DATE = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})")
 _DATETIME = re.compile(
     r"([0-9]{4})-([0-9]{2})-([0-9]{2})T([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]+)?)?"

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from pydantic import SecretStr
 from pydantic_core import from_json
 
+from ensemble_ray.threads import threads
 from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 
@@ -92,14 +93,15 @@ class HttpAgentTool(AbstractAgentTool):
 
     async def do_execute(self, text: str, /) -> ToolResult:
         """Send the input and give the answer."""
-        url, headers, body = self._request(text or "")
+        # both may be long, and neither is read on the event loop
+        url, headers, body = await threads.run(self._request, text or "")
         try:
             answer = await exchange(
                 self._method, url, headers=headers, body=body, max_bytes=self._max_bytes, timeout_s=self._limit_s
             )
         except RequestFailedError as error:
             return ToolResult.failure(f"HTTP request failed: {error}")
-        return self._read(answer)
+        return await threads.run(self._read, answer)
 
     def _request(self, text: str) -> tuple[str, dict[str, str], bytes]:
         headers = {name: value.get_secret_value() for name, value in self._headers.items()}
@@ -151,6 +153,6 @@ def _with_input(url: str, text: str) -> str:
 def _is_json(text: str) -> bool:
     try:
         from_json(text, allow_inf_nan=False)
-    except ValueError:
+    except (ValueError, TypeError):  # the latter: half of a surrogate pair
         return False
     return True

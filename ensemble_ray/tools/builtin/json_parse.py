@@ -71,7 +71,7 @@ def _is_named(text: str) -> bool:
         return True
     try:
         arguments: object = from_json(text)
-    except ValueError:
+    except (ValueError, TypeError):  # the latter: half of a surrogate pair
         return False
     return isinstance(arguments, dict) and "json_path" in arguments
 

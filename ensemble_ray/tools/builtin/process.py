@@ -1,39 +1,41 @@
 """One fixed program as a tool. Room: built-in tools. In: text, told to the program as JSON; out: what it answers.
 
-The command is the developer's own list of arguments: no shell, and nothing of it comes from a model. The program runs
-in a process group of its own, so that an end by time-out or by cancelling takes its children along. Both of its
-streams are read to the end whatever their length, and only so much is kept: a program that talks too much is never
-blocked, and never fills this process's memory.
+The command is the developer's own list of arguments: no shell, and nothing of it comes from a model. The program gets a
+small environment, so that the keys in that of this process do not reach it unless the developer says so. How it is run
+and ended is up to `process_run.py`.
 """
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import json
 import os
-import signal
 import subprocess
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import IO, cast
+from typing import cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
+from ensemble_ray.tools.builtin.process_run import ProgramRun
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 
 __all__ = ["ProcessAgentTool"]
 
 _DEFAULT_MAX_BYTES = 1_048_576
-_CHUNK_BYTES = 65_536
 #: the guard around every tool comes after the tool's own limit, whose text says more
 _GRACE_S = 10.0
 #: how long a killed program's streams may take to end; a descendant that left the group may hold them open
 _AFTER_KILL_S = 1.0
-_FIRST_LOOK_S, _LAST_LOOK_S = 0.001, 0.05
+#: Variables that every program gets (S-BIT-67): where programs, files and libraries are, who the user is, and language.
+_ALWAYS_INHERITED = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LANGUAGE", "TZ", "TMPDIR", "TMP", "TEMP"),
+        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "WINDIR", "COMSPEC", "PATHEXT", "USERPROFILE"),
+        *("APPDATA", "LOCALAPPDATA", "PROGRAMDATA"),
+    }
+)
+_LANGUAGE_PREFIX = "LC_"
 
 
 class ProcessAgentTool(AbstractAgentTool):
@@ -48,9 +50,12 @@ class ProcessAgentTool(AbstractAgentTool):
         command: The program and its arguments.
         timeout: For one run, in seconds or as a `timedelta`; after it the program and its children are killed.
         max_output_bytes: That much of each stream is kept.
+        environment: Variables that the program gets besides those of S-BIT-67, and in place of them.
+        inherit: Names of further variables that it gets from this process; True: all of them, keys of models too.
 
     Raises:
-        ValueError: a name is blank, the description is missing, the command is empty, or a limit is not positive.
+        ValueError: a name is blank, the description is missing, the command is empty, a limit is not positive, or a
+            variable has no name or no text.
     """
 
     def __init__(
@@ -61,6 +66,8 @@ class ProcessAgentTool(AbstractAgentTool):
         *,
         timeout: float | timedelta = 30.0,
         max_output_bytes: int = _DEFAULT_MAX_BYTES,
+        environment: Mapping[str, str] | None = None,
+        inherit: bool | Sequence[str] = False,
     ) -> None:
         if name is None or not name.strip():
             msg = "ProcessAgentTool name must not be blank"
@@ -86,16 +93,31 @@ class ProcessAgentTool(AbstractAgentTool):
         self.timeout = self._limit_s + _GRACE_S
         self._command = tuple(command)
         self._max_bytes = max_output_bytes
+        self._own_variables = _checked_variables(environment or {})
+        self._inherit = inherit if isinstance(inherit, bool) else _checked_names(inherit)
 
     async def do_execute(self, text: str, /) -> ToolResult:
         """Run the program; a cancelled call kills it."""
-        run = _Run(self._command, max_bytes=self._max_bytes)
+        run = ProgramRun(self._command, environment=self._environment(), max_bytes=self._max_bytes)
         try:
             return await threads.run(self._supervise, run, text or "")
         finally:
             run.kill()
 
-    def _supervise(self, run: _Run, text: str) -> ToolResult:
+    def _environment(self) -> dict[str, str]:
+        """What the program gets of this process's environment, and its own variables."""
+        inherit = self._inherit
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if inherit is True
+            or name in _ALWAYS_INHERITED
+            or name.startswith(_LANGUAGE_PREFIX)
+            or (inherit is not False and name in inherit)
+        }
+        return {**kept, **self._own_variables}
+
+    def _supervise(self, run: ProgramRun, text: str) -> ToolResult:
         try:
             run.start(json.dumps({"input": text}).encode())
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -104,9 +126,29 @@ class ProcessAgentTool(AbstractAgentTool):
             run.kill()
             run.ends_within(_AFTER_KILL_S)
             return ToolResult.failure(f"Process timed out after {self._limit_s:g} seconds: {self._command[0]}")
+        if run.start_error is not None:
+            return ToolResult.failure(f"Failed to start process: {message_of(run.start_error)}")
         if run.exit_code != 0:
             return ToolResult.failure(run.stderr.strip() or f"Process exited with code {run.exit_code}")
         return _interpret(run.stdout.strip())
+
+
+def _checked_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    for name, value in environment.items():
+        if not isinstance(name, str) or not name or {"=", "\0"} & set(name):
+            msg = f"ProcessAgentTool environment has a name that is none: {name!r}"
+            raise ValueError(msg)
+        if not isinstance(value, str) or "\0" in value:
+            msg = f"ProcessAgentTool environment must map names to texts, got {type(value).__name__} for {name!r}"
+            raise ValueError(msg)
+    return dict(environment)
+
+
+def _checked_names(inherit: Sequence[str]) -> frozenset[str]:
+    if isinstance(inherit, str) or not all(isinstance(name, str) for name in inherit):
+        msg = f"ProcessAgentTool inherit must be True, False or a list of names, got: {inherit!r}"
+        raise ValueError(msg)
+    return frozenset(inherit)
 
 
 def _interpret(stdout: str) -> ToolResult:
@@ -123,121 +165,3 @@ def _interpret(stdout: str) -> ToolResult:
         return ToolResult.failure("Process returned success=false" if error is None else render_value(error))
     output = said.get("output")
     return ToolResult.success(stdout if output is None else output, said.get("structured"))
-
-
-class _Run:
-    """One run of a program: started in a thread, killed from any."""
-
-    def __init__(self, command: Sequence[str], *, max_bytes: int) -> None:
-        self._command = command
-        self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        self._is_over = False
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stdout = bytearray()
-        self._stderr = bytearray()
-        self._readers: list[threading.Thread] = []
-
-    def start(self, stdin: bytes) -> None:
-        """Start the program, feed it and drain it.
-
-        Raises:
-            OSError: it cannot be started.
-        """
-        with self._lock:
-            if self._is_over:
-                msg = "cancelled"
-                raise InterruptedError(msg)
-            process = subprocess.Popen(  # noqa: S603  no shell; the command is the developer's own
-                self._command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-            )
-            self._process = process
-        if process.stdin is None or process.stdout is None or process.stderr is None:
-            raise AssertionError  # all three were asked for
-        _in_thread(_feed, process.stdin, stdin)
-        self._readers = [
-            _in_thread(self._drain, process.stdout, self._stdout),
-            _in_thread(self._drain, process.stderr, self._stderr),
-        ]
-
-    def ends_within(self, limit_s: float) -> bool:
-        """Wait until the program has ended and both streams with it; False when that takes longer."""
-        until = time.monotonic() + limit_s
-        for reader in self._readers:
-            reader.join(max(0.0, until - time.monotonic()))
-        if any(reader.is_alive() for reader in self._readers):
-            return False
-        # a program nearly always ends as its streams do, so the first looks are close together
-        pause_s = _FIRST_LOOK_S
-        while not self._is_collected():
-            if time.monotonic() >= until:
-                return False
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LAST_LOOK_S)
-        return True
-
-    def kill(self) -> None:
-        """Kill the program and its children if they are there; a program that was not started never will be.
-
-        Returns at once; `ends_within` collects what is left.
-        """
-        with self._lock:
-            self._is_over = True
-            process = self._process
-            # until it is collected the group's id is its own, also when it has ended and only children are left
-            if process is None or process.returncode is not None:
-                return
-            if hasattr(os, "killpg"):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-            else:
-                process.kill()
-
-    def _is_collected(self) -> bool:
-        # under the lock, so that nobody kills a group whose id has just become free
-        with self._lock:
-            return self._process is None or self._process.poll() is not None
-
-    @property
-    def exit_code(self) -> int | None:
-        """What the program ended with; negative: killed by that signal."""
-        return None if self._process is None else self._process.returncode
-
-    @property
-    def stdout(self) -> str:
-        """What it wrote, as much as is kept."""
-        return self._kept(self._stdout)
-
-    @property
-    def stderr(self) -> str:
-        """What it wrote as errors, as much as is kept."""
-        return self._kept(self._stderr)
-
-    def _kept(self, data: bytearray) -> str:
-        if len(data) <= self._max_bytes:
-            return data.decode("utf-8", "replace")
-        # a character cut in two by the limit is dropped, not shown as damage
-        text = codecs.getincrementaldecoder("utf-8")("replace").decode(bytes(data[: self._max_bytes]))
-        return f"{text}\n[output truncated at {self._max_bytes} bytes]"
-
-    def _drain(self, stream: IO[bytes], into: bytearray) -> None:
-        with stream, contextlib.suppress(ValueError):  # closed under us after a kill
-            while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
-                # one byte more than is kept tells that something was dropped
-                into += chunk[: self._max_bytes + 1 - len(into)]
-
-
-def _feed(stream: IO[bytes], data: bytes) -> None:
-    """Write and close; a program that reads nothing is fine (S-BIT-61)."""
-    with contextlib.suppress(OSError), stream:
-        stream.write(data)
-
-
-def _in_thread(function: Callable[..., object], *arguments: object) -> threading.Thread:
-    thread = threading.Thread(target=function, args=arguments, name="ensemble-ray-process", daemon=True)
-    thread.start()
-    return thread

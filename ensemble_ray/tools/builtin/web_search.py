@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, Field, SecretStr
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
-from ensemble_ray.threads import call_user
+from ensemble_ray.threads import call_user, threads
 from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
@@ -24,7 +24,8 @@ __all__ = ["SerpApiSearch", "TavilySearch", "WebSearchProvider", "WebSearchTool"
 
 _MAX_RESULTS = 5
 _TIMEOUT_S = 15.0
-_MAX_BYTES = 5_242_880
+#: Of a service's answer, which has five hits; to read JSON holds every other thread, so it must not be long.
+_MAX_BYTES = 1_048_576
 _USER_AGENT = "ensemble-ray-web-search/1.0"
 _NOTHING_FOUND = "No results found."
 
@@ -124,7 +125,7 @@ class _KeyedSearch(ABC):
             RequestFailedError: the service did not answer, or not as agreed.
         """
         try:
-            found = self._read(await self._ask(query))
+            found = await threads.run(self._read, await self._ask(query))
         except RequestFailedError as error:
             raise RequestFailedError(self._without_key(str(error))) from None
         return self._without_key(found)

@@ -32,6 +32,14 @@ def test_every_command_explains_itself(call: Call, command: str) -> None:
     assert called.printed.startswith(f"Usage: ensemble-ray {command}")
 
 
+def test_the_package_runs_as_a_module() -> None:
+    """`python -m ensemble_ray` is the command, where no script is on the path."""
+    command = [sys.executable, "-m", "ensemble_ray", "version"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)  # noqa: S603  ourselves
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.startswith("ensemble-ray ")
+
+
 @pytest.mark.parametrize("arguments", [["version"], ["--version"]])
 def test_the_version_is_shown(call: Call, arguments: list[str]) -> None:
     """As the installed package says."""

@@ -14,6 +14,7 @@ from ensemble_ray.cli.checks import (
     check_model,
     check_packages,
     check_python,
+    check_ray_token,
     check_records,
 )
 from ensemble_ray.cli.doctor import finding_lines
@@ -38,6 +39,30 @@ def test_the_directory_is_named_when_records_cannot_be_written(tmp_path: Path, m
     assert finding.state == "failed"
     assert "ENSEMBLE_RAY_HOME" in finding.advice
     assert finding_lines(finding)[1].strip().startswith("-> ")
+
+
+def test_token_that_others_can_read_or_choose_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SEC-40: its file is looked at and not changed; the advice can be followed."""
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / ".ray" / "auth_token"
+    (none,) = check_ray_token()
+    assert (none.state, str(path) in none.detail) == ("ok", True)
+    path.parent.mkdir()
+    path.write_text("token", encoding="utf-8")
+    for mode, state in ((0o600, "ok"), (0o640, "failed")):
+        path.chmod(mode)
+        (found,) = check_ray_token()
+        assert (found.state, path.stat().st_mode & 0o777) == (state, mode)
+    assert "mode 640" in found.detail
+    assert found.advice == f"Have a new one made: rm {path}"
+    path.rename(tmp_path / "known")
+    path.symlink_to(tmp_path / "known")
+    (link,) = check_ray_token()
+    assert (link.state, "is a symbolic link" in link.detail) == ("failed", True)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "token")
+    assert [each.detail for each in check_ray_token()] == ["RAY_AUTH_TOKEN"]
 
 
 def test_the_command_is_named_when_the_embedded_model_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

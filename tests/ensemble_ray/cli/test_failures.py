@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from ensemble_ray.cli.failures import advice_of, exit_code_of, told
@@ -23,7 +25,7 @@ class AuthenticationError(Exception):
 
 
 def _task_error(cause: Exception) -> TaskExecutionError:
-    error = TaskExecutionError("Task failed: Write", "Write", "Writer")
+    error = TaskExecutionError("Task 'Write' failed", "Write", "Writer")
     error.__cause__ = cause
     return error
 
@@ -32,28 +34,44 @@ def test_the_task_the_reason_and_the_way_out_are_told_when_a_task_failed() -> No
     """The agent's error repeats its cause; the SDK's own cause is a detail."""
     endpoint = AuthenticationError("Endpoint x refused the key")
     endpoint.__cause__ = OSError("HTTP 401")
-    agent = AgentExecutionError("Agent 'Writer' failed: Endpoint x refused the key", "Writer", "Write")
+    agent = AgentExecutionError("Agent 'Writer': Endpoint x refused the key (AuthenticationError)", "Writer", "Write")
     agent.__cause__ = endpoint
     assert told(_task_error(agent)).splitlines() == [
         "Error: task 'Write' (agent 'Writer') failed:",
-        "  Agent 'Writer' failed: Endpoint x refused the key",
+        "  Agent 'Writer': Endpoint x refused the key (AuthenticationError)",
         "  What to do: Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL",
     ]
+
+
+def test_file_and_line_are_told_when_user_code_raised() -> None:
+    """S-ERR-46, S-ERR-42: of the innermost error, whether it was raised here or in another process; the reason once."""
+    try:
+        raise KeyError("zzz")  # noqa: TRY301  the traceback is what is tested
+    except KeyError as raised:
+        agent = AgentExecutionError("Deterministic task handler threw an exception: 'zzz' (KeyError)")
+        agent.__cause__ = raised
+    for cause in (agent, pickle.loads(pickle.dumps(agent))):  # noqa: S301  our own bytes
+        lines = told(_task_error(cause)).splitlines()
+        assert lines[:2] == [
+            "Error: task 'Write' (agent 'Writer') failed:",
+            "  Deterministic task handler threw an exception: 'zzz' (KeyError)",
+        ]
+        assert lines[2].startswith(f'  File "{__file__}", line ')
+        assert len(lines) == 3
 
 
 def test_every_failed_task_is_told_when_several_failed() -> None:
     """Under continue_on_error."""
     causes = {"one": OSError("no disk"), "two": ValueError("no value")}
-    text = told(ParallelExecutionError("2 of 3 tasks failed", (), causes))
+    text = told(ParallelExecutionError("2 of 3 tasks failed: 'one': no disk; 'two': no value", (), causes))
     assert text.splitlines() == ["Error: 2 of 3 tasks failed", "  'one': no disk", "  'two': no value"]
 
 
 def test_the_class_is_told_when_an_error_is_not_ours() -> None:
-    """And how to see the whole story, unless it is on the screen already."""
+    """And how to see the whole story."""
     text = told(OSError("no disk"))
     assert text.startswith("Error: OSError: no disk\n")
     assert "--debug" in text
-    assert "--debug" not in told(OSError("no disk"), is_debug=True)
 
 
 @pytest.mark.parametrize(

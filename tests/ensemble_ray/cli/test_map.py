@@ -110,7 +110,9 @@ def test_failed_items_are_told_and_tried_again(call: Call, folder: Path, items: 
     told = json.loads(called.printed)
     assert told["items"] == {"done": 1, "failed": 3}
     assert [each["index"] for each in told["failed_items"]] == [1, 2, 3]
-    assert "item 1 failed: " in called.said
+    # Each reason once: as it failed, or in the end where no task did.
+    assert (called.said.count("map-1: "), called.said.count("item 1 failed")) == (1, 0)
+    assert (called.said.count("item 2 failed: "), called.said.count("item 3 failed: ")) == (1, 1)
     assert "dead.jsonl; again, and only those: ensemble-ray map --retry-dead" in called.said
     letters = [json.loads(line) for line in (folder / "dead.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {each["index"]: each["item"] for each in letters} == {1: {"text": "bad"}, 2: {"txt": 1}, 3: "nonsense"}

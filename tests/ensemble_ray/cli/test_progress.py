@@ -122,7 +122,7 @@ class Seconds:
 
 
 def test_lines_are_written_when_nobody_watches_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    """One line per start and end, with the time since the beginning."""
+    """S-ERR-46: one line per start and end, with the time since the beginning; why one failed, the run's error tells."""
     clock = Seconds()
     with Display("team.yaml", clock=clock, is_live=False) as display:
         display.listener.on_ensemble_started("r", "parallel", 3)
@@ -135,7 +135,7 @@ def test_lines_are_written_when_nobody_watches_on_a_terminal(capsys: pytest.Capt
         "    0.0 s  team.yaml: 3 tasks, parallel",
         "    1.5 s  started  a (Writer)",
         "    3.5 s  done     1/3  a (Writer) in 2.0 s; 0 model calls, 0 + 0 tokens, 0 tokens/s",
-        "    3.5 s  failed   2/3  b (Writer): no wire",
+        "    3.5 s  failed   2/3  b (Writer)",
     ]
     assert display.summary() == "1 of 3 tasks, 1 failed in 3.5 s: 0 model calls, 0 + 0 tokens, 0 tokens/s"
 
@@ -171,7 +171,7 @@ def test_warnings_of_the_library_stand_among_the_lines_when_they_are_news(capsys
     log = logging.getLogger("ensemble_ray.anything")
     with Display("t", is_live=False):
         log.warning("Agent '%s' is idle", "B")
-        log.error("Run failed: %s", "x")
+        log.warning("Run %s: %s failed and is left out%s", "r", "map-1", ": x")
         log.info("not for here")
     log.warning("nobody listens any more")
     assert capsys.readouterr().err.splitlines()[0] == "  warning: Agent 'B' is idle"

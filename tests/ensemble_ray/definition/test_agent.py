@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
+from collections.abc import Callable
 
 import pytest
 
@@ -145,6 +146,27 @@ def test_unknown_field_is_named_when_it_is_refused() -> None:
     """S-CONV-4."""
     with pytest.raises(ValidationError, match="unknown field 'memory'"):
         Agent(**GIVEN, memory=None)
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: Agent(rol="Writer"), "Agent: unknown field 'rol'. Did you mean 'role'?"),  # type: ignore[call-arg]
+        (lambda: Agent(**GIVEN, gaol="x"), "Agent: unknown field 'gaol'. Did you mean 'goal'?"),  # type: ignore[call-arg]
+        (lambda: Agent(zzz=1), "Agent: unknown field 'zzz'"),  # type: ignore[call-arg]
+    ],
+)
+def test_misspelt_field_is_told_first_with_the_nearest_name(make: Callable[[], object], told: str) -> None:
+    """S-CONV-4: what else is wrong follows from it."""
+    with pytest.raises(ValidationError) as caught:
+        make()
+    assert str(caught.value) == told
+
+
+def test_positional_argument_is_refused_with_the_fields_when_given() -> None:
+    """S-CONV-4: by the name of the class that was called."""
+    with pytest.raises(TypeError, match=r"^Agent takes keyword arguments only, and got 'Writer'.* Fields: role, goal"):
+        Agent("Writer")  # type: ignore[misc]
 
 
 def test_every_kind_of_tool_is_kept_in_order_when_given() -> None:

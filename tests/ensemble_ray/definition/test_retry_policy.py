@@ -40,7 +40,7 @@ def test_durations_are_equal_when_given_as_seconds_or_timedelta() -> None:
             {"first_delay": 40},
             "RetryPolicy max_delay (0:00:30) must not be below first_delay (0:00:40)",
         ),
-        ({"attempts": 3}, "RetryPolicy: unknown field 'attempts'"),
+        ({"attempts": 3}, "RetryPolicy: unknown field 'attempts'. Did you mean 'max_attempts'?"),
     ],
 )
 def test_a_policy_is_refused_when_a_value_cannot_work(fields: dict[str, object], message: str) -> None:

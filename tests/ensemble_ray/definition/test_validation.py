@@ -15,6 +15,7 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import (
     check_hierarchy,
+    doubled_names,
     infer_workflow,
     known_agents,
     manager_model,
@@ -333,6 +334,12 @@ def test_warning_is_given_when_an_agent_has_nothing_to_do(caplog: pytest.LogCapt
         warnings = validate(EnsembleDefinition(tasks=[task("a", agent=WRITER)], agents=[idle, WRITER]))
     assert warnings == ["Agent 'Idle' is registered but not assigned to any task"]
     assert not caplog.records
+
+
+def test_warning_is_given_when_tasks_share_a_name() -> None:
+    """S-DOM-71: one for each name; nameless tasks share none."""
+    tasks = [Task.of("x").replace(name=name) for name in ("a", None, "b", "a", None, "a")]
+    assert doubled_names(tasks) == ["3 tasks are named 'a'; in the plan and the record the others are 'a~2' and so on"]
 
 
 def test_no_warning_is_given_when_an_agent_may_be_asked_by_another() -> None:

@@ -68,7 +68,7 @@ async def test_guardrails_see_what_their_side_is_about() -> None:
 
 
 async def test_later_guardrails_are_not_asked_when_one_says_no(caplog: pytest.LogCaptureFixture) -> None:
-    """S-GRD-6, S-GRD-7, S-GRD-12: in list order, up to the first failure; one WARN, the description cut to 80."""
+    """S-GRD-6, S-GRD-7, S-GRD-12: in list order, up to the first failure; one line, the description cut to 80."""
     asked: list[str] = []
 
     def saying(name: str, verdict: GuardrailResult) -> Guardrail:
@@ -86,15 +86,16 @@ async def test_later_guardrails_are_not_asked_when_one_says_no(caplog: pytest.Lo
         ),
         description="x" * 100,
     )
-    with caplog.at_level(logging.WARNING), pytest.raises(GuardrailViolationError) as violated:
+    with caplog.at_level(logging.INFO), pytest.raises(GuardrailViolationError) as violated:
         await check_guardrails(order, callables, kind="input")
     assert asked == ["first", "second"]
     assert violated.value.violation_message == "no names"
     assert violated.value.guardrail_type == "input"
-    (warning,) = caplog.records
-    assert "no names" in warning.getMessage()
-    assert "x" * 80 in warning.getMessage()
-    assert "x" * 81 not in warning.getMessage()
+    (line,) = caplog.records
+    assert line.levelno == logging.INFO  # it is raised, and told there (S-ERR-46)
+    assert "no names" in line.getMessage()
+    assert "x" * 80 in line.getMessage()
+    assert "x" * 81 not in line.getMessage()
 
 
 async def test_nothing_happens_when_there_are_no_guardrails() -> None:
@@ -112,7 +113,7 @@ async def test_task_fails_closed_when_a_guardrail_raises() -> None:
     order, callables = ordered(outputs=(broken,))
     with pytest.raises(AgentExecutionError) as failed:
         await check_guardrails(order, callables, kind="output", text="answer")
-    assert str(failed.value) == "Agent 'Writer' failed: no list of names"
+    assert str(failed.value) == "Agent 'Writer': guardrail 'broken' raised LookupError: no list of names"
     assert isinstance(failed.value.__cause__, LookupError)
 
 
@@ -120,7 +121,7 @@ async def test_task_fails_closed_when_a_guardrail_raises() -> None:
 async def test_task_fails_closed_when_a_guardrail_gives_no_verdict(returned: object) -> None:
     """S-GRD-11: the text names the guardrail."""
     order, callables = ordered(inputs=(lambda _: FINE, lambda _: returned))
-    with pytest.raises(AgentExecutionError, match="Agent 'Writer' failed: Guardrail 'draft/input/1' returned"):
+    with pytest.raises(AgentExecutionError, match="Agent 'Writer': Guardrail '<lambda>' returned"):
         await check_guardrails(order, callables, kind="input")
 
 

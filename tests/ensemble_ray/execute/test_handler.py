@@ -103,7 +103,7 @@ async def test_recorded_structured_output_stays_data_when_the_type_changed(caplo
 @pytest.mark.parametrize(
     ("given", "outcome", "text"),
     [
-        (ValueError("no"), "error", "Deterministic task handler threw an exception: no"),
+        (ValueError("no"), "error", "Deterministic task handler threw an exception: no (ValueError)"),
         (None, "failure", "Deterministic task handler returned null for task: Count"),
         (ToolResult.failure("empty"), "failure", "Deterministic task failed: empty"),
     ],

@@ -151,7 +151,7 @@ async def test_failed_task_is_a_result_a_fact_and_an_event() -> None:
     broken = ValueError("no quota")
     bench, _ = searching(Search(), call("search", '{"input": "Ray"}'), broken)
     result = await bench.run()
-    assert (result.status, str(result.error)) == ("failed", "Agent 'Writer' failed: no quota")
+    assert (result.status, str(result.error)) == ("failed", "Agent 'Writer': no quota (ValueError)")
     assert isinstance(result.error, AgentExecutionError)
     assert result.error.__cause__ is broken
     assert result.trace is not None
@@ -199,7 +199,7 @@ async def test_first_failure_is_told_when_it_cannot_be_recorded(caplog: pytest.L
     bench = Bench(agents={"draft": writer(ScriptedModel(ValueError("no quota")))}, journal=FullDisk("run"))
     with caplog.at_level(logging.WARNING, logger="ensemble_ray"):
         result = await bench.run()
-    assert str(result.error) == "Agent 'Writer' failed: no quota"
+    assert str(result.error) == "Agent 'Writer': no quota (ValueError)"
     assert "The failure of task 'draft' is not in the record: The disk is full" in caplog.messages
 
 
@@ -252,7 +252,7 @@ async def test_cancellation_that_nobody_wanted_is_a_failure() -> None:
     """S-ENG-50: user code raised it."""
     bench = Bench(agents={"draft": writer(ScriptedModel(asyncio.CancelledError()))})
     result = await bench.run()
-    assert (result.status, str(result.error)) == ("failed", "Agent 'Writer' failed: CancelledError")
+    assert (result.status, str(result.error)) == ("failed", "Agent 'Writer': CancelledError")
     assert isinstance(result.error.__cause__ if result.error else None, asyncio.CancelledError)
 
 

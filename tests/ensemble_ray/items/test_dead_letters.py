@@ -104,3 +104,19 @@ async def test_line_is_refused_when_it_is_no_dead_letter(tmp_path: Path, line: s
         await entries_of(DeadLetters(path))
     assert told in str(refused.value)
     assert str(path) in str(refused.value)
+
+
+async def test_an_item_has_one_letter_when_who_had_the_run_before_wakes(tmp_path: Path) -> None:
+    """S-MR-151: a process that was frozen appends beside the one that goes on with the run."""
+    path = tmp_path / "failed.jsonl"
+    frozen = await DeadLetterFile.open(path, run_id="r", is_resumed=False)
+    heir = await DeadLetterFile.open(path, run_id="r", is_resumed=True)
+    other = await DeadLetterFile.open(path, run_id="other", is_resumed=False)
+    await other.write([_failed(7)])
+    await heir.write([_failed(7)])
+    await frozen.write([_failed(7), _failed(8)])
+    await heir.write([_failed(8)])
+    for each in (frozen, heir, other):
+        await each.close()
+    letters = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [(each["run_id"], each["index"]) for each in letters] == [("other", 7), ("r", 7), ("r", 8)]

@@ -1,5 +1,6 @@
 """Rows of outputs, whole and one per item, through kills and resumes."""
 
+import fcntl
 import json
 import signal
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pyarrow import parquet
 from pydantic import BaseModel
 
 from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError
+from ensemble_ray.items.line_file import LineFile, index_of_line
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.metrics import TaskMetrics
 from ensemble_ray.outputs import ItemResult, TaskOutput
@@ -285,3 +287,27 @@ async def test_rows_are_written_in_groups_when_there_are_many(tmp_path: Path, mo
     assert await _indices(path) == list(range(201))
     groups = parquet.read_metadata(path)
     assert [groups.row_group(number).num_rows for number in range(groups.num_row_groups)] == [100, 100, 1]
+
+
+@KINDS
+async def test_an_item_has_one_row_when_who_had_the_run_before_wakes(tmp_path: Path, name: str) -> None:
+    """S-MR-130: a process that was frozen appends beside the one that goes on with the run, and takes nothing from it."""
+    path = tmp_path / name
+    frozen = await ResultsFile.open(path, is_resumed=False)
+    await frozen.write([_result(0)])
+    heir = await ResultsFile.open(path, is_resumed=True)
+    await heir.write([_result(1)])
+    await frozen.write([_result(1), _result(2)])
+    await frozen.close(is_complete=False)
+    await heir.write([_result(2), _result(3)])
+    await heir.close()
+    assert await _indices(path) == [0, 1, 2, 3]
+
+
+def test_a_file_that_another_process_holds_is_told_of(tmp_path: Path) -> None:
+    """S-MR-130: one that was frozen in the middle of a write; nothing waits for it for ever."""
+    path = tmp_path / "out.jsonl"
+    with path.open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(RecordError, match=r"another process has held its lock .* Is it stopped\?"):
+            LineFile(path, "results file", index_of_line, patience_s=0.0)

@@ -72,10 +72,10 @@ async def test_line_is_a_refused_item_when_it_is_no_json(tmp_path: Path, line: b
 
 
 async def test_rows_are_dicts_by_the_header(tmp_path: Path) -> None:
-    """S-MR-120: texts; a row that lacks fields has None; quoted ends of lines stay; blank lines are none."""
-    data = '\ufeffname,text\r\n\r\nada,"two\nlines"\r\n   \r\nbob\r\n'.encode()
+    """S-MR-120: texts; an empty field is an empty text; quoted ends of lines stay; blank lines are none."""
+    data = '\ufeffname,text\r\n\r\nada,"two\nlines"\r\n   \r\nbob,\r\n'.encode()
     path = _file(tmp_path, "a.csv", data)
-    assert await entries_of(path) == [(0, {"name": "ada", "text": "two\nlines"}), (1, {"name": "bob", "text": None})]
+    assert await entries_of(path) == [(0, {"name": "ada", "text": "two\nlines"}), (1, {"name": "bob", "text": ""})]
 
 
 @SEEDED
@@ -96,11 +96,14 @@ def test_rows_are_those_of_pythons_reader_when_written_by_its_writer(
     assert list(csv_rows(path)) == expected
 
 
-async def test_row_is_a_refused_item_when_it_has_more_fields_than_the_header(tmp_path: Path) -> None:
+async def test_row_is_a_refused_item_when_it_has_more_or_fewer_fields_than_the_header(tmp_path: Path) -> None:
     """S-MR-125: its line is that on which it begins."""
-    path = _file(tmp_path, "a.csv", b'a,b\n1,"x\ny"\n1,"2\n2",3\n4,5\n')
-    first, refused, last = await entries_of(path)
-    assert (first, last) == ((0, {"a": "1", "b": "x\ny"}), (2, {"a": "4", "b": "5"}))
+    path = _file(tmp_path, "a.csv", b'a,b\n1,"x\ny"\n1,"2\n2",3\n7\n4,5\n')
+    first, refused, short, last = await entries_of(path)
+    assert (first, last) == ((0, {"a": "1", "b": "x\ny"}), (3, {"a": "4", "b": "5"}))
+    assert isinstance(short, RefusedItem)
+    assert (short.index, short.text) == (2, "7")
+    assert str(short.error) == f"items file '{path}', line 6: 1 field, the header has 2"
     assert isinstance(refused, RefusedItem)
     assert (refused.index, refused.text) == (1, '1,"2\n2",3')
     assert str(refused.error) == f"items file '{path}', line 4: 3 fields, the header has 2"

@@ -30,6 +30,28 @@ def test_calls_go_when_fewer_than_five_failed_in_a_row() -> None:
     assert breaker.is_calm
 
 
+def test_calls_go_when_failures_are_few_among_answers() -> None:
+    """S-DUR-64: five in a row are not enough; half of the last twenty are."""
+    breaker = Breaker()
+    breaker.answered(0.0, count=1000)
+    for _ in range(9):
+        breaker.failed(1.0, "HTTP 500")
+        assert not breaker.is_open
+    breaker.failed(1.0, "HTTP 500")
+    assert breaker.is_open
+
+
+def test_failures_that_arrived_before_the_last_answer_are_no_row() -> None:
+    """S-DUR-64: the order of arrival counts, not that in which calls say what came."""
+    breaker = Breaker()
+    breaker.answered(5.0)
+    for at in (1.0, 2.0, 3.0, 4.0, 4.9, 5.1, 5.2, 5.3, 5.4):
+        breaker.failed(at, "HTTP 500")
+    assert not breaker.is_open
+    breaker.failed(5.5, "HTTP 500")
+    assert breaker.is_open
+
+
 def test_calls_wait_until_a_probe_may_go_when_five_failed_in_a_row() -> None:
     """S-DUR-64: after 5 s one call goes, the others wait for what comes of it."""
     breaker = opened(at=100.0)

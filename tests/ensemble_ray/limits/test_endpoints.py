@@ -245,6 +245,28 @@ def test_no_probe_goes_here_when_one_goes_elsewhere(here: Process) -> None:
     assert there.is_let_in()
 
 
+def test_calls_go_when_failures_are_told_late_and_answers_came_since(here: Process) -> None:
+    """S-DUR-64: an error whose making took a second is as old as its arrival."""
+    late = [here.sent() for _ in range(5)]
+    here.clock.advance(1)
+    here.sent().answered()
+    here.clock.advance(1)
+    for visit in late:
+        visit.failed("HTTP 503: busy", ago_s=2.0)
+    assert here.is_let_in()
+
+
+def test_calls_go_when_failures_are_few_among_answers(here: Process) -> None:
+    """S-DUR-64: answers that came while all was well are counted too, in whichever process they came."""
+    for _ in range(100):
+        here.sent().answered()
+    here.failing(5)
+    assert here.is_let_in()
+    for _ in range(5):
+        here.desk.hear(EndpointNews(endpoint=HOME, kind="failed", text="HTTP 503: busy"))
+    assert not here.is_let_in()
+
+
 def test_nothing_is_told_when_calls_are_answered(here: Process) -> None:
     """S-DUR-64: an endpoint that is well costs no messages."""
     for _ in range(3):

@@ -29,12 +29,19 @@ def test_a_model_is_taken_as_it_is_when_given_as_an_object() -> None:
     assert resolve_llm(model) is model
 
 
-@pytest.mark.parametrize("value", ["anthropic:claude", "gpt-4o", "", "openai:", "openai", "local:", "Local"])
+@pytest.mark.parametrize("value", ["anthropic:claude", "", "openai:", "openai", "local:", "Local"])
 def test_known_forms_are_listed_when_the_prefix_is_unknown(value: str) -> None:
     """S-CONV-19: an unknown prefix names the known ones."""
     with pytest.raises(ValidationError) as caught:
         resolve_llm(value)
     assert str(caught.value) == f"Unknown llm '{value}'. Known: [openai:MODEL, local, local:PATH.gguf]"
+
+
+@pytest.mark.parametrize("value", ["gpt-4o", "o3", "meta/llama-3"])
+def test_a_prefix_is_proposed_when_only_a_model_is_named(value: str) -> None:
+    """S-CONV-19: what most users meant."""
+    with pytest.raises(ValidationError, match=f"Unknown llm '{value}'. Did you mean 'openai:{value}'\\? Known: "):
+        resolve_llm(value)
 
 
 @pytest.mark.parametrize("value", [3, object(), ScriptedModel])

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
 from ensemble_ray.llm.openai_wire import (
     EncodedPieces,
-    SseParser,
-    StreamAssembler,
     WireError,
     decode_completion,
     encode_request,
@@ -84,10 +83,11 @@ def test_arguments_go_back_as_an_object_when_the_model_sent_garbage(raw: str, se
     assert json.loads(body["messages"][0]["tool_calls"][0]["function"]["arguments"]) == sent
 
 
-def test_text_arrives_as_it_was_when_it_is_no_valid_unicode() -> None:
-    """A lone surrogate, which UTF-8 cannot hold, must not end the run."""
-    assert json.loads(json_bytes({"a": "\ud800é"})) == {"a": "\ud800é"}
+def test_the_body_is_utf8_when_a_text_holds_half_of_a_surrogate_pair() -> None:
+    """S-SEC-56: half of a pair goes out as U+FFFD, which every server reads; whole pairs and the rest stay."""
+    assert json.loads(json_bytes({"a\udc00": "\ud800é"})) == {"a\ufffd": "\ufffdé"}
     assert json_bytes("é") == '"é"'.encode()
+    assert json.loads(json_bytes("\ud83d\ude00")) == "\U0001f600"
 
 
 def test_an_old_message_is_not_encoded_again_when_the_conversation_grows() -> None:
@@ -158,7 +158,9 @@ def test_an_answer_is_read_when_it_has_the_protocols_form(raw: bytes, expected: 
         (b'{"object": "list"}', 'it has no choices with a message: {"object":"list"}'),
         (b'{"error": {"message": "no credit"}}', "no credit"),
         (b'{"error": "no credit"}', "no credit"),
-        (b"x" * 5000, f"it is not JSON: {'x' * 200}..."),
+        (b"x" * 5000, f"it is not JSON: {'x' * 200}... [5000 characters in all]"),
+        (b"\x1b[2J\nx", "it is not JSON: \\x1b[2J x"),
+        (b"[" * 200_000, "it is JSON that is nested too deeply"),
     ],
 )
 def test_the_error_says_what_came_when_it_is_no_completion(raw: bytes, text: str) -> None:

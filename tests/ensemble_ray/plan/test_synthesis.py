@@ -305,7 +305,7 @@ async def test_run_fails_when_the_models_call_fails() -> None:
     )
     with pytest.raises(AgentExecutionError) as caught:
         await made(definition)
-    assert str(caught.value) == "Agent '(synthesized)' failed: gone"
+    assert str(caught.value) == "Agent '(synthesized)': gone (ConnectionError)"
     assert caught.value.__cause__ is cause
     assert (caught.value.agent_role, caught.value.task_description) == ("(synthesized)", "a")
 

@@ -5,10 +5,13 @@ import os
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import ensemble_ray
 from ensemble_ray.messages import Fact
+from ensemble_ray.record.commit_count import COUNT, CountFile
 from ensemble_ray.record.sqlite_file import RECORD
 
 RUN = "run-1"
@@ -34,9 +37,9 @@ def fact(name: str = "facts#0/0/model", at: float = 1.0, **data: object) -> Fact
     return Fact(run=RUN, kind="model", name=name, at=at, data=data)
 
 
-async def output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE) -> str:
+async def output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE, *, arguments: Sequence[str] = ()) -> str:
     """What a program prints that begins with a store of that home and goes on with this."""
-    command = [sys.executable, "-c", _PROGRAM + rest, str(home)]
+    command = [sys.executable, "-c", _PROGRAM + rest, str(home), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(HOME_OF_CODE)}
     done = await asyncio.to_thread(
         subprocess.run, command, check=True, cwd=cwd, capture_output=True, text=True, timeout=60, env=environment
@@ -57,3 +60,19 @@ def permit(home: Path, directories: int, files: int) -> None:
     """Set the rights of everything in a home."""
     for path in (home, *home.rglob("*")):
         path.chmod(directories if path.is_dir() else files)
+
+
+def restart(directory: Path) -> None:
+    """Let the notes of a run's record be of an earlier start of the machine."""
+    count = directory / COUNT
+    notes = count.read_bytes()
+    count.unlink()
+    with patch("ensemble_ray.record.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
+        file = CountFile(directory)
+        committed, synced, effect = (notes[place * 64 : place * 64 + 12].strip(b" \0") for place in range(3))
+        if effect:
+            file.note(int(effect), has_effect=True)
+        if synced:
+            file.note_synced(int(synced))
+        file.note(int(committed))
+        file.close()

@@ -69,7 +69,7 @@ REPORT = Report(title="Ray", on=date(2026, 1, 2), colours=(Colour.RED,))
 
 
 def test_trace_of_a_finished_run(form: Form) -> None:
-    """S-MET-2, S-TRC-1, S-TRC-2, S-TRC-3, S-CAP-16: every field comes from the facts."""
+    """S-MET-2, S-MET-27, S-TRC-1, S-TRC-2, S-TRC-3, S-CAP-16: every field comes from the facts."""
     read, edit = output("Read Ray", "facts"), output("Edit Ray", "digest")
     trace = fold_trace(
         form([*begun(READ, EDIT), *completed("read", read, 105), *completed("edit", edit, 110), ended(111.5)])
@@ -84,7 +84,7 @@ def test_trace_of_a_finished_run(form: Form) -> None:
         inputs={"topic": "Ray"},
         agents=[{"role": "Reader", "goal": "Read", "tool_names": ["search"]}],
         task_traces=[read.trace, edit.trace],
-        metrics=ExecutionMetrics.from_outputs([read, edit]),
+        metrics=ExecutionMetrics.from_outputs([read, edit], by_task={"read": read.metrics, "edit": edit.metrics}),
         total_cost_estimate=COST.add(COST),
     )
 
@@ -253,7 +253,9 @@ def test_output_of_a_finished_run_is_the_recorded_one(form: Form) -> None:
     assert given.task_outputs == (read, edit)
     assert (given.raw, given.total_tool_calls, given.run_id) == ("digest", 2, RUN)
     assert (given.exit_reason, given.total_duration) == (ExitReason.COMPLETED, timedelta(seconds=11.5))
-    assert given.metrics == ExecutionMetrics.from_outputs([read, edit])
+    assert given.metrics == ExecutionMetrics.from_outputs(
+        [read, edit], by_task={"read": read.metrics, "edit": edit.metrics}
+    )
     assert given.trace == fold_trace(facts)
 
 

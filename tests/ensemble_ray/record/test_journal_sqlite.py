@@ -10,6 +10,7 @@ import pytest
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
+from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
@@ -28,13 +29,13 @@ class Watched:
 
 
 async def test_record_of_a_run_has_its_files(tmp_path: Path) -> None:
-    """S-DUR-5: one SQLite file, two locks, and what lists need; for their owner only."""
+    """S-DUR-5: one SQLite file, its count, two locks, and what lists need; for their owner only."""
     run = await SqliteStore(tmp_path).begin(RUN, origin="team.yaml")
     await run.journal.append([fact(text="x" * 2000)], until=Until.WRITTEN)
     directory = tmp_path / "runs" / RUN
     files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in directory.iterdir()}
     wal = {f"{RECORD}-wal", f"{RECORD}-shm"}
-    assert files.keys() == {RECORD, COMMIT_LOCK, "meta.json", "owner.lock", *wal}
+    assert files.keys() == {RECORD, COUNT, COMMIT_LOCK, "meta.json", "owner.lock", *wal}
     assert set(files.values()) == {0o600}
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700

@@ -19,7 +19,7 @@ from ensemble_ray.record.commit_lock import CommitLock
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
-from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit
+from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 # When it cannot be written.
 
@@ -217,8 +217,9 @@ def recorded(killed_writer: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("has_shm", [True, False])
 async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: Path, *, has_shm: bool) -> None:
-    """S-DUR-9: the others are read, and the run goes on after them."""
+    """S-DUR-9: as by a loss of power: the others are read, and the run goes on after them."""
     path = recorded
+    restart(path.parent)
     log = path.with_name(f"{RECORD}-wal")
     os.truncate(log, log.stat().st_size - 1000)
     if not has_shm:
@@ -288,14 +289,18 @@ async def test_damaged_record_is_told(
             await journal.append([fact()], until=Until.WRITTEN)
 
 
-async def test_missing_body_is_told_in_its_place(tmp_path: Path) -> None:
-    """S-DUR-9: a record without one of its bodies still shows the rest."""
+@pytest.mark.parametrize("statement", ["DELETE FROM bodies", "UPDATE bodies SET body = 'another'"])
+async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str) -> None:
+    """S-DUR-9, S-DUR-82: a record without one of its bodies still shows the rest; nobody goes on with what is not there."""
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
     await run.journal.append([fact(text="x" * 2000)])
     await run.close(RunState.COMPLETED)
     connection = sqlite3.connect(tmp_path / "runs" / RUN / RECORD, isolation_level=None)
-    connection.execute("DELETE FROM bodies")
+    connection.execute(statement)
     connection.close()
-    (found,) = await store.facts(RUN)
+    for attempt in (store.facts, store.take):
+        with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
+            await attempt(RUN)
+    (found,) = await store.facts(RUN, is_partial=True)
     assert str(found.data["text"]).endswith("is missing from the record]")

@@ -65,7 +65,7 @@ def test_others_go_on_when_one_tool_fails() -> None:
     tools = resolve_tools([fails, works])
     calls = [lambda bound=bound: call_tool(bound, "", context=ToolContext(tool_name=bound.name)) for bound in tools]
     outcomes, _ = run_in_virtual_time(call_batch(calls, agent_role="Writer"))
-    assert outcomes == [ToolOutcome("Tool error: broken", "error"), ToolOutcome("fine")]
+    assert outcomes == [ToolOutcome("Tool error: ValueError: broken", "error"), ToolOutcome("fine")]
 
 
 @pytest.mark.parametrize("error", [ExitEarlyError("enough"), IllegalStateError("bad")])

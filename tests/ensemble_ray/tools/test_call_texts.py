@@ -51,7 +51,7 @@ async def test_text_is_the_same_when_a_heavy_function_fails() -> None:
         return {"result": ToolResult.failure("no"), "text": "Error: no"}[kind]
 
     with use_services(services(PoolHere())):
-        assert await call(broken, '{"kind": "x"}') == ToolOutcome("Tool error: 'x'", "error")
+        assert await call(broken, '{"kind": "x"}') == ToolOutcome("Tool error: KeyError: 'x'", "error")
         assert await call(broken, '{"kind": "result"}') == ToolOutcome("Error: no", "failure")
         assert await call(broken, '{"kind": "text"}') == ToolOutcome("Error: no", "failure")
         assert (await call(broken, "{}")).text.startswith("Tool error: invalid arguments: 'kind'")

@@ -78,7 +78,7 @@ def test_outcome_comes_back_when_a_tool_ran() -> None:
 
     assert run(lambda: {"a": 1}) == ToolOutcome('{"a":1}')
     assert run(later) == ToolOutcome("later")
-    assert run(lambda: 1 / 0) == ToolOutcome("Tool error: division by zero", "error")
+    assert run(lambda: 1 / 0) == ToolOutcome("Tool error: ZeroDivisionError: division by zero", "error")
     assert run(leave) == ToolOutcome("Tool error: the tool called sys.exit(2)", "error")
 
 

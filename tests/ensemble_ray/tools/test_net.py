@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from ensemble_ray.errors import ToolConfigurationError
-from ensemble_ray.tools.net import RequestFailedError, exchange, fetch, refusal_of, require_web
+from ensemble_ray.tools.addresses import refusal_of
+from ensemble_ray.tools.net import RequestFailedError, exchange, fetch, require_web
 
 
 @pytest.mark.parametrize(

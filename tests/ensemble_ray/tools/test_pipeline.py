@@ -121,7 +121,7 @@ def test_adapter_is_not_called_when_its_step_failed_or_is_last() -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ValueError("bad date"), "Step 'bad' threw: bad date"),
+        (ValueError("bad date"), "Step 'bad' threw: ValueError: bad date"),
         (ValueError(), "Step 'bad' threw: Tool execution failed with no message"),
     ],
 )

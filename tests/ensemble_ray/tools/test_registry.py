@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
@@ -12,7 +13,14 @@ from pydantic import BaseModel
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.messages import Effect
 from ensemble_ray.tools import AbstractTypedAgentTool, CustomSchemaAgentTool, DynamicToolProvider, ToolResult, tool
-from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, check_tool_entry, expand_providers, resolve_tools
+from ensemble_ray.tools.registry import (
+    TRACE,
+    BoundAgentTool,
+    BoundFunction,
+    check_tool_entry,
+    expand_providers,
+    resolve_tools,
+)
 from tests.ensemble_ray.tools.doubles import Plain, Safe
 
 
@@ -72,10 +80,45 @@ def test_entry_is_refused_when_it_is_none_or_no_tool(prefix: str) -> None:
         check_tool_entry(Empty(), 2, prefix=prefix)
         == f"{prefix} at index 2 (Empty) is neither an AgentTool nor has @tool methods"
     )
-    for other in (Calculator, nothing, "search", 5):
+    for other in (Calculator, "search", 5):
         problem = check_tool_entry(other, 1)
         assert problem is not None
         assert problem.endswith("is neither an AgentTool nor has @tool methods")
+
+
+def test_plain_function_is_refused_with_what_to_do_when_it_is_listed() -> None:
+    """S-DOM-6: the likeliest mistake of all."""
+    problem = check_tool_entry(nothing, 1)
+    assert problem is not None
+    assert problem.endswith("nor has @tool methods: put @tool before the function 'nothing'")
+
+
+def test_spec_is_logged_with_its_description(caplog: pytest.LogCaptureFixture) -> None:
+    """S-TOOL-90, S-TOOL-20: name, description and parameters, as the model is given them."""
+    with caplog.at_level(TRACE, "ensemble_ray.tools.registry"):
+        (spec,) = resolve_tools([Plain(nothing)]).specs
+    logged = json.loads(caplog.messages[0].removeprefix("Tool spec: "))
+    assert logged == {"name": spec.name, "description": spec.description, "parameters": spec.parameters}
+
+
+def test_tool_is_warned_of_once_when_it_tells_the_model_too_little(caplog: pytest.LogCaptureFixture) -> None:
+    """S-TOOL-17: by its name; a tool that tells everything is none."""
+
+    @tool
+    def bare(query, limit: int = 3):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  the point of this test
+        return query * limit
+
+    @tool
+    def told(query: str) -> str:
+        """Look it up."""
+        return query
+
+    for _ in range(2):
+        assert check_tool_entry(bare, 0) is None
+        assert check_tool_entry(told, 1) is None
+    assert caplog.messages == [
+        "Tool 'bare' has no docstring: the model is not told what it does; no type for query: the model may give anything"
+    ]
 
 
 def test_entry_is_refused_when_its_name_cannot_be() -> None:

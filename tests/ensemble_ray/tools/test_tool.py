@@ -77,15 +77,18 @@ def test_execute_wraps_do_execute_when_called() -> None:
 
 
 def test_exception_becomes_a_failure_when_do_execute_raises(caplog: pytest.LogCaptureFixture) -> None:
-    """S-TOOL-41: a WARN and the exception's text as message."""
+    """S-TOOL-41: outside an agent a WARN with the traceback, and class and text as message."""
 
     def work(_text: str) -> ToolResult:
         msg = "disk full"
         raise OSError(msg)
 
     with caplog.at_level(logging.WARNING):
-        assert Safe(work).execute("x") == ToolResult.failure("disk full")
-    assert [(record.levelname, "disk full" in record.getMessage()) for record in caplog.records] == [("WARNING", True)]
+        assert Safe(work).execute("x") == ToolResult.failure("OSError: disk full")
+    (line,) = caplog.records
+    assert (line.levelname, line.getMessage()) == ("WARNING", "Tool 'safe' raised")
+    assert line.exc_info is not None
+    assert str(line.exc_info[1]) == "disk full"
 
 
 @pytest.mark.parametrize("error", [ExitEarlyError("enough"), IllegalStateError("bad"), ToolConfigurationError("worse")])

@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray.errors import ExitEarlyError, ToolConfigurationError
 from ensemble_ray.tools.builtin import WebScraperTool
-from ensemble_ray.tools.builtin.web_scrape import page_text
+from ensemble_ray.tools.builtin.page_text import page_text
 from ensemble_ray.tools.tool import ToolResult
 from tests.ensemble_ray.tools.builtin.travel import travelled
 

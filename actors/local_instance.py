@@ -1,0 +1,106 @@
+"""A Ray instance that the library starts itself: no other user of the machine gets at it (S-SEC-30 to S-SEC-35).
+
+In: arguments for `ray.init`. Out: a running instance whose ports are on loopback, whose token and files are its user's own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import logging
+import os
+import socket
+from collections.abc import Callable, Generator, Mapping
+from typing import Any, cast
+
+import ray
+from ray._private import ray_constants
+
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.ray_files import private_ray_directory, secure_token_file
+
+__all__ = ["is_on_loopback_only", "on_loopback", "quiet", "start_local"]
+
+_log = logging.getLogger(__name__)
+_MODE = "RAY_AUTH_MODE"
+#: How long a port of this machine may take to accept a connection, s.
+_REACH_S = 5.0
+
+
+def start_local(options: Mapping[str, object]) -> None:
+    """Start an instance on this machine, on loopback unless the options name an address.
+
+    Raises:
+        EnsembleError: it cannot be kept from other users of this machine.
+    """
+    # Ray runs workers at niceness 15, which starves agents and heavy tools beside anything else on the machine.
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    # Left unset where it is: Ray then turns it on itself, also for this process, which has read its settings by now.
+    if os.environ.get(_MODE, "token").lower() == "token":
+        secure_token_file()
+    else:
+        _log.warning(
+            "%s=%s: the local Ray instance demands no token; every user of this machine can run programs in it as you",
+            _MODE,
+            os.environ[_MODE],
+        )
+    has_address = "_node_ip_address" in options
+    given = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
+    with quiet(), contextlib.nullcontext() if has_address else on_loopback():
+        cast("Callable[..., object]", ray.init)(**given)
+    address = str(ray.get_runtime_context().gcs_address)
+    if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        ray.shutdown()
+        raise EnsembleError(
+            f"Ray {ray.__version__} listens at {address} and not on loopback alone. Use another version of Ray, start a "
+            "cluster yourself and name its address, or allow it: RayRuntime(init_options={'_node_ip_address': ...})"
+        )
+
+
+@contextlib.contextmanager
+def on_loopback() -> Generator[None]:
+    """Have Ray take the loopback address for that of this machine, as it does on macOS and Windows.
+
+    Ray has no argument for it: `_node_ip_address="127.0.0.1"` is replaced by the machine's address. It has a setting,
+    `RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0`, which it reads when it is imported, often before this module.
+    """
+    constants = cast("Any", ray_constants)
+    before = constants.ENABLE_RAY_CLUSTER
+    constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def is_on_loopback_only(host: str, port: int) -> bool:
+    """Whether that is the address of an instance that listens on loopback alone: Ray would look for it elsewhere."""
+    if not _is_loopback(host):
+        return False
+    here = str(cast("Any", ray.util).get_node_ip_address())
+    if _is_loopback(here):
+        return False
+    try:
+        socket.create_connection((here, port), timeout=_REACH_S).close()
+    except OSError:
+        return True
+    return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+@contextlib.contextmanager
+def quiet() -> Generator[None]:
+    """Keep Ray's start-up remarks (not on the main thread, token mode) from the user's terminal."""
+    logger = logging.getLogger("ray")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

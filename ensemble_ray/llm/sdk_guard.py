@@ -1,0 +1,111 @@
+"""Limits on what a client of the `openai` package reads, and on where it sends a request. Room: llm.
+
+In: a client's HTTP client. Out: the same with a hook that acts on calls of ours alone. The package reads failures whole,
+unpacks whatever comes, and follows redirects with the prompt; so the limits are kept below it, where bytes arrive.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, cast
+
+from openai import OpenAIError
+
+from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
+from ensemble_ray.llm.openai_errors import Failure
+from ensemble_ray.llm.redirects import (
+    RedirectRefusedError,
+    is_redirect,
+    redirected,
+)
+
+__all__ = ["AnswerRefusedError", "guard", "guarded"]
+
+_FAILED = 400
+
+
+class AnswerRefusedError(OpenAIError):
+    """Carries a `Failure` through the package, which passes its own errors on without another attempt."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure)
+        self.failure = failure
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A call that is being made."""
+
+    limits: AnswerLimits
+    redirects: int = 0
+
+
+_watched: ContextVar[_Watched | None] = ContextVar("ensemble_ray_watched_call", default=None)
+
+
+@contextmanager
+def guarded(limits: AnswerLimits) -> Generator[None]:
+    """Keep these limits on the answers of guarded clients in the block."""
+    token = _watched.set(_Watched(limits))
+    try:
+        yield
+    finally:
+        _watched.reset(token)
+
+
+def guard(client: Any) -> None:
+    """Add the hook to an HTTP client of the package, a user's own too; it does nothing outside of `guarded`."""
+    hooks: dict[str, list[object]] = client.event_hooks
+    if _watch not in hooks["response"]:
+        # The first one: what a user's own hook reads is counted too.
+        client.event_hooks = {**hooks, "response": [_watch, *hooks["response"]]}
+
+
+async def _watch(response: Any) -> None:
+    watched = _watched.get()
+    if watched is None:
+        return
+    try:
+        if is_redirect(response.status_code):
+            location, url = response.headers.get("location"), str(response.request.url)
+            redirected(url, response.status_code, location, followed=watched.redirects)
+            watched.redirects += 1
+        unpacker = Unpacker(response.headers.pop("content-encoding", ""))
+    except (RedirectRefusedError, TooMuchError) as error:
+        raise AnswerRefusedError(Failure(status=response.status_code, reason=str(error))) from None
+    # A response takes streams of its own package alone: openai 3 speaks httpx2, a client of the user's own may be of httpx.
+    package = sys.modules[type(response.stream).__module__.partition(".")[0]]
+    kind = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
+    response.stream = kind(response, unpacker, watched.limits)
+
+
+class _BoundedStream:
+    """The body of a response, unpacked, within the limits; of a failure, what can be told."""
+
+    def __init__(self, response: Any, unpacker: Unpacker, limits: AnswerLimits) -> None:
+        self._packed = response.stream
+        self._unpacker = unpacker
+        self._status: int = response.status_code
+        is_stream = "event-stream" in response.headers.get("content-type", "")
+        self._check = limits.check_stream if is_stream else limits.check_body
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        received_bytes = 0
+        try:
+            async for piece in self._packed:
+                for content in self._unpacker.feed(piece):
+                    received_bytes += len(content)
+                    if self._status >= _FAILED and received_bytes > ERROR_BODY_BYTES:
+                        return
+                    self._check(received_bytes)
+                    yield content
+        except TooMuchError as error:
+            raise AnswerRefusedError(Failure(status=self._status, reason=str(error))) from None
+
+    async def aclose(self) -> None:
+        """Let go of the connection."""
+        await self._packed.aclose()

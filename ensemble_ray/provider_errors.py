@@ -1,0 +1,124 @@
+"""Errors of model providers as plain data, and back. Floor: lowest; imports nothing of ours.
+
+In: an error of one of the listed classes of the `openai` package. Out: data that JSON has types for; and the error again,
+of the same class, with status, body and the few headers that are no secret (S-ERR-40, S-ERR-41).
+Never: an import of a class that is not listed here, whatever the data says; a header or a URL part that may hold a key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+__all__ = ["is_refusal", "is_refusal_data", "pack_provider_error", "unpack_provider_error"]
+
+_PACKAGE = "openai"
+_CLASSES = frozenset({
+    "OpenAIError", "APIError", "APIStatusError", "APIConnectionError", "APITimeoutError", "APIResponseValidationError",
+    "BadRequestError", "AuthenticationError", "PermissionDeniedError", "NotFoundError", "ConflictError",
+    "UnprocessableEntityError", "RateLimitError", "InternalServerError",
+})  # fmt: skip
+#: A wrong key, no right to the model, no such model: every other call of it will be refused too.
+_REFUSALS = frozenset({"AuthenticationError", "PermissionDeniedError", "NotFoundError"})
+_FIELDS = ("message", "status_code", "code", "param", "type", "request_id", "body")
+_HEADERS = ("retry-after", "retry-after-ms", "x-request-id", "content-type")
+#: Errors of a recorded chain of causes that are looked at.
+_MOST_LINKS = 32
+#: Characters of an answer's body that go along; what an endpoint sends has no bound of its own.
+_MOST_BODY = 20_000
+
+
+def is_refusal(error: BaseException | None) -> bool:
+    """Return whether a provider refused a call as it would refuse every other call of that model (401, 403, 404)."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if type(error).__name__ in _REFUSALS and type(error).__module__.partition(".")[0] == _PACKAGE:
+            return True
+        seen.add(id(error))
+        error = error.__cause__
+    return False
+
+
+def is_refusal_data(data: object) -> bool:
+    """Return `is_refusal` of an error that the record has, by its data (`error_data`)."""
+    depth = 0
+    while isinstance(data, Mapping) and depth < _MOST_LINKS:
+        link = cast("Mapping[str, object]", data)
+        provider = link.get("provider")
+        if isinstance(provider, Mapping) and cast("Mapping[str, object]", provider).get("class") in _REFUSALS:
+            return True
+        data, depth = link.get("cause"), depth + 1
+    return False
+
+
+def pack_provider_error(error: BaseException) -> dict[str, Any] | None:
+    """Return the error as JSON-able data, or None for an error of any other class."""
+    kind = type(error)
+    if kind.__name__ not in _CLASSES or kind.__module__.partition(".")[0] != _PACKAGE:
+        return None
+    given = vars(error)
+    data: dict[str, Any] = {"class": kind.__name__, "text": str(error)}
+    data["fields"] = {name: _plain(given[name]) for name in _FIELDS if name in given}
+    response, request = given.get("response"), given.get("request")
+    if response is not None:
+        data["response"] = {
+            "status": response.status_code,
+            "headers": {name: response.headers[name] for name in _HEADERS if name in response.headers},
+            "text": _text_of(response),
+        }
+    if request is not None:
+        data["request"] = {"method": str(request.method), "url": _public(str(request.url))}
+    return data
+
+
+def unpack_provider_error(data: Mapping[str, Any]) -> Exception | None:
+    """Return the error behind the data, or None where its class is not listed, or the package is not here."""
+    name, text = data.get("class"), data.get("text")
+    if name not in _CLASSES or not isinstance(text, str):
+        return None
+    try:
+        package = importlib.import_module(_PACKAGE)
+        error = cast("Exception", getattr(package, name).__new__(getattr(package, name)))
+        error.args = (text,)  # no constructor runs: their arguments differ from version to version
+        fields = cast("Mapping[str, Any]", data.get("fields") or {})
+        vars(error).update({field: fields[field] for field in _FIELDS if field in fields})
+        _restore_answer(error, data)
+    except Exception:  # noqa: BLE001  a package that is missing or has changed, or damaged data: a stand-in will do
+        return None
+    return error
+
+
+def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
+    """Give the error its request, and the response where there was one."""
+    asked, answered = data.get("request"), data.get("response")
+    # openai 3 speaks httpx2, earlier ones httpx.
+    httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
+    request = None if asked is None else httpx.Request(asked["method"], asked["url"])
+    if request is not None:
+        vars(error)["request"] = request
+    if answered is not None:
+        told = {"headers": answered["headers"], "text": answered["text"], "request": request}
+        vars(error)["response"] = httpx.Response(answered["status"], **told)
+
+
+def _plain(value: object) -> object:
+    """The value as JSON has it, and of bounded size."""
+    text = json.dumps(value, default=str)
+    return json.loads(text) if len(text) <= _MOST_BODY else text[:_MOST_BODY]
+
+
+def _text_of(response: Any) -> str:
+    with contextlib.suppress(Exception):  # a stream that nobody has read has no text
+        return str(response.text)[:_MOST_BODY]
+    return ""
+
+
+def _public(url: str) -> str:
+    """The URL without user, password and query, which may be secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

@@ -1,0 +1,216 @@
+"""What a request has to pass before the interface sees it: its host, and the length of its body. Package: serve.
+
+Both are plain ASGI and know neither teams nor runs. Refusals have the form of all failures. Never: more of a body in memory
+than the limit, whatever its header announces; a request for another host's name, by which a page of another site reaches a
+server that listens on loopback alone (DNS rebinding).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import os
+from collections.abc import Collection, Sequence
+from http import HTTPStatus
+
+from fastapi.responses import JSONResponse
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ensemble_ray import ValidationError
+from serve.schemas import Failure
+
+__all__ = [
+    "BODY_VARIABLE",
+    "DEFAULT_MAX_BODY_BYTES",
+    "BodyLimit",
+    "HostCheck",
+    "body_limit",
+    "for_proxy",
+    "host_name",
+    "is_served_host",
+]
+
+#: Environment variable with the longest body, for replicas and for Serve's proxy.
+BODY_VARIABLE = "ENSEMBLE_RAY_MAX_BODY_BYTES"
+#: Inputs are values for texts; what is larger belongs into a file that a task reads.
+DEFAULT_MAX_BODY_BYTES = 1_048_576
+#: So much beyond the limit is read and thrown away: a client that is refused while it sends often loses the answer.
+_DISCARDED_BYTES = 8_388_608
+_LONGEST_NUMBER = 30
+_ANY = "*"
+_LOCAL = "localhost"
+_log = logging.getLogger(__name__)
+
+
+def body_limit(given: int | None = None) -> int:
+    """The longest body: the one given, else the environment's, else the default.
+
+    Raises:
+        ValidationError: what the environment says is no number above 0.
+    """
+    if given is not None:
+        return given
+    said = os.environ.get(BODY_VARIABLE, "").strip()
+    if not said:
+        return DEFAULT_MAX_BODY_BYTES
+    if _length(said) <= 0:
+        raise ValidationError(f"{BODY_VARIABLE} must be a whole number above 0, got: {said!r}")
+    return _length(said)
+
+
+def for_proxy() -> list[Middleware]:
+    """What Serve's own proxy lets requests pass, where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names this function.
+
+    The proxy reads a body as fast as it comes, and keeps what the replica has not taken yet.
+    """
+    return [Middleware(BodyLimit, max_bytes=body_limit())]
+
+
+class HostCheck:
+    """Lets requests pass that name a host which is served.
+
+    Args:
+        app: What comes behind it.
+        allowed_hosts: Names besides those of loopback and the address that a request came in by; `*.example.org` stands
+            for all names below it, `*` for any.
+    """
+
+    def __init__(self, app: ASGIApp, *, allowed_hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._allowed = tuple(name.lower() for name in allowed_hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on, or refuse it with 421."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        hosts = _headers(scope, b"host")
+        host = host_name(hosts[0]) if len(hosts) == 1 else None
+        if host is not None and is_served_host(host, self._allowed, _own_address(scope)):
+            await self._app(scope, receive, send)
+            return
+        shown = ", ".join(hosts) or "none"
+        _log.warning("Refused a request for the host '%.200s'", shown)
+        text = (
+            f"The host '{shown[:200]}' is not served here: served are the names of this machine's loopback. What to do: the "
+            "operator names others with allowed_hosts=NAME, as an argument of the application"
+        )
+        await _refusal(HTTPStatus.MISDIRECTED_REQUEST, text)(scope, receive, send)
+
+
+class BodyLimit:
+    """Reads a request's body before anything else does, up to a limit.
+
+    Args:
+        app: What comes behind it; it gets the body in one piece.
+        max_bytes: The longest body.
+    """
+
+    def __init__(self, app: ASGIApp, *, max_bytes: int = DEFAULT_MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with its body, or refuse it with 413."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = max((_length(each) for each in _headers(scope, b"content-length")), default=0)
+        body = None if announced > self._max_bytes + _DISCARDED_BYTES else await self._body(receive)
+        if body is None:
+            text = (
+                f"The body is longer than {self._max_bytes:,} bytes. What to do: send less, or let the operator raise "
+                "max_body_bytes"
+            )
+            await _refusal(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, text)(scope, receive, send)
+            return
+        await self._app(scope, _Replayed(body, receive), send)
+
+    async def _body(self, receive: Receive) -> list[Message] | None:
+        """What came, in one message and perhaps a disconnect; None when it is too long."""
+        parts = bytearray()
+        length = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return [{"type": "http.request", "body": bytes(parts), "more_body": True}, message]
+            part = message.get("body", b"")
+            length += len(part)
+            if length <= self._max_bytes:
+                parts += part
+            else:
+                parts.clear()
+            if length > self._max_bytes + _DISCARDED_BYTES:
+                return None
+            if not message.get("more_body", False):
+                is_whole = length <= self._max_bytes
+                return [{"type": "http.request", "body": bytes(parts), "more_body": False}] if is_whole else None
+
+
+class _Replayed:
+    """Gives what was read, and then what comes."""
+
+    def __init__(self, messages: list[Message], receive: Receive) -> None:
+        self._messages = messages
+        self._receive = receive
+
+    async def __call__(self) -> Message:
+        return self._messages.pop(0) if self._messages else await self._receive()
+
+
+def host_name(header: str) -> str | None:
+    """The name or address of a Host header, without its port; None when it has another form."""
+    text = header.strip().lower()
+    if text.startswith("["):
+        address, bracket, port = text[1:].partition("]")
+        name = address if bracket and _is_address(address) else ""
+        port = port.removeprefix(":") if port.startswith(":") else port and "x"
+    else:
+        name, _, port = text.partition(":")
+    if not name or (port and not (port.isascii() and port.isdigit())):
+        return None
+    return name.removesuffix(".")
+
+
+def is_served_host(host: str, allowed: Sequence[str], own_address: str) -> bool:
+    """Whether requests for a host are served.
+
+    Args:
+        host: A name or an address in lower case.
+        allowed: Names that the operator gave.
+        own_address: The address at which the connection arrived.
+    """
+    if host in {_LOCAL, own_address} or (_is_address(host) and ipaddress.ip_address(host).is_loopback):
+        return True
+    return any(
+        name in {_ANY, host} or (name.startswith("*.") and host.endswith(name.removeprefix(_ANY))) for name in allowed
+    )
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _own_address(scope: Scope) -> str:
+    """Where the connection arrived, as the server says; no client can choose it."""
+    server = scope.get("server")
+    return str(server[0]).lower() if server else ""
+
+
+def _length(announced: str) -> int:
+    """What a header announces; 0 where that is no number, since what comes is counted anyway."""
+    return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
+
+
+def _headers(scope: Scope, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
+
+
+def _refusal(status: HTTPStatus, message: str) -> JSONResponse:
+    failure = Failure(error="InvalidRequest", message=message)
+    return JSONResponse(failure.model_dump(mode="json"), status_code=status, headers={"connection": "close"})

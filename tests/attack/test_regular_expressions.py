@@ -1,0 +1,139 @@
+"""Each regular expression in the code takes time in proportion to its text; a new one is tested without a line here.
+
+A search holds every thread of the process until it ends, so a pattern that is quadratic is a lever for whoever writes the
+text: twenty thousand blanks once stopped a process for half a minute. Patterns are found by reading the code, and are
+used here as they are used there: what is only ever matched from the first character on need not be fast to search for.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ensemble_ray.record.rendering import _LONG
+from tests.attack.processor_time import ProcessorTimeError, processor_limit
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Processor time of one use over `SIZE` characters, s: a hundredth of it is usual.
+LIMIT_S = 2.0
+SIZE = 40_000
+#: Patterns that are put together while their module is loaded, by the file where that is done.
+BUILT: Mapping[str, re.Pattern[bytes]] = {"ensemble_ray/record/rendering.py": _LONG}
+#: How a pattern may be used; whatever else is done with it searches.
+ANCHORED = frozenset({"fullmatch", "match"})
+_FUNCTIONS = frozenset({"compile", "match", "fullmatch", "search", "sub", "subn", "findall", "finditer", "split"})
+
+
+@dataclass(frozen=True)
+class Used:
+    """A pattern, and what is called of it."""
+
+    place: str
+    pattern: re.Pattern[Any]
+    methods: frozenset[str]
+
+    @property
+    def uses(self) -> Iterator[Callable[[Any], object]]:
+        """What to do with a text."""
+        if self.methods - ANCHORED:
+            yield lambda text: deque(self.pattern.finditer(text), maxlen=0)
+        for name in self.methods & ANCHORED:
+            yield getattr(self.pattern, name)
+
+
+def _patterns() -> Iterator[Used]:
+    """Find each regular expression that the packages use."""
+    for package in ("ensemble_ray", "actors", "serve"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            place = path.relative_to(ROOT).as_posix()
+            names = {id(node.value): _names_of(node) for node in ast.walk(tree) if isinstance(node, ast.Assign)}
+            for node in ast.walk(tree):
+                match node:
+                    case ast.Call(func=ast.Attribute(value=ast.Name(id="re"), attr=name)) if name in _FUNCTIONS:
+                        used = _methods_of(tree, names.get(id(node), ())) if name == "compile" else {name}
+                        yield Used(place, _pattern_of(node, place), frozenset(used))
+
+
+def _names_of(assignment: ast.Assign) -> tuple[str, ...]:
+    return tuple(target.id for target in assignment.targets if isinstance(target, ast.Name))
+
+
+def _methods_of(tree: ast.AST, names: tuple[str, ...]) -> set[str]:
+    """Say what a module calls of a pattern of that name; `search` where it hands the pattern on, or has no name for it."""
+    called = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
+    methods = {node.attr for node in called if isinstance(node.value, ast.Name) and node.value.id in names}
+    owners = {id(node.value) for node in called}
+    is_handed_on = any(
+        isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load) and id(node) not in owners
+        for node in ast.walk(tree)
+    )
+    return methods if methods and not is_handed_on else methods | {"search"}
+
+
+def _pattern_of(call: ast.Call, place: str) -> re.Pattern[Any]:
+    try:
+        source = ast.literal_eval(call.args[0])
+    except ValueError:
+        assert place in BUILT, f"{place}:{call.lineno}: the pattern is no literal; name it in BUILT"
+        return BUILT[place]
+    named = [*call.args[1:], *(keyword.value for keyword in call.keywords if keyword.arg == "flags")]
+    flags = 0
+    for part in (part for argument in named for part in ast.walk(argument)):
+        if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name) and part.value.id == "re":
+            flags |= getattr(re, part.attr)
+    return re.compile(source, flags)
+
+
+PATTERNS = {f"{used.place}: {used.pattern.pattern!r}"[:120]: used for used in _patterns()}
+
+
+def _slow_texts(used: Used, *, limit_s: float) -> list[str]:
+    """Return the beginnings of texts that the pattern takes too long for; one is enough."""
+    found = used.pattern.pattern
+    source = found if isinstance(found, str) else found.decode("latin-1")
+    signs = list(dict.fromkeys([" ", "a", "0", "\n", *(sign for sign in source if sign in "\"'{[-./:<`#=@&;,~!*")]))[:9]
+    words = [f"{word} " for word in re.findall(r"[A-Za-z]{3,}", source)]
+    slow: list[str] = []
+    for text in (
+        *(before + sign * SIZE for before in ("", *signs, *words) for sign in signs),
+        *((one + other) * (SIZE // 2) for one in signs for other in signs if one != other),
+    ):
+        given = text if isinstance(found, str) else text.encode("latin-1")
+        try:
+            with processor_limit(limit_s):
+                for use in used.uses:
+                    use(given)
+        except ProcessorTimeError:
+            slow.append(text[:20])
+        if slow:
+            break
+    return slow
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_pattern_is_linear(name: str) -> None:
+    """S-SEC-20."""
+    assert _slow_texts(PATTERNS[name], limit_s=LIMIT_S) == []
+
+
+@pytest.mark.parametrize("source", [r"(\S.*?)\s+([+-])\s*([0-9]+)", r"(a+)+b", r"\s+x"])
+def test_pattern_is_found_slow_when_it_is(source: str) -> None:
+    """S-SEC-20: the check finds quadratic patterns, and worse ones."""
+    assert _slow_texts(Used("here", re.compile(source), frozenset({"search", "fullmatch"})), limit_s=0.2)
+
+
+def test_use_is_known_when_a_pattern_is_matched_or_handed_on() -> None:
+    """S-SEC-20: the check takes a pattern for what it is used for."""
+    code = "import re\nA = re.compile('a')\nB = re.compile('b')\nA.fullmatch(x)\nB.match(x)\nf(B)\n"
+    tree = ast.parse(code)
+    assert _methods_of(tree, ("A",)) == {"fullmatch"}
+    assert _methods_of(tree, ("B",)) == {"match", "search"}
+    assert len(PATTERNS) > 40

@@ -1,0 +1,149 @@
+"""Damages the record of a run whose processes were killed, and sees whether anybody is told.
+
+In: a run, and a moment. Out: whether it goes on. Either nothing that is recorded is touched, and the run goes on as after
+any kill; or `trace` and `resume` say what is lost, with an exit code, and ask the model nothing, until somebody allows the
+loss. Never: a record that lost something, and a program that says nothing of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.messages import Fact
+from tests.chaos.audit import answers_in
+from tests.chaos.disturbed import Disturbed
+from tests.chaos.killing import kill_only
+from tests.chaos.moments import Moment
+
+__all__ = ["HARMS", "RECORD", "damage", "harm", "tidy_up"]
+
+RECORD = "record.sqlite"
+#: What is done to a file.
+HARMS = ("a flipped bit", "a flipped bit", "a page of zeros", "a page of noise", "a page of another place", "cut off")
+_PAGE = 4096
+#: How many of the files that are damaged hold everything, instead of their logs.
+_TIDIED = 0.7
+#: What a program says that meets a damaged record.
+_DAMAGED = "The record is damaged"
+
+
+def damage(run: Disturbed, moment: Moment, rng: random.Random) -> bool:
+    """Wait for the moment, kill, damage, look and go on; False when the run is over, with an output or for good."""
+    if not kill_only(run, moment, rng):
+        return True  # it ended before
+    if not run.has_begun:
+        run.go_on()
+        return True
+    before = run.facts()
+    backup = run.directory / "before"
+    shutil.copytree(run.record, backup)
+    file = run.record / rng.choice((RECORD, f"{RECORD}-wal", f"{RECORD}-wal"))
+    if not file.exists() or not file.stat().st_size:
+        file = run.record / RECORD
+    if file.name == RECORD and rng.random() < _TIDIED:
+        tidy_up(file)
+    what = harm(file, rng)
+    left = _left(run)
+    run.tell(f"{what} in {file.name}: {len(before)} facts before, {'none can be read' if left is None else len(left)}")
+    is_told = _look(run, before, left)
+    if not is_told:
+        run.report.unaffected += 1
+        return True
+    run.report.told += 1
+    return _go_on_without(run, left)
+
+
+def tidy_up(file: Path) -> None:
+    """Bring the log into the file, as the last process to close it does; else the log stands for damaged pages of it."""
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def harm(file: Path, rng: random.Random) -> str:
+    """Damage a file somewhere; gives how and where."""
+    content = bytearray(file.read_bytes())
+    how = rng.choice(HARMS)
+    at = rng.randrange(len(content))
+    if how == "cut off":
+        file.write_bytes(content[:at])
+        return f"{how} at {at}"
+    if how == "a flipped bit":
+        content[at] ^= 1 << rng.randrange(8)
+        file.write_bytes(content)
+        return f"{how} at {at}"
+    begin = at - at % _PAGE
+    page = content[begin : begin + _PAGE]
+    other = rng.randrange(0, len(content), _PAGE)
+    filled = {"a page of zeros": bytes(len(page)), "a page of noise": rng.randbytes(len(page))}
+    content[begin : begin + _PAGE] = filled.get(how, bytes(content[other : other + _PAGE]))[: len(page)]
+    file.write_bytes(content[: begin + len(page)] + content[begin + len(page) :])
+    return f"{how} at {begin}"
+
+
+def _left(run: Disturbed) -> list[Fact] | None:
+    """What can still be read; None: nothing."""
+    try:
+        return run.facts(is_partial=True)
+    except RecordError:
+        return None
+
+
+def _look(run: Disturbed, before: Sequence[Fact], left: Sequence[Fact] | None) -> bool:
+    """Ask for the run's tree, and go on with it; whether both say that it is damaged. None of them may be silent."""
+    known = {fact.seq: fact for fact in left or ()}
+    lost = [fact for fact in before if known.get(fact.seq) != fact]
+    requests, owners = run.server.stats()["requests"], run.owners()
+    shown = run.ask("trace", run.run_id)
+    is_told = shown.process.returncode != 0 and _DAMAGED in shown.text
+    if lost and not is_told:
+        kinds = ", ".join(f"{fact.kind} {fact.name}" for fact in lost[:5])
+        run.break_promise(
+            f"{len(lost)} facts of {len(before)} are lost or altered ({kinds}), and 'trace' ended with "
+            f"{shown.process.returncode}: {shown.text[-300:]}"
+        )
+    again = run.start("resume", run.run_id)
+    if not lost and not is_told and run.until(lambda: run.wait_owner(owners)):
+        return False
+    try:
+        code = again.process.wait(timeout=run.scenario.patience_s)
+    except subprocess.TimeoutExpired:
+        run.break_promise(f"'resume' of a damaged record does not end: {again.text[-500:]}")
+        return False
+    if code == run.scenario.exit_code and not lost:
+        return False
+    if code in {0, run.scenario.exit_code} or not (is_told or _DAMAGED in again.text):
+        run.break_promise(f"'resume' of a record that lost {len(lost)} facts ended with {code}: {again.text[-500:]}")
+    elif run.server.stats()["requests"] != requests:
+        run.break_promise("'resume' of a damaged record asked the model before it said so")
+    if is_told and str(run.record / RECORD) not in shown.text:
+        run.break_promise(f"'trace' does not name the file: {shown.text[-300:]}")
+    return True
+
+
+def _go_on_without(run: Disturbed, left: Sequence[Fact] | None) -> bool:
+    """Somebody allows the loss: the run goes on, or that is refused as well; False then."""
+    counts, owners = run.server.requests_by_key(), run.owners_of(left or ())
+    settled = {key: counts[key] for key in answers_in(run.run_id, left or ())}
+    run.kills[-1] = replace(run.kills[-1], settled=settled, is_loss=True, until=time.time())
+    requests = run.server.stats()["requests"]
+    heir = run.start("resume", run.run_id, "--allow-loss")
+    if run.until(lambda: run.wait_owner(owners)):
+        return True
+    code = heir.process.wait(timeout=run.scenario.patience_s)
+    if code == run.scenario.exit_code:
+        return True
+    run.tell(f"refused for good: {heir.text[-300:]}")
+    if _DAMAGED not in heir.text:
+        run.break_promise(f"'resume --allow-loss' ended with {code}: {heir.text[-500:]}")
+    if run.server.stats()["requests"] != requests:
+        run.break_promise("'resume --allow-loss' asked the model before it was refused")
+    return False
