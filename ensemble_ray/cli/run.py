@@ -217,6 +217,8 @@ def show_run(
     watched = _Watched()
     try:
         output, is_cancelled = watched.result(begin, view.display)
+        if watched.is_replayed:
+            view.replayed(output)
         view.ended(watched.run)
     except EnsembleError as error:
         view.ended(watched.run)
@@ -257,6 +259,11 @@ class _Watched:
     def run_id(self) -> str | None:
         """None until it has begun."""
         return None if self.run is None else self.run.id
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether it gave a recorded output of which its display has not heard."""
+        return self.run is not None and self.run.is_replayed and not self.run.recorded_tasks
 
     def result(
         self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display

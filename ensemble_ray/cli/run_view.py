@@ -43,6 +43,10 @@ class RunView:
     def ended(self, run: object) -> None:
         """The run has ended; None: it never began."""
 
+    def replayed(self, output: EnsembleOutput) -> None:
+        """Count what a run that had completed before has on record."""
+        self.display.is_recorded(len(output.task_outputs))
+
     def text(self, output: EnsembleOutput) -> str | None:
         """What goes to standard output; None: nothing."""
         return self._render(output)
@@ -74,6 +78,12 @@ class ItemView(RunView):
         """Take over how many items failed: those that nothing could be made of had no task that told of it."""
         tally = self.items.items
         tally.items_failed = max(getattr(run, "failed_count", 0), tally.items_failed)
+
+    def replayed(self, output: EnsembleOutput) -> None:
+        """Count its items apart from its reduces."""
+        self.items.is_recorded(len(output.task_outputs), items=self._done(output))
+        first = next(iter(() if output.trace is None else output.trace.task_traces), None)
+        self.items.items.is_direct = first is not None and first.node_type == "direct"
 
     @property
     def _has_text(self) -> bool:
@@ -113,7 +123,7 @@ class ItemView(RunView):
         if len(failures) > len(shown):
             lines.append(f"  and {len(failures) - len(shown):,} more")
         letters = self._definition.dead_letters
-        if letters is not None and Path(letters).exists():
+        if letters is not None and self.items.items.items_failed and Path(letters).exists():
             lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")
         return lines
 

@@ -31,6 +31,17 @@ def test_output_and_progress_are_kept_apart_when_a_team_runs(call: Call, team: s
     assert told[-1].endswith(" trace first")
 
 
+def test_tasks_of_a_finished_run_count_as_recorded_when_it_is_run_again(call: Call, team: str) -> None:
+    """S-SET-39: the recorded output; of no task is it said that it is not done."""
+    command = ("run", f"{team}:team", *INPUTS, "--run-id", "first")
+    assert call(*command).code == 0
+    again = call(*command)
+    assert (again.code, again.printed) == (0, "An article\n")
+    assert "2 tasks from the record" in again.said
+    assert "\n2 of 2 tasks in " in again.said
+    assert "0 model calls" in again.said
+
+
 def test_nothing_but_the_output_is_shown_when_quiet(call: Call, team: str) -> None:
     """For scripts."""
     called = call("run", f"{team}:team", *INPUTS, "--quiet")
