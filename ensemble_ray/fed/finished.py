@@ -89,7 +89,11 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBod
         wanted = _BATCH if known.are_all else min(_BATCH, known.count - intake.count)
         taken = await intake.pull(wanted)
         for number in range(intake.count - taken.count, intake.count):
-            _tell(record, intake, bodies, watch, number, taken.refused.get(number))
+            index, item = intake.index(number), intake.done(number)
+            if (failed := _failure(record, number, taken.refused.get(number))) is not None:
+                watch.failed(index, item, *failed)
+            elif record.outcome(0, number) is Outcome.COMPLETED:
+                watch.completed(number, index, item, bodies.output(0, number))
         await watch.written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
@@ -102,18 +106,9 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBod
     )
 
 
-def _tell(
-    record: RecoveredRun,
-    intake: Intake,
-    bodies: FedBodies,
-    watch: RunWatch,
-    number: int,
-    refused: RefusedItem | None,
-) -> None:
-    index, item = intake.index(number), intake.done(number)
+def _failure(record: RecoveredRun, number: int, refused: RefusedItem | None) -> tuple[BaseException, int] | None:
+    """Why an item has no output, and its attempts; None where it has one."""
     if refused is not None:
-        watch.failed(index, item, refused.error, 0)
-    elif record.outcome(0, number) is Outcome.COMPLETED:
-        watch.completed(number, index, item, bodies.output(0, number))
-    elif (failure := record.failure(0, number)) is not None:
-        watch.failed(index, item, failure.error, failure.attempts)
+        return refused.error, 0
+    failure = record.failure(0, number)
+    return None if failure is None else (failure.error, failure.attempts)

@@ -142,7 +142,7 @@ def test_a_finished_run_gives_its_rows_and_text_again(call: Call, folder: Path, 
     rows = _rows_of(folder / f"rows.{kind}")
     assert first.code == 0
     assert len(rows) == 5
-    (folder / "shouting.py").write_text(HANDLERS.replace("upper", "lower"), encoding="utf-8")
+    recorded = call("trace", "all", "--json").printed
     for is_removed in (False, True):
         if is_removed:
             (folder / f"rows.{kind}").unlink()
@@ -151,6 +151,7 @@ def test_a_finished_run_gives_its_rows_and_text_again(call: Call, folder: Path, 
         assert _rows_of(folder / f"rows.{kind}") == rows
         assert "11 tasks from the record" in again.said
         assert "5/5 items, 6 reduced in" in again.said
+    assert call("trace", "all", "--json").printed == recorded
 
 
 def test_a_finished_run_gives_its_failed_items_again(call: Call, folder: Path, items: str) -> None:

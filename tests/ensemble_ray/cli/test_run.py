@@ -58,6 +58,32 @@ def test_the_whole_output_is_data_when_json_is_asked_for(call: Call, team: str) 
     assert Path(data["record"]).name == data["run_id"]
 
 
+def test_nothing_runs_when_the_trace_cannot_be_written(call: Call, team: str, folder: Path) -> None:
+    """S-TRC-54: exit code 1 and why, before any model is asked."""
+    (folder / "file").write_text("", encoding="utf-8")
+    for place, why in ((".", "Is a directory"), ("file/trace.json", "exists")):
+        called = call("run", f"{team}:team", *INPUTS, "--trace", place, "--run-id", "none")
+        assert (called.code, called.printed) == (1, "")
+        assert f"Error: --trace: '{place}' cannot be written: " in called.said
+        assert why in called.said
+        assert "Nothing was run" in called.said
+        assert "none" not in call("runs").printed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device that takes nothing")
+def test_the_output_is_printed_when_the_trace_cannot_be_written_in_the_end(call: Call, team: str) -> None:
+    """S-TRC-54: what was paid for is given, and the exit code is 1."""
+    called = call("run", f"{team}:team", *INPUTS, "--trace", "/dev/full")
+    assert (called.code, called.printed) == (1, "An article\n")
+    assert "Error: --trace: '/dev/full' cannot be written: No space left on device" in called.said
+
+
+def test_a_trace_is_written_into_folders_that_are_made(call: Call, team: str, folder: Path) -> None:
+    """S-TRC-54, S-TRC-50: looking whether it can be written leaves no trace."""
+    assert call("run", f"{team}:team", *INPUTS, "--trace", "a/b/trace.json").code == 0
+    assert json.loads((folder / "a" / "b" / "trace.json").read_text(encoding="utf-8"))["task_traces"]
+
+
 def test_all_missing_inputs_are_named_at_once(call: Call, team: str) -> None:
     """Over all tasks, each with its users; nothing has run."""
     called = call("run", f"{team}:team", "-i", "topci=tides")
