@@ -17,8 +17,8 @@ from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, ow
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
     from ensemble_ray.cli.run_view import RunView
-    from ensemble_ray.errors import EnsembleError
     from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.errors import EnsembleError
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.listeners import EnsembleListener
     from ensemble_ray.loader import Runnable
@@ -117,7 +117,7 @@ def run(
 
     Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
     """
-    from ensemble_ray.cli.inputs import check_inputs, read_inputs
+    from ensemble_ray.cli.inputs import check_inputs, input_warnings, read_inputs
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.loader import load_runnable
@@ -131,6 +131,9 @@ def run(
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
     if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
         check_inputs(ensemble, given)
+    if not quiet:
+        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, given):
+            say(line)
     from ensemble_ray.config import Settings
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"

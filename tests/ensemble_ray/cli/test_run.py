@@ -84,6 +84,18 @@ def test_a_trace_is_written_into_folders_that_are_made(call: Call, team: str, fo
     assert json.loads((folder / "a" / "b" / "trace.json").read_text(encoding="utf-8"))["task_traces"]
 
 
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_inputs_without_effect_are_told(call: Call, team: str, command: str) -> None:
+    """S-TPL-41, S-TPL-4: one line each; the run goes on, and its output is the same."""
+    called = call(command, f"{team}:team", *INPUTS, "-i", "topic=moons", "-i", "audeince=sailors", "-i", "x=1")
+    assert called.code == 0
+    told = called.said.splitlines()
+    assert "Input 'topic' was given 2 times: the last value counts, 'moons'" in told
+    assert "Input 'audeince' was given and no task uses it. Did you mean 'audience'?" in told
+    assert "Input 'x' was given and no task uses it." in told
+    assert all("Input" not in line for line in call(command, f"{team}:team", *INPUTS).said.splitlines())
+
+
 def test_all_missing_inputs_are_named_at_once(call: Call, team: str) -> None:
     """Over all tasks, each with its users; nothing has run."""
     called = call("run", f"{team}:team", "-i", "topci=tides")
@@ -91,7 +103,7 @@ def test_all_missing_inputs_are_named_at_once(call: Call, team: str) -> None:
     assert "2 inputs are missing:" in called.said
     assert "topic (used by facts)" in called.said
     assert "audience (used by article)" in called.said
-    assert "'topci' was given and nobody uses it. Did you mean 'topic'?" in called.said
+    assert "'topci' was given and no task uses it. Did you mean 'topic'?" in called.said
     assert "--input topic=... --input audience=..." in called.said
     assert "started" not in called.said
 
