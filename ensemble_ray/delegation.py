@@ -141,7 +141,7 @@ class DelegationPolicyContext:
     #: 0: the delegating task is one of the plan
     current_depth: int
     max_depth: int
-    #: in order
+    #: in order, without that of the delegating agent
     available_worker_roles: Sequence[str]
 
 

@@ -165,7 +165,7 @@ class Run(RunLife):
         if self._resumption is not None and not self._resumption.allows_changes:
             check_same(self.id, self._resumption.header, request.header, doing="resume")
         if (known := await self._recorded_output(planned, request)) is not None:
-            self._state = RunState.COMPLETED
+            self._state, self._is_replayed = RunState.COMPLETED, True
             return known
         self._handle = await self._runtime.submit(request)
         if self._is_cancelling:

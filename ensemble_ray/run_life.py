@@ -61,6 +61,7 @@ class RunLife:
         self._state = RunState.PENDING
         self._runtime = connect(runtime)
         self._is_cancelling = False
+        self._is_replayed = False
         self._interrupt: Interrupted | None = None
         self._events = EventLog(is_open=is_watched)
         self._fields = {**current_log_context(), "ensemble.id": self.id}
@@ -105,6 +106,11 @@ class RunLife:
     def state(self) -> RunState:
         """Where the run stands."""
         return self._state
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the output is the recorded one of a run that had completed before, so that no task ran now."""
+        return self._is_replayed
 
     def events(self) -> EventStream:
         """All events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""

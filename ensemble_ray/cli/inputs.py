@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from ensemble_ray.cli.terminal import one_line
 from ensemble_ray.errors import PromptTemplateError, ValidationError
 from ensemble_ray.loader.problems import suggestion
 
@@ -17,9 +18,10 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.definition.task import Task
 
-__all__ = ["check_inputs", "needed_inputs", "read_inputs", "unused_inputs"]
+__all__ = ["check_inputs", "input_warnings", "needed_inputs", "read_inputs", "unused_inputs"]
 
 _SHOWN_TASKS = 3
+_SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
@@ -89,7 +91,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
     spare = unused_inputs(ensemble, inputs)
     lines = [f"{len(missing)} {'input is' if len(missing) == 1 else 'inputs are'} missing:"]
     lines += [f"  {name} (used by {_some(users)})" for name, users in missing.items()]
-    lines += [f"  '{name}' was given and nobody uses it.{suggestion(name, missing)}" for name in spare]
+    lines += [f"  '{name}' was given and no task uses it.{suggestion(name, missing)}" for name in spare]
     lines.append(f"  What to do: {' '.join(f'--input {name}=...' for name in missing)}")
     raise PromptTemplateError("\n".join(lines), tuple(missing))
 
@@ -98,6 +100,30 @@ def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) ->
     """Names of given inputs that no task uses; likely mistyped."""
     needed = needed_inputs(ensemble.tasks)
     return [name for name in inputs if name not in needed]
+
+
+def input_warnings(
+    pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
+) -> list[str]:
+    """Lines about inputs that have no effect: pairs that a later pair replaces, and names that no task uses.
+
+    Args:
+        pairs: `name=value` as they were given.
+        ensemble: Says what is used; None: that is not known before its tasks are made.
+        inputs: All that were given, those of a file too.
+    """
+    values: dict[str, list[str]] = {}
+    for name, _, value in (pair.partition("=") for pair in pairs):
+        values.setdefault(name.strip(), []).append(value)
+    lines = [
+        f"Input '{name}' was given {len(given)} times: the last value counts, '{one_line(given[-1], _SHOWN_VALUE)}'"
+        for name, given in values.items()
+        if len(given) > 1
+    ]
+    if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
+        return lines
+    known = needed_inputs(ensemble.tasks)
+    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, known)}" for name in spare)]
 
 
 def _some(users: Sequence[str]) -> str:

@@ -178,7 +178,7 @@ def _made(options: dict[str, object], run_id: str) -> MapTeam:
         options = {**options, "items": str(copied_items(run_id))}
     try:
         team = map_team(options)
-        check_begin(team)
+        check_begin(team, run_id)
     except BaseException:
         if is_copied:
             forget_items(run_id)

@@ -18,6 +18,7 @@ from ensemble_ray.loop import run_blocking
 from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.task import build_user_prompt
+from ensemble_ray.record.run_head import read_head
 
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import Entry
@@ -30,13 +31,15 @@ _SAMPLE, _AT_ONCE = 100, 1000
 _CHARACTERS = 4
 
 
-def check_begin(team: MapTeam) -> None:
+def check_begin(team: MapTeam, run_id: str) -> None:
     """Let a run begin if its items can be read, the first one has what the prompt names, and the rows have a place.
+
+    Rows in that place may be those of a recorded run of that id, which gives them again (S-MR-186).
 
     Raises:
         ValidationError: not so.
     """
-    if team.results is not None:
+    if team.results is not None and not _has_written(run_id, team):
         refuse_old_rows(team.results)
     entries = run_blocking(_read(team, 1))
     if not entries:
@@ -46,6 +49,17 @@ def check_begin(team: MapTeam) -> None:
         return  # it may be there because of that, and others are not
     if isinstance(first, RefusedItem) and first.read is not None:
         raise first.error
+
+
+def _has_written(run_id: str, team: MapTeam) -> bool:
+    """Whether a run of that id is recorded whose rows go to the same file."""
+    from ensemble_ray.cli.records import own_store  # a dry run has no use for it
+
+    store = own_store()
+    if run_blocking(store.summary(run_id)) is None:
+        return False
+    recorded = run_blocking(read_head(store, run_id)).source.overrides
+    return recorded.get("output") == team.source.overrides.get("output")
 
 
 def estimate(team: MapTeam) -> dict[str, Any]:

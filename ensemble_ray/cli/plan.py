@@ -13,7 +13,7 @@ import typer
 from ensemble_ray.cli.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
 from ensemble_ray.cli.progress import counted
 from ensemble_ray.cli.run import Inputs, InputsFile, Llm, Target, Workflow
-from ensemble_ray.cli.terminal import one_line, show, show_json
+from ensemble_ray.cli.terminal import one_line, say, show, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
@@ -39,7 +39,7 @@ def plan(
 
     Tasks by level, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
     """
-    from ensemble_ray.cli.inputs import read_inputs
+    from ensemble_ray.cli.inputs import input_warnings, read_inputs
     from ensemble_ray.cli.plan_map_reduce import map_reduce_data, map_reduce_lines
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.loader import load_runnable
@@ -57,6 +57,8 @@ def plan(
     ensemble = planned_form(loaded)
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
+    for line in input_warnings(inputs or (), ensemble, given):
+        say(line)
     data = plan_data(ensemble, given)
     if as_json:
         show_json(data)

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ensemble_ray.cli.records import say_where
-from ensemble_ray.cli.terminal import INTERRUPTED, is_terminal, own_command, say, show_answer, show_json
+from ensemble_ray.cli.terminal import FAILED, FINE, INTERRUPTED, is_terminal, own_command, say, show_answer, show_json
 
 if TYPE_CHECKING:
     from ensemble_ray.cli.display import Display
     from ensemble_ray.cli.run_view import RunView
     from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.errors import EnsembleError
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.listeners import EnsembleListener
     from ensemble_ray.loader import Runnable
@@ -116,7 +117,7 @@ def run(
 
     Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
     """
-    from ensemble_ray.cli.inputs import check_inputs, read_inputs
+    from ensemble_ray.cli.inputs import check_inputs, input_warnings, read_inputs
     from ensemble_ray.ensemble import Ensemble
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.loader import load_runnable
@@ -130,6 +131,9 @@ def run(
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
     if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
         check_inputs(ensemble, given)
+    if not quiet:
+        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, given):
+            say(line)
     from ensemble_ray.config import Settings
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
@@ -212,23 +216,21 @@ def show_run(
     Raises:
         EnsembleError: the run failed, or cannot begin; its record was named.
     """
-    from ensemble_ray.errors import EnsembleError, RecordError, StaleEpochError  # the help does not need them
+    from ensemble_ray.errors import EnsembleError  # the help does not need it
 
+    if trace is not None and (refused := _unwritable(trace)) is not None:
+        say(refused)
+        return FAILED
     watched = _Watched()
     try:
         output, is_cancelled = watched.result(begin, view.display)
-        view.ended(watched.run)
+        view.ended(watched.run, output)
     except EnsembleError as error:
         view.ended(watched.run)
-        began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
-        if began and watched.run_id is not None:
-            _write_trace(error.trace, trace)
-            if not view.is_quiet:
-                say("\n".join(view.summary(None)))
-                say_where(watched.run_id)
+        _show_failed(error, watched.run_id, view, trace)
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
-    _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
+    is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
     text = None
     if as_json:
         show_json(_as_data(view, output))
@@ -243,7 +245,21 @@ def show_run(
         if not output.is_complete:
             say(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
-    return INTERRUPTED if is_cancelled else view.code(output)
+    code = INTERRUPTED if is_cancelled else view.code(output)
+    return code if is_traced or code != FINE else FAILED
+
+
+def _show_failed(error: EnsembleError, run_id: str | None, view: RunView, trace: Path | None) -> None:
+    """Show what is left of a run that failed, where it had begun."""
+    from ensemble_ray.errors import RecordError, StaleEpochError
+
+    began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
+    if not began or run_id is None:
+        return
+    _write_trace(error.trace, trace)
+    if not view.is_quiet:
+        say("\n".join(view.summary(None)))
+        say_where(run_id)
 
 
 class _Watched:
@@ -306,10 +322,31 @@ def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
     return {**view.data(output), "record": None if found is None else found.place}
 
 
-def _write_trace(found: ExecutionTrace | None, file: Path | None) -> None:
+def _unwritable(file: Path) -> str | None:
+    """Why the trace cannot be written there, found before anything is paid for; None where it can be."""
+    is_there = file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab"):
+            pass
+        if not is_there:
+            file.unlink()
+    except OSError as error:
+        return f"{_trace_refusal(file, error)}. Nothing was run"
+    return None
+
+
+def _trace_refusal(file: Path, error: OSError) -> str:
+    return f"Error: --trace: '{file}' cannot be written: {error.strerror or error}"
+
+
+def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
+    """Write it where it is asked for; False: it cannot be, which was said."""
     if file is None or found is None:
-        return
+        return True
     try:
         found.to_json(file)
     except OSError as error:
-        say(f"The trace cannot be written to '{file}': {error.strerror or error}")
+        say(_trace_refusal(file, error))
+        return False
+    return True

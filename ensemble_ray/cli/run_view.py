@@ -18,7 +18,9 @@ from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinitio
 from ensemble_ray.record.map_reduce_data import map_key
 
 if TYPE_CHECKING:
+    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.outputs import EnsembleOutput
+    from ensemble_ray.run_handle import Run
 
 __all__ = ["ItemView", "RunView", "view_of"]
 
@@ -40,8 +42,15 @@ class RunView:
         self.display: Display = Display(title, is_quiet=is_quiet)
         self._render = render
 
-    def ended(self, run: object) -> None:
-        """The run has ended; None: it never began."""
+    def ended(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
+        """The run has ended; None: it never began, or gave no output."""
+        # A run that is resumed has told its display before.
+        if run is not None and output is not None and run.is_replayed and not run.recorded_tasks:
+            self._count_recorded(output)
+
+    def _count_recorded(self, output: EnsembleOutput) -> None:
+        """Count what a run that had completed before has on record."""
+        self.display.is_recorded(len(output.task_outputs))
 
     def text(self, output: EnsembleOutput) -> str | None:
         """What goes to standard output; None: nothing."""
@@ -70,10 +79,17 @@ class ItemView(RunView):
         self.items = ItemDisplay(title, is_quiet=is_quiet, source=definition.item_source)
         self.display = self.items
 
-    def ended(self, run: object) -> None:
+    def ended(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
         """Take over how many items failed: those that nothing could be made of had no task that told of it."""
+        super().ended(run, output)
         tally = self.items.items
         tally.items_failed = max(getattr(run, "failed_count", 0), tally.items_failed)
+
+    def _count_recorded(self, output: EnsembleOutput) -> None:
+        """Count its items apart from its reduces."""
+        self.items.is_recorded(len(output.task_outputs), items=self._done(output))
+        first = next(iter(() if output.trace is None else output.trace.task_traces), None)
+        self.items.items.is_direct = first is not None and first.node_type == "direct"
 
     @property
     def _has_text(self) -> bool:
@@ -113,7 +129,7 @@ class ItemView(RunView):
         if len(failures) > len(shown):
             lines.append(f"  and {len(failures) - len(shown):,} more")
         letters = self._definition.dead_letters
-        if letters is not None and Path(letters).exists():
+        if letters is not None and self.items.items.items_failed and Path(letters).exists():
             lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")
         return lines
 

@@ -154,7 +154,7 @@ class Decisions:
             delegating_agent_role=self._order.agent_role,
             current_depth=self._gate.depth,
             max_depth=self._context.max_depth,
-            available_worker_roles=self._context.roles,
+            available_worker_roles=self._gate.roles,
         )
         answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
         return cast("DelegationPolicyResult", answer)

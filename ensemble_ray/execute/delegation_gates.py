@@ -38,6 +38,11 @@ class Gate(Protocol):
         """How deep the delegating task is; 0 for one of the plan (S-DEL-11)."""
         ...
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that may be asked, as policies see them (S-DEL-44)."""
+        ...
+
     def find(self, role: str) -> Colleague | Refusal:
         """The guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
         ...
@@ -82,6 +87,7 @@ class PeerGate:
         self._context = context
         self._role = role
         self.depth = depth
+        self.roles = tuple(each for each in context.roles if not self._is_self(each))
 
     def find(self, role: str) -> Colleague | Refusal:
         """Depth, then self, then unknown."""
@@ -138,6 +144,7 @@ class ManagerGate:
     def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
         self._context = context
         self._enforcer = enforcer
+        self.roles = context.roles
 
     def find(self, role: str) -> Colleague | Refusal:
         """Only whether there is one."""

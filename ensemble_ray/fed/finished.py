@@ -6,8 +6,9 @@ compared, since an answer is of those items only. Never: a factory called, a mod
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.fed.feeding import opened
 from ensemble_ray.fed.intake import Intake
@@ -23,14 +24,22 @@ from ensemble_ray.schedule.map_reduce_words import EndFed
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.item_log import ItemLog
+    from ensemble_ray.fed.watch import RunWatch
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["finished"]
+__all__ = ["OpenWatch", "finished"]
 
 #: Items that are compared at a time.
 _BATCH = 256
+
+
+class OpenWatch(Protocol):
+    """Opens what hears of a run's items, with the files that the run has."""
+
+    async def __call__(self, *, is_direct: bool, is_replayed: bool) -> RunWatch:
+        """Return it; close it."""
+        ...
 
 
 async def finished(
@@ -40,7 +49,7 @@ async def finished(
     *,
     header: Mapping[str, object] | None,
     bodies: FedBodies,
-    log: ItemLog,
+    open_watch: OpenWatch,
 ) -> FedEnded | None:
     """How the run of that id ended; None where there was none, so that it begins.
 
@@ -50,7 +59,7 @@ async def finished(
         definition: What is to be run.
         header: Data of the first fact that the run would record; None: that has been compared.
         bodies: Get its outputs.
-        log: Gets what came of its items.
+        open_watch: Opens what hears of its items; rows and dead letters that its files lack are written again.
 
     Raises:
         RunExistsError: it is running.
@@ -64,14 +73,15 @@ async def finished(
     if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
         return None
     record = await RecoveredRun.read(store, run_id, bodies)
-    reader, _ = await opened(definition)
-    try:
-        return await _recorded_end(record, reader, log)
-    finally:
-        await reader.close()
+    async with contextlib.AsyncExitStack() as stack:
+        reader, is_direct = await opened(definition)
+        stack.push_async_callback(reader.close)
+        watch = await open_watch(is_direct=is_direct, is_replayed=True)
+        stack.push_async_exit(lambda _kind, error, _trace: watch.close(is_complete=error is None))
+        return await _recorded_end(record, reader, bodies, watch)
 
 
-async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) -> FedEnded:
+async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBodies, watch: RunWatch) -> FedEnded:
     """How a finished run ended; what came of its items is told again."""
     intake, head, known = Intake(reader, record), record.facts.head, record.facts.items
     is_exhausted = False
@@ -80,7 +90,12 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) 
         wanted = _BATCH if known.are_all else min(_BATCH, known.count - intake.count)
         taken = await intake.pull(wanted)
         for number in range(intake.count - taken.count, intake.count):
-            _tell(record, intake, log, number, taken.refused.get(number))
+            index, item = intake.index(number), intake.done(number)
+            if (failed := _failure(record, number, taken.refused.get(number))) is not None:
+                watch.failed(index, item, *failed)
+            elif record.outcome(0, number) is Outcome.COMPLETED:
+                watch.completed(number, index, item, bodies.output(0, number))
+        await watch.written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
@@ -92,11 +107,9 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) 
     )
 
 
-def _tell(record: RecoveredRun, intake: Intake, log: ItemLog, number: int, refused: RefusedItem | None) -> None:
-    index, item = intake.index(number), intake.done(number)
+def _failure(record: RecoveredRun, number: int, refused: RefusedItem | None) -> tuple[BaseException, int] | None:
+    """Why an item has no output, and its attempts; None where it has one."""
     if refused is not None:
-        log.failed(index, item, refused.error, 0)
-    elif record.outcome(0, number) is Outcome.COMPLETED:
-        log.completed(number, index)
-    elif (failure := record.failure(0, number)) is not None:
-        log.failed(index, item, failure.error, failure.attempts)
+        return refused.error, 0
+    failure = record.failure(0, number)
+    return None if failure is None else (failure.error, failure.attempts)

@@ -158,7 +158,7 @@ class MapReduceRun(RunLife):
         )
         self._state = RunState.RUNNING
         if (recorded := await self._recorded_end(header)) is not None:
-            self._state = RunState.COMPLETED
+            self._state, self._is_replayed = RunState.COMPLETED, True
             return self._assembled(recorded, mode)
         owned = await self._owned()
         state = RunState.FAILED
@@ -206,7 +206,7 @@ class MapReduceRun(RunLife):
             self._definition,
             header=header if resumption is None else None,
             bodies=self._bodies,
-            log=self._items,
+            open_watch=self._watch,
         )
 
     async def _owned(self) -> OwnedRun | None:
@@ -279,11 +279,11 @@ class MapReduceRun(RunLife):
             raise as_error(error)
         return self._opening.result()
 
-    async def _watch(self, *, is_direct: bool) -> RunWatch:
+    async def _watch(self, *, is_direct: bool, is_replayed: bool = False) -> RunWatch:
         """The files that the run writes, open."""
         if is_direct:
             return RunWatch(self._items, is_direct=True)
-        definition, is_resumed = self._definition, self._resumption is not None
+        definition, is_resumed = self._definition, is_replayed or self._resumption is not None
         letters = results = None
         if definition.results is not None:
             results = await ResultsFile.open(definition.results, is_resumed=is_resumed)

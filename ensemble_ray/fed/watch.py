@@ -94,6 +94,11 @@ class RunWatch:
         """Close it as its run ended; `error` says why that was broken off, None where it was not."""
         await self.close(is_complete=error is None)
 
+    async def written(self) -> None:
+        """Wait until nothing waits for a file."""
+        while self._writing is not None:
+            await asyncio.wait([self._writing])
+
     async def close(self, *, is_complete: bool = True) -> None:
         """Write what waits, then complete the files; a run that goes on later goes on with them.
 
@@ -103,8 +108,7 @@ class RunWatch:
         Raises:
             RecordError: they cannot be written, or could not be while nobody else was there to be told.
         """
-        while self._writing is not None:
-            await asyncio.wait([self._writing])
+        await self.written()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._log.close)
             if self._letters is not None:

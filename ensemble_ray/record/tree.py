@@ -217,15 +217,22 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         details=(seconds_told(interaction.latency), tokens_told(interaction.input_tokens, interaction.output_tokens)),
     )
     for call in interaction.tool_calls:
-        yield _tool_row(call, depth + 1)
-        if left and call.tool_name in _DELEGATING and (call.outcome == "unknown" or call.result == left[0].result):
-            yield from _delegation_rows(left.popleft(), depth + 2)
+        if not (
+            left and call.tool_name in _DELEGATING and (call.outcome == "unknown" or call.result == left[0].result)
+        ):
+            yield _tool_row(call, depth + 1)
+            continue
+        delegation = left.popleft()
+        # The refusal is an answer of the tool (S-EVT-14), so only both together tell that nobody was asked.
+        is_refused = call.outcome == "success" and not delegation.succeeded
+        yield _tool_row(call, depth + 1, is_refused=is_refused)
+        yield from _delegation_rows(delegation, depth + 2, is_refused=is_refused)
 
 
-def _delegation_rows(delegation: DelegationTrace, depth: int) -> Iterator[TreeRow]:
+def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: bool = False) -> Iterator[TreeRow]:
     """Who was asked, and what they did where that does not stand beside the asking task."""
     worker = delegation.worker_trace
-    outcome = "success" if delegation.succeeded else "failure"
+    outcome = "success" if delegation.succeeded else "refused" if is_refused else "failure"
     told = (outcome, f"depth {delegation.depth + 1}")
     if worker is not None:
         first, *rows = _task_rows(worker, is_failed=False, depth=depth, more=told)
@@ -237,13 +244,14 @@ def _delegation_rows(delegation: DelegationTrace, depth: int) -> Iterator[TreeRo
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
 
-def _tool_row(call: ToolCallTrace, depth: int) -> TreeRow:
+def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> TreeRow:
+    outcome = "refused" if is_refused else call.outcome
     return TreeRow(
         depth=depth,
         kind="tool",
         title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
-        details=(seconds_told(call.duration), call.outcome),
-        is_bad=call.outcome != "success",
+        details=(seconds_told(call.duration), outcome),
+        is_bad=outcome != "success",
     )
 
 

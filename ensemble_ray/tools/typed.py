@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.threads import is_async_callable
 from ensemble_ray.tools.schema import explain_arguments
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolResult, as_result
@@ -31,6 +32,17 @@ class TypedAgentTool(AgentTool, Generic[InputT]):
     """
 
     input_type: type[InputT]
+
+    def __init_subclass__(cls, **options: object) -> None:
+        """Refuse a class whose `input_type` cannot describe arguments.
+
+        Raises:
+            ValidationError: it is no model class (S-TOOL-52).
+        """
+        super().__init_subclass__(**options)
+        kind: object = cls.__dict__.get("input_type")
+        if kind is not None and not isinstance(kind, property):  # a property is looked at when a tool is resolved
+            _check_input_type(kind, f"Tool class '{cls.__qualname__}'")
 
     @abstractmethod
     def execute_typed(self, arguments: InputT, /) -> object:
@@ -64,18 +76,27 @@ def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
     """The tool's input model.
 
     Raises:
-        ValidationError: `input_type` is no model class (S-TOOL-52).
+        ValidationError: there is no `input_type`, or it is no model class (S-TOOL-52).
     """
     kind: object = getattr(tool, "input_type", None)
-    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
-        msg = f"Tool '{tool.name}': input_type must be a pydantic model class, got: {kind!r}"
-        raise ValidationError(msg)
+    _check_input_type(kind, f"Tool '{tool.name}'")
     return cast("type[InputT]", kind)
 
 
+def _check_input_type(kind: object, owner: str) -> None:
+    if not isinstance(kind, type) or not issubclass(kind, BaseModel):
+        raise ValidationError(f"{owner}: input_type must be a pydantic model class, got: {kind!r}")
+
+
 def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
-    """The arguments as an instance of the model, or the failure to tell the model (S-TOOL-51)."""
+    """The arguments as an instance of the model, or the failure to tell the model (S-TOOL-51).
+
+    A text that is no JSON object is the value of the one required field, where that is a string (S-TOOL-53).
+    """
     name = kind.__name__
+    field = None if not text.strip() or text.lstrip().startswith("{") else _only_required_string(kind)
+    if field is not None:
+        text = to_json({field: whole_text(text)}).decode()
     try:
         data: object = from_json(text)
     except ValueError as error:
@@ -98,6 +119,15 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
+
+
+def _only_required_string(kind: type[BaseModel]) -> str | None:
+    """The name under which a text can be given as the one argument that is needed; None where it cannot."""
+    required = [(key, field) for key, field in kind.model_fields.items() if field.is_required()]
+    if len(required) != 1 or required[0][1].annotation is not str:
+        return None
+    key, field = required[0]
+    return field.alias or key
 
 
 def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:

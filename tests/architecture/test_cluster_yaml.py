@@ -105,3 +105,12 @@ def test_every_command_is_one_that_a_shell_can_read(cluster: dict[str, Any]) -> 
     for command in commands:
         done = subprocess.run(["bash", "-n", "-c", command], capture_output=True, text=True, check=False)  # noqa: S603, S607  only read, not carried out
         assert not done.stderr, command
+
+
+@pytest.mark.parametrize("file", ["cluster.yaml", "deploy/serve.yaml", "docs/serving.md", "docs/durability.md"])
+def test_all_files_say_that_records_lie_on_the_head(file: str) -> None:
+    """Other nodes send theirs there, so that no file may ask for a directory that nodes share."""
+    text = " ".join((ROOT / file).read_text(encoding="utf-8").replace("#", " ").split())
+    told = re.findall(r"[^.;]*\b(?:records|path)\b[^.;]* (?:the|its) head[^.;]*", text, flags=re.IGNORECASE)
+    assert told, f"{file} does not say where records lie"
+    assert not re.search(r"(?:directory|path) that (?:all )?nodes share|all nodes share that directory", text)

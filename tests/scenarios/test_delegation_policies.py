@@ -96,7 +96,7 @@ def test_policies_are_asked_in_order_with_the_working_request(runtime: Runtime) 
         "third saw": "painter",
         "role": "Writer",
         "depths": [0, 3],
-        "roles": ["Writer", "Digger", "Painter"],
+        "roles": ["Digger", "Painter"],
     }
     (started,), (done,) = ran.started, ran.completed
     assert (started.worker_role, started.task_description, done.worker_role) == ("Painter", "dig deeper", "Painter")
@@ -198,11 +198,12 @@ def test_policy_without_a_verdict_fails_the_task(inline_runtime: Runtime, answer
 
 
 def test_policies_hold_at_every_depth(inline_runtime: Runtime) -> None:
-    """S-DEL-45, S-DEL-44, S-DEL-4: with the caller's role and depth."""
-    seen: list[tuple[str, int]] = []
+    """S-DEL-45, S-DEL-44, S-DEL-4: with the caller's role and depth, and the roles of all others."""
+    seen: list[tuple[str, int, str]] = []
 
     def note(_request: DelegationRequest, context: DelegationPolicyContext) -> DelegationPolicyResult:
-        seen.append((context.delegating_agent_role, context.current_depth))
+        roles = "".join(context.available_worker_roles)
+        seen.append((context.delegating_agent_role, context.current_depth, roles))
         return allow() if context.current_depth < 2 else reject("deep enough")
 
     def member(role: str, other: str) -> Agent:
@@ -210,7 +211,7 @@ def test_policies_hold_at_every_depth(inline_runtime: Runtime) -> None:
 
     agents = [member("A", "B"), member("B", "C"), member("C", "D"), worker("D")]
     ran = run_of(Ensemble(tasks=[task("go", agents[0])], agents=agents, delegation_policies=[note]), inline_runtime)
-    assert seen == [("A", 0), ("B", 1), ("C", 2)]
+    assert seen == [("A", 0, "BCD"), ("B", 1, "ACD"), ("C", 2, "ABD")]
     assert ran.given.raw == "Delegation rejected by policy: deep enough"
 
 

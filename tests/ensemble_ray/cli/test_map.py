@@ -126,6 +126,67 @@ def test_failed_items_are_told_and_tried_again(call: Call, folder: Path, items: 
     assert (json.loads(row)["index"], json.loads(row)["raw"]) == (1, "SHOUT BAD")
 
 
+def test_failed_items_are_named_only_when_there_are_some(call: Call, folder: Path, items: str) -> None:
+    """S-MR-188: the file of dead letters is made in any case, and stays empty."""
+    called = call("map", items, "--ensemble", "map.yaml", "-o", "rows.jsonl", "--dead-letters", "dead.jsonl")
+    assert called.code == 0
+    assert (folder / "dead.jsonl").read_bytes() == b""
+    assert "Failed items" not in called.said
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_finished_run_gives_its_rows_and_text_again(call: Call, folder: Path, items: str, kind: str) -> None:
+    """S-MR-189, S-SET-39: also into a file that was removed; nothing is done again, and nothing is written twice."""
+    command = ("map", items, "--ensemble", "team.yaml", "-o", f"rows.{kind}", "--run-id", "all")
+    first = call(*command)
+    rows = _rows_of(folder / f"rows.{kind}")
+    assert first.code == 0
+    assert len(rows) == 5
+    recorded = call("trace", "all", "--json").printed
+    for is_removed in (False, True):
+        if is_removed:
+            (folder / f"rows.{kind}").unlink()
+        again = call(*command)
+        assert (again.code, again.printed) == (0, first.printed), again.said
+        assert _rows_of(folder / f"rows.{kind}") == rows
+        assert "11 tasks from the record" in again.said
+        assert "5/5 items, 6 reduced in" in again.said
+    assert call("trace", "all", "--json").printed == recorded
+
+
+def test_a_finished_run_gives_its_failed_items_again(call: Call, folder: Path, items: str) -> None:
+    """S-MR-189, S-MR-187: the same exit code, one letter for each."""
+    (folder / items).write_text('{"text": "ok"}\n{"text": "bad"}\nnonsense\n', encoding="utf-8")
+    command = ("map", items, "--ensemble", "map.yaml", "-o", "rows.jsonl", "--on-item-error", "collect")
+    command = (*command, "--dead-letters", "dead.jsonl", "--run-id", "some")
+    assert call(*command).code == 3
+    again = call(*command)
+    assert again.code == 3
+    assert "1/3 items, 2 failed" in again.said
+    assert len((folder / "dead.jsonl").read_text(encoding="utf-8").splitlines()) == 2
+    assert len((folder / "rows.jsonl").read_text(encoding="utf-8").splitlines()) == 1
+
+
+def test_rows_of_another_run_are_not_mixed_with_those_of_a_finished_one(call: Call, folder: Path, items: str) -> None:
+    """S-MR-189, S-MR-130: under the same id with another file, which has rows."""
+    command = ("map", items, "--ensemble", "map.yaml", "--run-id", "all", "-o")
+    assert call(*command, "rows.jsonl").code == 0
+    (folder / "old.jsonl").write_text('{"index": 0}\n', encoding="utf-8")
+    called = call(*command, "old.jsonl")
+    assert called.code == 2
+    assert "exists and has 1 rows" in called.said
+
+
+def _rows_of(path: Path) -> list[tuple[int, str]]:
+    """Index and output of each row, in item order."""
+    if path.suffix == ".parquet":
+        parquet = pytest.importorskip("pyarrow.parquet")
+        rows = parquet.read_table(path).to_pylist()
+    else:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return sorted((row["index"], row["raw"]) for row in rows)
+
+
 def test_the_run_fails_when_a_failed_item_means_so(call: Call, folder: Path, items: str) -> None:
     """S-MR-187, S-MR-181: exit code 1, and how it goes on."""
     (folder / items).write_text('{"text": "ok"}\n{"text": "bad"}\n', encoding="utf-8")

@@ -31,6 +31,17 @@ def test_output_and_progress_are_kept_apart_when_a_team_runs(call: Call, team: s
     assert told[-1].endswith(" trace first")
 
 
+def test_tasks_of_a_finished_run_count_as_recorded_when_it_is_run_again(call: Call, team: str) -> None:
+    """S-SET-39: the recorded output; of no task is it said that it is not done."""
+    command = ("run", f"{team}:team", *INPUTS, "--run-id", "first")
+    assert call(*command).code == 0
+    again = call(*command)
+    assert (again.code, again.printed) == (0, "An article\n")
+    assert "2 tasks from the record" in again.said
+    assert "\n2 of 2 tasks in " in again.said
+    assert "0 model calls" in again.said
+
+
 def test_nothing_but_the_output_is_shown_when_quiet(call: Call, team: str) -> None:
     """For scripts."""
     called = call("run", f"{team}:team", *INPUTS, "--quiet")
@@ -47,6 +58,44 @@ def test_the_whole_output_is_data_when_json_is_asked_for(call: Call, team: str) 
     assert Path(data["record"]).name == data["run_id"]
 
 
+def test_nothing_runs_when_the_trace_cannot_be_written(call: Call, team: str, folder: Path) -> None:
+    """S-TRC-54: exit code 1 and why, before any model is asked."""
+    (folder / "file").write_text("", encoding="utf-8")
+    for place, why in ((".", "Is a directory"), ("file/trace.json", "exists")):
+        called = call("run", f"{team}:team", *INPUTS, "--trace", place, "--run-id", "none")
+        assert (called.code, called.printed) == (1, "")
+        assert f"Error: --trace: '{place}' cannot be written: " in called.said
+        assert why in called.said
+        assert "Nothing was run" in called.said
+        assert "none" not in call("runs").printed
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device that takes nothing")
+def test_the_output_is_printed_when_the_trace_cannot_be_written_in_the_end(call: Call, team: str) -> None:
+    """S-TRC-54: what was paid for is given, and the exit code is 1."""
+    called = call("run", f"{team}:team", *INPUTS, "--trace", "/dev/full")
+    assert (called.code, called.printed) == (1, "An article\n")
+    assert "Error: --trace: '/dev/full' cannot be written: No space left on device" in called.said
+
+
+def test_a_trace_is_written_into_folders_that_are_made(call: Call, team: str, folder: Path) -> None:
+    """S-TRC-54, S-TRC-50: looking whether it can be written leaves no trace."""
+    assert call("run", f"{team}:team", *INPUTS, "--trace", "a/b/trace.json").code == 0
+    assert json.loads((folder / "a" / "b" / "trace.json").read_text(encoding="utf-8"))["task_traces"]
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_inputs_without_effect_are_told(call: Call, team: str, command: str) -> None:
+    """S-TPL-41, S-TPL-4: one line each; the run goes on, and its output is the same."""
+    called = call(command, f"{team}:team", *INPUTS, "-i", "topic=moons", "-i", "audeince=sailors", "-i", "x=1")
+    assert called.code == 0
+    told = called.said.splitlines()
+    assert "Input 'topic' was given 2 times: the last value counts, 'moons'" in told
+    assert "Input 'audeince' was given and no task uses it. Did you mean 'audience'?" in told
+    assert "Input 'x' was given and no task uses it." in told
+    assert all("Input" not in line for line in call(command, f"{team}:team", *INPUTS).said.splitlines())
+
+
 def test_all_missing_inputs_are_named_at_once(call: Call, team: str) -> None:
     """Over all tasks, each with its users; nothing has run."""
     called = call("run", f"{team}:team", "-i", "topci=tides")
@@ -54,7 +103,7 @@ def test_all_missing_inputs_are_named_at_once(call: Call, team: str) -> None:
     assert "2 inputs are missing:" in called.said
     assert "topic (used by facts)" in called.said
     assert "audience (used by article)" in called.said
-    assert "'topci' was given and nobody uses it. Did you mean 'topic'?" in called.said
+    assert "'topci' was given and no task uses it. Did you mean 'topic'?" in called.said
     assert "--input topic=... --input audience=..." in called.said
     assert "started" not in called.said
 

@@ -119,6 +119,8 @@ async def test_delegations_stand_below_their_calls(tmp_path: Path) -> None:
     ]  # fmt: skip
     details = {row.title: row.details for row in tree_rows(fold_trace(facts))}
     assert details["Writer: note it"][1:3] == ("success", "depth 3")
-    assert details["Nobody: x"][1:3] == ("failure", "depth 1")
+    assert details["Nobody: x"][1:3] == ("refused", "depth 1")
+    calls = [row for row in tree_rows(fold_trace(facts)) if row.kind == "tool" and "Nobody" in row.title]
+    assert [(row.details[-1], row.is_bad) for row in calls] == [("refused", True)]
     for cut in range(2, len(facts)):  # torn wherever one likes
         assert render_tree(fold_trace(facts[:cut]))

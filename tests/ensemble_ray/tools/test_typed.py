@@ -108,12 +108,41 @@ async def test_surplus_is_ignored_when_the_model_forbids_it() -> None:
     assert StrictTool().execute("{}") == ToolResult.failure("Missing required parameter(s) for 'Strict': place")
 
 
-def test_tool_is_refused_when_input_type_is_no_model_class() -> None:
-    """S-TOOL-52: found at resolution, as a ValueError."""
+@pytest.mark.parametrize("text", ["Oslo", "Oslo\nby the sea", "[1, 2]", "42", "null", '"Oslo"'])
+async def test_plain_text_is_the_only_required_string(text: str) -> None:
+    """S-TOOL-53, S-BIT-55: as a step of a pipeline or a handler gives it; under the name that the model class says."""
+    outcome = StrictTool().execute(text)
+    assert not isinstance(outcome, ToolResult)
+    assert await outcome == ToolResult.success(text, Strict(place=text))
 
-    class Wrong(ForecastTool):
-        input_type = dict  # type: ignore[assignment]
 
-    with pytest.raises(ValueError, match="Tool 'forecast': input_type must be a pydantic model class") as caught:
-        resolve_tools([Wrong()])
+@pytest.mark.parametrize("text", ["", "  ", '{"place": "Oslo"', '{"place": 3}'])
+def test_text_that_is_meant_as_arguments_is_not_taken_for_plain_text(text: str) -> None:
+    """S-TOOL-53, S-TOOL-51: what begins with a brace, and what is blank."""
+    outcome = StrictTool().execute(text)
+    assert isinstance(outcome, ToolResult)
+    assert not outcome.is_success
+
+
+def test_class_is_refused_when_input_type_is_no_model_class() -> None:
+    """S-TOOL-52: when the class is made, as a ValueError."""
+    with pytest.raises(ValueError, match=r"Tool class '.*Wrong': input_type must be a pydantic model class") as caught:
+
+        class Wrong(ForecastTool):  # pyright: ignore[reportUnusedClass]
+            input_type = dict  # type: ignore[assignment]
+
     assert isinstance(caught.value, ValidationError)
+
+
+def test_tool_is_refused_when_it_has_no_input_type() -> None:
+    """S-TOOL-52: a class may leave it to its subclasses, a tool cannot be without it."""
+
+    class Without(TypedAgentTool[Strict]):
+        name = "without"
+        description = "Takes nothing"
+
+        def execute_typed(self, arguments: Strict, /) -> str:
+            return arguments.city
+
+    with pytest.raises(ValidationError, match="Tool 'without': input_type must be a pydantic model class, got: None"):
+        resolve_tools([Without()])
