@@ -213,7 +213,7 @@ def test_output_prints_its_text_and_one_line_of_figures() -> None:
     assert repr(task).startswith("<TaskOutput 'first\\nsecond': 2 model calls")
     early = output.replace(exit_reason=ExitReason.TIMEOUT, raw="")
     assert str(early) == "[1 task, 1 model call, 61.2 s, ended early: timeout]"
-    assert pickle.loads(pickle.dumps(output)) == output
+    assert pickle.loads(pickle.dumps(output)) == output  # noqa: S301  our own bytes
     assert output.model_dump()["raw"] == output.raw
 
 
@@ -225,5 +225,5 @@ def test_notebook_shows_what_print_shows() -> None:
         def text(self, text: str) -> None:
             shown.append(text)
 
-    OUTPUT._repr_pretty_(Printer(), False)
+    OUTPUT._repr_pretty_(Printer(), cycle=False)
     assert shown == [str(OUTPUT)]
