@@ -5,18 +5,22 @@ In: arguments for `ray.init`. Out: a running instance whose ports are on loopbac
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ipaddress
 import logging
 import os
 import socket
 from collections.abc import Callable, Generator, Mapping
+from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import ray
 from ray._private import ray_constants
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.notices import give_notice
 from ensemble_ray.ray_files import private_ray_directory, secure_token_file
 
 __all__ = ["is_on_loopback_only", "on_loopback", "quiet", "start_local"]
@@ -46,7 +50,8 @@ def start_local(options: Mapping[str, object]) -> None:
         )
     has_address = "_node_ip_address" in options
     given = {"include_dashboard": False, "_temp_dir": str(private_ray_directory()), **options}
-    with quiet(), contextlib.nullcontext() if has_address else on_loopback():
+    give_notice("Starting a local Ray (about 7 s) ...")
+    with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
         cast("Callable[..., object]", ray.init)(**given)
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
@@ -55,6 +60,36 @@ def start_local(options: Mapping[str, object]) -> None:
             f"Ray {ray.__version__} listens at {address} and not on loopback alone. Use another version of Ray, start a "
             "cluster yourself and name its address, or allow it: RayRuntime(init_options={'_node_ip_address': ...})"
         )
+
+
+@contextlib.contextmanager
+def _ended_on_exit() -> Generator[None]:
+    """End what was started inside if this process exits meanwhile, as it does on Ctrl-C (S-SET-54).
+
+    Ray ends only an instance that is up. Exits by a signal are not seen here; on Linux the kernel ends its processes then.
+    """
+    before = frozenset(psutil.Process().children())
+
+    def end() -> None:
+        for child in psutil.Process().children():
+            if child not in before and _is_of_ray(child):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+    atexit.register(end)
+    try:
+        yield
+    finally:
+        atexit.unregister(end)
+
+
+def _is_of_ray(process: psutil.Process) -> bool:
+    """Whether that runs a program of Ray's package."""
+    package = str(Path(str(ray.__file__)).parent)
+    try:
+        return any(package in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False  # it has gone, or is not ours
 
 
 @contextlib.contextmanager

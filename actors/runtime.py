@@ -68,7 +68,7 @@ class RayRuntime:
         self._init_options = dict(init_options or {})
         self._scheduler: Any = None
         self._connected_as = ""
-        self._starting: asyncio.Lock | None = None
+        self._connecting: asyncio.Task[None] | None = None
         self._keeps_warm = False
 
     @property
@@ -85,7 +85,7 @@ class RayRuntime:
         """
         package = self._package(request)
         try:
-            run = RayRun(request, package, await self._connected())
+            run = RayRun(request, package, await self._connected(request.called_off))
             await run.begin()
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew
@@ -101,7 +101,7 @@ class RayRuntime:
         """
         keeps_warm = self._is_kept_warm()
         try:
-            scheduler = await self._connected()
+            scheduler = await self._connected(request.called_off)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
             houses = RemoteHouses(
                 request,
@@ -141,17 +141,35 @@ class RayRuntime:
 
     # Connecting.
 
-    async def _connected(self) -> Any:
-        """The scheduler's handle; the first caller starts what is not there."""
-        if self._starting is None:
-            self._starting = asyncio.Lock()
-        async with self._starting:
-            # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
-            if self._scheduler is None or connection_id() != self._connected_as:
-                scheduler = await threads.run(self._connect)
-                await check_version(scheduler)
-                self._scheduler, self._connected_as = scheduler, connection_id()
+    async def _connected(self, called_off: asyncio.Event) -> Any:
+        """The scheduler's handle; the first caller starts what is not there.
+
+        Raises:
+            CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
+        """
+        # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
+        if self._connecting is None and (self._scheduler is None or connection_id() != self._connected_as):
+            self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
+            self._connecting.add_done_callback(self._is_connected)
+        if self._connecting is not None:
+            connecting = self._connecting
+            giving_up = asyncio.ensure_future(called_off.wait())
+            await asyncio.wait([connecting, giving_up], return_when=asyncio.FIRST_COMPLETED)
+            giving_up.cancel()
+            if not connecting.done():
+                raise asyncio.CancelledError
+            connecting.result()
         return self._scheduler
+
+    async def _reconnect(self) -> None:
+        scheduler = await threads.run(self._connect)
+        await check_version(scheduler)
+        self._scheduler, self._connected_as = scheduler, connection_id()
+
+    def _is_connected(self, connecting: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # every run that waits is told; where all were called off, nobody is
 
     def _connect(self) -> Any:
         """Join or start a cluster, in a thread; gives the scheduler's handle."""

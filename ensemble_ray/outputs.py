@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
@@ -77,7 +78,46 @@ def full_name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-class TaskOutput(Value):
+class _Printer(Protocol):
+    """The part of IPython's printer that is used here."""
+
+    def text(self, text: str) -> None: ...
+
+
+class _Shown(Value):
+    """A value that people print: its text and one line of figures instead of all its fields (S-SET-52)."""
+
+    def _text_and_figures(self) -> tuple[str, str]:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        """Return the text, and below it one line of figures."""
+        text, figures = self._text_and_figures()
+        return f"{text}\n[{figures}]" if text else f"[{figures}]"
+
+    def __repr__(self) -> str:
+        """Return one line: the class, the beginning of the text, the figures."""
+        text, figures = self._text_and_figures()
+        return f"<{type(self).__name__} {reprlib.repr(text)}: {figures}>"
+
+    def _repr_pretty_(self, printer: _Printer, cycle: bool) -> None:  # noqa: ARG002, FBT001  IPython's signature
+        """Show it in a notebook as `print` does."""
+        printer.text(str(self))
+
+
+def _figures(tasks: int | None, model_calls: int, tokens: int, duration: timedelta) -> str:
+    parts = [] if tasks is None else [_count(tasks, "task")]
+    parts.append(_count(model_calls, "model call"))
+    if tokens >= 0:
+        parts.append(_count(tokens, "token"))
+    return ", ".join((*parts, f"{duration.total_seconds():.1f} s"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+class TaskOutput(_Shown):
     """What one task gave (S-DOM-40 to S-DOM-43)."""
 
     raw: str
@@ -92,6 +132,10 @@ class TaskOutput(Value):
     output_type: Annotated[type[Any] | None, SkipValidation] = None
     metrics: TaskMetrics = TaskMetrics.EMPTY
     trace: TaskTrace | None = None
+
+    def _text_and_figures(self) -> tuple[str, str]:
+        found = self.metrics
+        return self.raw, _figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
     def get_parsed_output(self, kind: type[T]) -> T:
         """The parsed output as an instance of that type.
@@ -168,7 +212,7 @@ class HasObjectId(Protocol):
         ...
 
 
-class EnsembleOutput(Value):
+class EnsembleOutput(_Shown):
     """What a run gave (S-DOM-50 to S-DOM-55).
 
     Attributes:
@@ -195,6 +239,13 @@ class EnsembleOutput(Value):
     failed_items: FrozenSequence[FailedItem] = ()
     #: object id of a task -> position in task_outputs
     _positions: Mapping[str, int] = PrivateAttr(default_factory=dict[str, int])
+
+    def _text_and_figures(self) -> tuple[str, str]:
+        found = self.metrics
+        figures = _figures(len(self.task_outputs), found.total_llm_call_count, found.total_tokens, self.total_duration)
+        if self.failed_items:
+            figures += f", {_count(len(self.failed_items), 'failed item')}"
+        return self.raw, figures if self.is_complete else f"{figures}, ended early: {self.exit_reason.value}"
 
     @classmethod
     def of(

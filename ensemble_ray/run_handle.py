@@ -134,6 +134,10 @@ class Run(RunLife):
         """How many of them are of items of a map-reduce."""
         return 0 if self._resumption is None else self._resumption.recorded_items
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._handle is not None or self._resumption is not None
+
     async def _stop(self) -> None:
         if self._handle is not None:
             await self._handle.cancel()
@@ -146,8 +150,7 @@ class Run(RunLife):
         resolved = check(self._definition, self._inputs)
         agents = await self._synthesized(resolved)
         if isinstance(agents, ExitReason):
-            self._state = RunState(agents.value)
-            return EnsembleOutput(exit_reason=agents, run_id=self.id)
+            return self._not_begun(agents)
         planned = plan_run(self._definition, resolved, agents, await self._manager_prompts(resolved, agents))
         plan = planned.plan
         _log.info(
@@ -167,7 +170,12 @@ class Run(RunLife):
         if (known := await self._recorded_output(planned, request)) is not None:
             self._state, self._is_replayed = RunState.COMPLETED, True
             return known
-        self._handle = await self._runtime.submit(request)
+        try:
+            self._handle = await self._runtime.submit(request)
+        except asyncio.CancelledError:
+            if not self._is_cancelling:
+                raise
+            return self._not_begun(ExitReason.CANCELLED)
         if self._is_cancelling:
             await self._handle.cancel()
         outcome = await self._handle.wait()
@@ -177,6 +185,11 @@ class Run(RunLife):
         output = assemble(plan, outcome, capture_mode=mode, trace_id=self._trace_id)
         await self._finish(output, mode)
         return output
+
+    def _not_begun(self, why: ExitReason) -> EnsembleOutput:
+        """The output of a run that ended before it began; it has no record of its own."""
+        self._state = RunState(why.value)
+        return EnsembleOutput(exit_reason=why, run_id=self.id)
 
     async def _synthesized(self, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
         """Agents for the tasks that name none; why the run ends where it was cancelled meanwhile, or has spent its budget.
@@ -279,6 +292,7 @@ class Run(RunLife):
             on_unknown=definition.on_unknown,
             is_resumed=self._resumption is not None,
             takes_over=self._resumption is not None and self._resumption.takes_over,
+            called_off=self._called_off,
         )
 
     def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:

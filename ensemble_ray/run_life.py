@@ -62,6 +62,8 @@ class RunLife:
         self._runtime = connect(runtime)
         self._is_cancelling = False
         self._is_replayed = False
+        #: what a runtime that is being started looks at
+        self._called_off = asyncio.Event()
         self._interrupt: Interrupted | None = None
         self._events = EventLog(is_open=is_watched)
         self._fields = {**current_log_context(), "ensemble.id": self.id}
@@ -100,6 +102,16 @@ class RunLife:
 
     async def _stop(self) -> None:
         """Ask what is going on to end; `_is_cancelling` says so already."""
+        raise NotImplementedError
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is a record of it by now, with which it can go on."""
+        return self._has_begun and self._declared.durability is not Durability.OFF
+
+    @property
+    def _has_begun(self) -> bool:
+        """Whether the work was handed to the runtime."""
         raise NotImplementedError
 
     @property
@@ -156,6 +168,7 @@ class RunLife:
 
     async def _cancel(self) -> None:
         self._is_cancelling = True
+        self._called_off.set()
         await self._stop()
 
     def _given(self, outcome: EnsembleOutput | Interrupted) -> EnsembleOutput:

@@ -5,8 +5,9 @@ The only import of `actors` in the core stands in `ray_runtime_class`, inside th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.config import Settings
@@ -14,8 +15,6 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    import asyncio
-
     from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
@@ -49,6 +48,8 @@ class RunRequest:
     is_resumed: bool = False
     #: whether it is taken from an owner that still holds it (S-DUR-17)
     takes_over: bool = False
+    #: set when the run is cancelled: a runtime that is only being started need not be waited for
+    called_off: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class RunHandle(Protocol):
@@ -80,6 +81,8 @@ class FeedRequest:
     store: StoreAddress | None = None
     #: told the result of each order, once, on the library's loop; several at a time
     deliver: Callable[[Sequence[TaskResult]], None]
+    #: set when the run is cancelled: a runtime that is only being started need not be waited for
+    called_off: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 class FedHouses(Protocol):
@@ -132,6 +135,7 @@ class Runtime(Protocol):
 
         Raises:
             ValidationError: something that must travel cannot (S-CONV-34).
+            CancelledError: the run was called off before it began.
         """
         ...
 
@@ -140,6 +144,7 @@ class Runtime(Protocol):
 
         Raises:
             ValidationError: something that must travel cannot (S-CONV-34).
+            CancelledError: the run was called off before there were any.
         """
         ...
 

@@ -30,7 +30,7 @@ from ensemble_ray import (
 )
 from serve.schemas import Failure, FinishedTask
 
-__all__ = ["failure_of", "status_of"]
+__all__ = ["failure_of", "is_refusal", "status_of"]
 
 #: The first row whose class is anywhere in the chain of causes decides; hence the particular before the general.
 _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
@@ -62,6 +62,12 @@ def status_of(error: BaseException) -> HTTPStatus:
     chain = tuple(_chain(error))
     found = (status for kind, status in _STATUS if any(isinstance(link, kind) for link in chain))
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether the run never began: the request was wrong, and the client is told how."""
+    is_of_request = isinstance(error, ValidationError | PromptTemplateError | RunExistsError)
+    return is_of_request and getattr(error, "trace", None) is None
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.error_texts import describe
+from serve.failures import is_refusal
 from serve.schemas import FinishedRun
 
 if TYPE_CHECKING:
@@ -40,7 +43,7 @@ class Runs:
         run_id = asked.run_id or str(uuid.uuid4())
         running = asyncio.create_task(self._ensemble.arun(asked.inputs, runtime=self._runtime, run_id=run_id))
         self._waiting.add(running)
-        running.add_done_callback(self._ended)
+        running.add_done_callback(partial(self._ended, run_id))
         try:
             await asyncio.wait([running])  # cancelling this wait does not reach the run
         except asyncio.CancelledError:
@@ -48,8 +51,9 @@ class Runs:
             raise
         return FinishedRun.of(running.result())
 
-    def _ended(self, running: asyncio.Task[EnsembleOutput]) -> None:
-        """Take the outcome of a run that nobody waits for; the run itself has logged and recorded it."""
+    def _ended(self, run_id: str, running: asyncio.Task[EnsembleOutput]) -> None:
+        """Log a failure, which the client alone would hear of, if it still waits (S-SET-53)."""
         self._waiting.discard(running)
-        if not running.cancelled():
-            running.exception()
+        error = None if running.cancelled() else running.exception()
+        if error is not None and not is_refusal(error):
+            _log.warning("Run %s failed: %s", run_id, describe(error))

@@ -31,6 +31,7 @@ from ensemble_ray.events import (
     ToolCallEvent,
 )
 from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.notices import NOTICES
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -322,13 +323,15 @@ def _seconds(duration: timedelta) -> str:
 
 
 class _Warnings(logging.Handler):
-    """Puts the library's warnings among the progress lines."""
+    """Puts the library's warnings and notices among the progress lines."""
 
     def __init__(self, take: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show one."""
-        if record.msg not in _TOLD_ANYWAY:
+        if record.name == NOTICES:
+            self._take(record.getMessage())
+        elif record.levelno >= logging.WARNING and record.msg not in _TOLD_ANYWAY:
             self._take(f"  {record.levelname.lower()}: {one_line(record.getMessage(), _TEXT)}")

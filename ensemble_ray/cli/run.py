@@ -296,7 +296,8 @@ class _Watched:
                         return begun.result(), True
                     raise
                 except KeyboardInterrupt:
-                    display.note_line(f"Resume it: {own_command()} resume {begun.id}")
+                    if begun.is_recorded:
+                        display.note_line(f"Resume it: {own_command()} resume {begun.id}")
                     raise
 
 

@@ -129,6 +129,10 @@ class MapReduceRun(RunLife):
         """What came of each item, in the order in which it came, the past ones first (S-MR-131)."""
         return self._items.stream()
 
+    @property
+    def _has_begun(self) -> bool:
+        return self._conductor is not None or self._resumption is not None
+
     async def _stop(self) -> None:
         if self._conductor is not None:
             self._conductor.cancel()
@@ -242,8 +246,7 @@ class MapReduceRun(RunLife):
         async with contextlib.AsyncExitStack() as stack:
             found = await self._opened()
             if found is None:
-                ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-                return FedEnded(ending=ending, started_at=now, completed_at=self._clock.now())
+                return self._cancelled(now)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             watch = await self._watch(is_direct=is_direct)
@@ -252,7 +255,12 @@ class MapReduceRun(RunLife):
             parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
             conductor = MapReduceConductor(envelope, parts)
             watch.on_error = conductor.break_off
-            houses = await self._runtime.feed(self._request(conductor, mode, journal))
+            try:
+                houses = await self._runtime.feed(self._request(conductor, mode, journal))
+            except asyncio.CancelledError:
+                if not self._is_cancelling:
+                    raise
+                return self._cancelled(now)
             stack.push_async_callback(houses.close)
             self._spending = houses.spending
             self._items.window = window = window_of(self._definition, houses.most_processes)
@@ -264,6 +272,11 @@ class MapReduceRun(RunLife):
             if self._is_cancelling:
                 conductor.cancel()
             return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+
+    def _cancelled(self, started_at: float) -> FedEnded:
+        """The end of a run that was cancelled before its first task."""
+        ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _opened(self) -> tuple[ItemReader, bool] | None:
         """The items, and whether all of them are one task; None where the run was cancelled meanwhile."""
@@ -341,6 +354,7 @@ class MapReduceRun(RunLife):
             journal=journal,
             store=None if definition.durability is Durability.OFF else self._runtime.store_address,
             deliver=conductor.deliver,
+            called_off=self._called_off,
         )
 
     async def _note_end(self, owned: OwnedRun | None, ended: FedEnded) -> None:

@@ -216,3 +216,36 @@ def test_trace_is_never_none() -> None:
         assert output.trace is ExecutionTrace.EMPTY
         assert (output.trace.task_traces, output.trace.ensemble_id) == ((), "")
         assert EnsembleOutput.model_validate_json(output.model_dump_json()).trace == ExecutionTrace.EMPTY
+
+
+def test_output_prints_its_text_and_one_line_of_figures() -> None:
+    """S-SET-52: `print`, a notebook's last line and an error of a test show no fields; equality and dumps are as before."""
+    metrics = TaskMetrics(llm_call_count=2, total_tokens=1234)
+    task = TaskOutput(**{**REQUIRED, "raw": "first\nsecond", "metrics": metrics})
+    assert str(task) == "first\nsecond\n[2 model calls, 1,234 tokens, 2.0 s]"
+    output = EnsembleOutput(
+        raw="long " * 2000,
+        task_outputs=[task],
+        total_duration=61.25,
+        metrics=ExecutionMetrics(total_llm_call_count=1, total_tokens=-1),
+    )
+    assert str(output) == f"{'long ' * 2000}\n[1 task, 1 model call, 61.2 s]"
+    assert len(repr(output)) < 120
+    assert "\n" not in repr(task)
+    assert repr(task).startswith("<TaskOutput 'first\\nsecond': 2 model calls")
+    early = output.replace(exit_reason=ExitReason.TIMEOUT, raw="")
+    assert str(early) == "[1 task, 1 model call, 61.2 s, ended early: timeout]"
+    assert pickle.loads(pickle.dumps(output)) == output  # noqa: S301  our own bytes
+    assert output.model_dump()["raw"] == output.raw
+
+
+def test_notebook_shows_what_print_shows() -> None:
+    """S-SET-52: IPython asks for `_repr_pretty_`."""
+    shown: list[str] = []
+
+    class Printer:
+        def text(self, text: str) -> None:
+            shown.append(text)
+
+    OUTPUT._repr_pretty_(Printer(), cycle=False)
+    assert shown == [str(OUTPUT)]

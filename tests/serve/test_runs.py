@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray import InlineRuntime, RunState
+from ensemble_ray import EnsembleError, InlineRuntime, PromptTemplateError, RunState
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from serve.runs import Runs
@@ -73,3 +73,21 @@ async def test_a_failure_that_nobody_waits_for_is_not_reported_as_forgotten(reco
     del running, asking
     gc.collect()
     assert not complaints
+
+
+async def test_failed_run_is_one_bounded_warning(records: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """S-SET-53: its id, its reason and the class of the error; what others wrote is cut and escaped."""
+    async with InlineRuntime() as runtime:
+        runs = Runs(pair(ScriptedModel(ValueError("boom\x1b[2J\n" * 1000))), runtime)
+        with pytest.raises(EnsembleError):
+            await runs.run(NewRun(inputs=INPUTS, run_id="failed"))
+        (told,) = [each for each in caplog.records if each.name == "serve.runs"]
+        assert told.levelname == "WARNING"
+        assert told.getMessage().startswith("Run failed failed: Task '")
+        assert "boom" in told.getMessage()
+        assert len(told.getMessage()) < 1600
+        assert told.getMessage().isprintable()
+        caplog.clear()
+        with pytest.raises(PromptTemplateError):
+            await runs.run(NewRun(inputs={}, run_id="refused"))
+    assert not [each for each in caplog.records if each.name == "serve.runs"]
