@@ -19,13 +19,14 @@ import psutil
 import ray
 from ray._private import ray_constants
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.notices import give_notice
 from ensemble_ray.ray_files import private_ray_directory, secure_token_file
 
 __all__ = ["is_on_loopback_only", "on_loopback", "quiet", "start_local"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _MODE = "RAY_AUTH_MODE"
 #: How long a port of this machine may take to accept a connection, s.
 _REACH_S = 5.0

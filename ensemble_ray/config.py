@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
-import logging
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -12,14 +11,17 @@ from pathlib import Path
 
 import platformdirs
 
+from ensemble_ray.bounded_log import bounded_logger
+
 __all__ = ["VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 _PREFIX = "ENSEMBLE_RAY_"
 #: Every environment variable of ours.
 VARIABLES = (
     "ENSEMBLE_RAY_CAPTURE_MODE",
     "ENSEMBLE_RAY_HOME",
+    "ENSEMBLE_RAY_MAX_BODY_BYTES",
     "ENSEMBLE_RAY_RETENTION",
     "ENSEMBLE_RAY_RUNTIME",
     "ENSEMBLE_RAY_STORE",

@@ -8,18 +8,18 @@ files (Windows) keep to their own rules. Floor: above errors.
 from __future__ import annotations
 
 import errno
-import logging
 import os
 import secrets
 import stat
 import tempfile
 from pathlib import Path
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 
 __all__ = ["create_private_file", "exposed_bits", "private_directory", "read_private_file"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: Secrets are short.
 _MOST_BYTES = 65_536
 _FILE, _DIRECTORY = 0o600, 0o700

@@ -8,7 +8,6 @@ server that listens on loopback alone (DNS rebinding).
 from __future__ import annotations
 
 import ipaddress
-import logging
 import os
 from collections.abc import Collection, Sequence
 from http import HTTPStatus
@@ -18,6 +17,7 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
+from ensemble_ray.bounded_log import bounded_logger
 from serve.schemas import Failure
 
 __all__ = [
@@ -40,7 +40,7 @@ _DISCARDED_BYTES = 8_388_608
 _LONGEST_NUMBER = 30
 _ANY = "*"
 _LOCAL = "localhost"
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 def body_limit(given: int | None = None) -> int:

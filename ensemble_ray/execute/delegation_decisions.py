@@ -26,6 +26,7 @@ from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation_calls import Asked, read_call
 from ensemble_ray.execute.delegation_gates import Gate, Refusal
 from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
+from ensemble_ray.foreign_text import Line
 from ensemble_ray.ids import effect_name, uuid_of
 from ensemble_ray.ports import Until
 from ensemble_ray.threads import USER_ERRORS
@@ -128,7 +129,8 @@ class Decisions:
                 raise
             except USER_ERRORS as error:
                 # What it raised is told with the delegation's failure; here is where it did.
-                _log.warning("Delegation policy '%s' raised %s\n%s", name, type(error).__name__, user_traceback(error))
+                where = Line(f"\n{user_traceback(error)}")
+                _log.warning("Delegation policy '%s' raised %s%s", name, type(error).__name__, where)
                 reason = Refusal(f"Error: {message_of(error)}")
                 return Decision(
                     request=request,

@@ -8,12 +8,12 @@ Never: a lock that outlives its process.
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import signal
 import time
 from pathlib import Path
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError
 
 try:
@@ -23,7 +23,7 @@ except ImportError:  # a system without file locks: SQLite's own locks are left
 
 __all__ = ["PATIENCE_S", "CommitLock"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: How long a commit waits for its turn before the run is told, s.
 PATIENCE_S = 30.0
 #: How long somebody who takes a run by force waits before looking whether the holder is stopped, s.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import sqlite3
 import time
@@ -18,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError
 from ensemble_ray.record.commit_count import CountFile, read_count
 from ensemble_ray.record.losses import RECORD, deleted, log_of
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 #: kind, name, instance, at, epoch, data
 Row = tuple[str, str, str, float, int, str]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import sqlite3
 import time
 from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
@@ -34,7 +34,7 @@ __all__ = ["SqliteStore"]
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 
 
 class SqliteStore:

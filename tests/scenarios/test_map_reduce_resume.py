@@ -29,6 +29,7 @@ from ensemble_ray import (
     aresume,
     resume,
 )
+from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
@@ -189,6 +190,7 @@ def _forget_end(home: Path, run_id: str) -> None:
     (path,) = [each for each in (home / "runs" / run_id).rglob("*") if each.suffix in {".db", ".sqlite", ".sqlite3"}]
     with sqlite3.connect(path) as connection:
         connection.execute("DELETE FROM facts WHERE kind = 'end'")
+    path.with_name(COUNT).unlink()  # it notes that there was one
 
 
 def test_failed_run_tries_its_failed_map_again() -> None:
