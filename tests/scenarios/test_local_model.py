@@ -50,6 +50,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         path = tmp_path_factory.mktemp("models")
         patched.setenv("ENSEMBLE_RAY_HOME", str(path))
+        local_server.release_all()  # what tests before these started is of another home
         yield path
         local_server.release_all()
 

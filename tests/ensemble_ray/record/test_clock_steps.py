@@ -9,7 +9,7 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from ensemble_ray import Agent, CaptureMode, Ensemble, Task, tool
+from ensemble_ray import Agent, CaptureMode, Ensemble, Task, inline, tool
 from ensemble_ray.inline import InlineRuntime, SystemClock
 from ensemble_ray.messages import Fact, ToolCall
 from ensemble_ray.outputs import EnsembleOutput
@@ -38,8 +38,9 @@ class Wall:
 
 @pytest.fixture
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
-    """That of this process."""
+    """That of this process; what a test sets forward is forgotten after it."""
     wall = Wall()
+    monkeypatch.setattr(inline, "_steady", inline._SteadyClock())
     monkeypatch.setattr(time, "time", wall.time)
     return wall
 
