@@ -103,7 +103,7 @@ def read_count(directory: Path) -> CommitCount | None:
     Raises:
         OSError: the file is there and cannot be read.
     """
-    notes: list[tuple[int, bytes] | None] = []
+    committed = synced = effect = None
     for attempt in range(_TRIES):
         if attempt:
             time.sleep(_PAUSE_S)
@@ -111,10 +111,9 @@ def read_count(directory: Path) -> CommitCount | None:
             content = (directory / COUNT).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        notes = [_read(content, place) for place in range(3)]
+        committed, synced, effect = notes = [_read(content, place) for place in range(3)]
         if not any(note is None and _is_written(content, place) for place, note in enumerate(notes)):
             break
-    committed, synced, effect = notes
     if committed is None:
         return None
     seq, boot = committed
