@@ -29,7 +29,7 @@ from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import read_head
+from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.run_handle import Run, check
@@ -148,7 +148,8 @@ async def offer_fork(
             "run over DeadLetters(path) of its dead letters"
         )
     facts = await store.facts(found.run_id)
-    recovered = Recovered(facts)
+    with located(found.place):
+        recovered = Recovered(facts)
     _check(found, recovered)
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble

@@ -81,16 +81,18 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.errors import RecordError
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.run_head import located, read_head
     from ensemble_ray.record.tree import tree_rows
 
     run_id = named.run_id
     if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
-        view = run_blocking(_view(store, run_id, is_partial=is_partial))
+        with located(named.place):
+            view = run_blocking(_view(store, run_id, is_partial=is_partial))
+            rows, data = tuple(view.rows()), view.data()
         if as_json:
-            show(json.dumps(view.data(), indent=2))
+            show(json.dumps(data, indent=2))
         else:
-            _print_tree(tuple(view.rows()))
+            _print_tree(rows)
         return
     if task is None:
         facts = run_blocking(store.facts(run_id, is_partial=is_partial))
@@ -98,7 +100,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         facts = run_blocking(_of_task(store, run_id, task, is_partial=is_partial))
     if not facts:
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
-    found = fold_trace(facts)
+    with located(named.place):
+        found = fold_trace(facts)
     if as_json:
         show(found.to_json())
     else:

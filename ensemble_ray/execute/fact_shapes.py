@@ -12,6 +12,7 @@ from typing import cast, get_args
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Effect, Fact
+from ensemble_ray.outputs import ExitReason, RunState
 
 __all__ = ["check_shape", "check_usable"]
 
@@ -77,6 +78,8 @@ _DATA, _AT = _of("an object", Mapping), _within("an instant", _FIRST_S, _LAST_S)
 _LONG = _within("a duration", -_LONGEST_S, _LONGEST_S)
 _BUDGET = _object(max_tokens=_optional(_NUMBER), max_cost=_optional(_NUMBER))
 _FORKED = _object(run=_TEXT, task=_TEXT)
+#: Of the fact itself.
+_ITSELF: Mapping[str, _Check] = {"kind": _TEXT, "name": _TEXT, "at": _AT, "epoch": _NUMBER}
 _SHAPES: Mapping[str, Mapping[str, _Check]] = {
     "plan": {
         **dict.fromkeys(("plan", "inputs", "definition", "items"), _DATA),
@@ -133,7 +136,12 @@ _SHAPES: Mapping[str, Mapping[str, _Check]] = {
     "items": {"first": _NUMBER, "indices": _list_of(_NUMBER), "digests": _list_of(_TEXT)},
     "group": {"level": _NUMBER, "number": _NUMBER, "inputs": _list_of(_TEXT), "is_final": _FLAG},
     "agents": {"agents": _list_of(_DATA)},
-    "end": {"state": _TEXT, "exit_reason": _TEXT, "errors": _list_of(_DATA), "trace_id": _optional(_TEXT)},
+    "end": {
+        "state": _one_of(*RunState),
+        "exit_reason": _one_of(*ExitReason),
+        "errors": _list_of(_DATA),
+        "trace_id": _optional(_TEXT),
+    },
     "loss": {"last": _NUMBER, "gap": _NUMBER, "reason": _TEXT},
 }
 #: What must be there of an effect that is not done again.
@@ -152,17 +160,14 @@ def check_shape(fact: Fact) -> None:
     Raises:
         ValueError: says which field, and what it should be.
     """
-    for what, value, check in (("kind", fact.kind, _TEXT), ("name", fact.name, _TEXT), ("time", fact.at, _AT)):
-        if (told := check(value)) is not None:
-            raise ValueError(f"its {what} is not {told}")
-    if (told := _NUMBER(fact.epoch)) is not None:
-        raise ValueError(f"its epoch is not {told}")
+    for name, check in _ITSELF.items():
+        if (told := check(getattr(fact, name))) is not None:
+            raise ValueError(f"its {name} is not {told}")
     shape = _SHAPES.get(fact.kind)
     if shape is None:
         return
     for name, value in fact.data.items():
-        check = shape.get(name)
-        if check is not None and (told := check(value)) is not None:
+        if name in shape and (told := shape[name](value)) is not None:
             raise ValueError(f"its {name} is not {told}")
 
 

@@ -17,6 +17,7 @@ from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.run_head import read_head
+from ensemble_ray.record.task_fold import as_text
 from ensemble_ray.schedule.map_reduce_words import EndFed
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, log: ItemLog) 
             _tell(record, intake, log, number, taken.refused.get(number))
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
-    reason = str(head.end.get("exit_reason"))
+    reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
     return FedEnded(
         ending=EndFed(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
         started_at=head.started_at,

@@ -55,12 +55,20 @@ async def read_runs(connection: Connection, place: str, run_id: str | None = Non
             run_id=found,
             created_at=created_at.astimezone(UTC),
             origin=origin,
-            state=_shown(RunState(state), told, is_owned=is_owned),
+            state=_shown(_written(state), told, is_owned=is_owned),
             place=place,
-            owner=owner if is_owned and not RunState(state).is_final else "",
+            owner=owner if is_owned and not _written(state).is_final else "",
         )
         for found, created_at, origin, state, owner, is_owned, told in await cursor.fetchall()
     ]
+
+
+def _written(state: str) -> RunState:
+    """The state as it is written; what is none says nothing."""
+    try:
+        return RunState(state)
+    except ValueError:
+        return RunState.INTERRUPTED
 
 
 def _shown(state: RunState, told: str | None, *, is_owned: bool) -> RunState:

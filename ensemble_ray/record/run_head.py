@@ -6,10 +6,12 @@ whether and with what it goes on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Generator, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
+from ensemble_ray.errors import RecordError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.map_reduce_data import is_fed
 from ensemble_ray.record.task_fold import as_mapping, as_number, as_text
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "origin_in", "read_head"]
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
 HEAD_KINDS = ("plan", "resume", "end")
@@ -96,6 +98,21 @@ async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -
         RecordError: the record is damaged, or of a newer format.
     """
     return RunHead(await head_facts(store, run_id, is_partial=is_partial))
+
+
+@contextlib.contextmanager
+def located(place: str) -> Generator[None]:
+    """Name the place of the record in what goes wrong inside with what was read of it.
+
+    Raises:
+        RecordError: as raised inside, with the place where it names none.
+    """
+    try:
+        yield
+    except RecordError as error:
+        if error.path:
+            raise
+        raise RecordError(f"{error} (in {place})", place) from error
 
 
 async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:

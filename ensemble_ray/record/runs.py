@@ -269,10 +269,12 @@ class RunDirectory:
             read: object = json.loads((self.path / _META).read_bytes())
             match read:
                 case {"created_at": str(created_at), "origin": str(origin), "state": str(state)}:
-                    return datetime.fromisoformat(created_at).timestamp(), origin, RunState(state)
+                    began_at = datetime.fromisoformat(created_at).timestamp()
+                    utc_of(began_at)  # a date that cannot be shown in UTC is none
+                    return began_at, origin, RunState(state)
                 case _:
                     pass
-        except (OSError, ValueError):
+        except (OSError, ValueError, OverflowError):
             pass
         with contextlib.suppress(OSError):
             return self.path.stat().st_mtime, "", RunState.INTERRUPTED

@@ -31,7 +31,7 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import read_head
+from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
 from ensemble_ray.resuming import planned_form
@@ -120,7 +120,8 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
             "with today's definition says whether it differs"
         )
     facts = await store.facts(found.run_id)
-    recovered = Recovered(facts)
+    with located(found.place):
+        recovered = Recovered(facts)
     if not recovered.header:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -266,3 +267,29 @@ def test_log_index_that_is_spoilt_in_the_middle_of_a_run_is_an_error(tmp_path: P
     told = "The run's record was removed" if how == "short" else "it has become read-only while it was written to"
     assert told in done.stderr
     assert str(directory / RECORD) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("plan", {"plan": [], "inputs": 7}),
+        ("model", {"text": {"a": 1}, "tool_calls": "none", "started_at": "yesterday"}),
+        ("tool_result", {"outcome": 5, "started_at": 1e300}),
+        ("stimulus", [1, 2]),
+    ],
+)
+def test_altered_fact_is_told_with_its_file(directory: Path, command: Command, kind: str, data: object) -> None:
+    """S-DUR-90: by every command that reads it, with exit code 1; never a traceback."""
+    connection = sqlite3.connect(directory / RECORD, isolation_level=None)
+    (seq,) = connection.execute("SELECT min(seq) FROM facts WHERE kind = ?", (kind,)).fetchone()
+    connection.execute("UPDATE facts SET data = ? WHERE seq = ?", (json.dumps(data), seq))
+    connection.close()
+    for arguments in (
+        ["trace", RUN],
+        ["resume", RUN, "--quiet", "--runtime", "inline"],
+        ["fork", RUN, "--from", "tea"],
+    ):
+        code, _, said = command(*arguments)
+        assert code == 1, (arguments, said)
+        assert f"The record is damaged: fact {seq} in {directory / RECORD} cannot be read" in said
+        assert "Traceback" not in said
