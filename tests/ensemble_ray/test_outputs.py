@@ -213,7 +213,7 @@ def test_output_of_a_task_is_found_by_index_or_refused() -> None:
 def test_trace_is_never_none() -> None:
     """S-MET-2: made by hand, given as None, and read back."""
     for output in (EnsembleOutput(), EnsembleOutput(trace=None), EnsembleOutput.of("x", None, 1, 0)):  # type: ignore[arg-type]
-        assert output.trace is ExecutionTrace.EMPTY
+        assert output.trace == ExecutionTrace.EMPTY
         assert (output.trace.task_traces, output.trace.ensemble_id) == ((), "")
         assert EnsembleOutput.model_validate_json(output.model_dump_json()).trace == ExecutionTrace.EMPTY
 
