@@ -44,20 +44,25 @@ def state_table() -> str:
 _RULES: tuple[tuple[str, str, HierarchyRules, int], ...] = (
     (
         '`allowed_workers=["Researcher"]`',
-        "nobody else may be asked; empty: all may",
+        "only these workers may be asked; empty: all of them",
         HierarchyRules(allowed_workers=("Researcher",)),
         0,
     ),
-    ("`global_max_delegations=2`", "so many in all; 0: no cap", HierarchyRules(global_max_delegations=2), 2),
+    (
+        "`global_max_delegations=2`",
+        "at most this many delegations in the run; 0: no cap",
+        HierarchyRules(global_max_delegations=2),
+        2,
+    ),
     (
         '`max_calls_per_worker={"Writer": 2}`',
-        "so many to that worker",
+        "at most this many delegations to that worker",
         HierarchyRules(max_calls_per_worker={"Writer": 2}),
         2,
     ),
     (
         '`required_stages=[["Researcher"], ["Writer"]]`',
-        "everybody of a stage succeeds before anybody of a later one is asked",
+        "all workers of a stage must succeed before a worker of a later stage is asked",
         HierarchyRules(required_stages=(("Researcher",), ("Writer",))),
         0,
     ),
@@ -65,8 +70,8 @@ _RULES: tuple[tuple[str, str, HierarchyRules, int], ...] = (
 
 
 def rules_table() -> str:
-    """Each constraint with the sentence that a manager's model is told when it asks for the writer against it."""
-    rows = ["| Constraint | Means | What the model is told |", "|---|---|---|"]
+    """Return each constraint with the sentence that the manager's model gets when it asks for the writer against it."""
+    rows = ["| Constraint | Meaning | Result for the model |", "|---|---|---|"]
     for written, meaning, rules, approved in _RULES:
         enforcer = DelegationEnforcer(rules, ["Researcher", "Writer"])
         for _ in range(approved):
