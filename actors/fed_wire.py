@@ -93,6 +93,11 @@ class FedBatch:
     #: name -> bytes of a callable
     callables: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
 
+    def bodies(self) -> dict[str, bytes]:
+        """Pickles that orders share, by what people call them."""
+        kinds = {f"An agent of kind '{name}'": kind.body for name, kind in self.kinds.items()}
+        return {**kinds, **{f"A handler or guardrail ({name})": body for name, body in self.callables.items()}}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FedPage:

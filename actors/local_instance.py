@@ -24,12 +24,27 @@ from ensemble_ray.errors import EnsembleError
 from ensemble_ray.notices import give_notice
 from ensemble_ray.ray_files import private_ray_directory, secure_token_file
 
-__all__ = ["is_on_loopback_only", "on_loopback", "quiet", "start_local"]
+__all__ = ["is_on_loopback_only", "is_started_here", "on_loopback", "quiet", "start_local"]
 
 _log = bounded_logger(__name__)
 _MODE = "RAY_AUTH_MODE"
 #: How long a port of this machine may take to accept a connection, s.
 _REACH_S = 5.0
+
+
+#: Instances that this process started.
+_started: list[str] = []
+
+
+def _instance() -> str:
+    """Which instance this process is connected to."""
+    context = ray.get_runtime_context()
+    return f"{context.gcs_address}/{context.get_node_id()}"
+
+
+def is_started_here() -> bool:
+    """Whether this process is connected to an instance that it started itself."""
+    return ray.is_initialized() and _instance() in _started
 
 
 def start_local(options: Mapping[str, object]) -> None:
@@ -54,6 +69,7 @@ def start_local(options: Mapping[str, object]) -> None:
     give_notice("Starting a local Ray (about 7 s) ...")
     with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
         cast("Callable[..., object]", ray.init)(**given)
+    _started.append(_instance())
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
         ray.shutdown()

@@ -24,6 +24,7 @@ from actors.fed_packing import Packed, Packer
 from actors.fed_results import ended_here, read_result
 from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
 from actors.handles import LimiterLine
+from actors.loading import check_loading
 from actors.process_houses import MOST_DEATHS
 from actors.wire import RunPlace
 from ensemble_ray.bounded_log import bounded_logger
@@ -95,6 +96,7 @@ class RemoteHouses:
         #: of those, which the scheduler has not been told of: a run that ends stops each of its tasks by itself
         self._to_stop: list[str] = []
         self._undelivered: list[TaskResult] = []
+        self._loading = asyncio.Lock()
         self._feeding: set[asyncio.Task[None]] = set()
         self._jobs: set[asyncio.Task[None]] = set()
         self._collecting: asyncio.Task[None] | None = None
@@ -202,6 +204,8 @@ class RemoteHouses:
             if session != self._session:
                 return
             try:
+                async with self._loading:  # batches stay in their order
+                    await check_loading(self._scheduler, batch.bodies())
                 await self._scheduler.feed.remote(self._run_id, session, batch)
             except ray.exceptions.ActorUnavailableError:
                 await asyncio.sleep(pause_s)

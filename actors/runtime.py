@@ -19,6 +19,7 @@ from actors import spawn
 from actors.connection import LOCAL, check_version, connection_id, join_or_start
 from actors.failures import last_line, ours
 from actors.kind_houses import most_replicas
+from actors.loading import check_loading
 from actors.preflight import dump
 from actors.ray_run import RayRun
 from actors.remote_houses import RemoteHouses
@@ -80,12 +81,14 @@ class RayRuntime:
         """Begin a run on the cluster.
 
         Raises:
-            ValidationError: something that must travel cannot (S-CONV-34).
+            ValidationError: something that must travel cannot (S-CONV-34), or some node cannot load it (S-SET-56).
             RunExistsError: a run of that id is running there.
         """
         package = self._package(request)
         try:
-            run = RayRun(request, package, await self._connected(request.called_off))
+            scheduler = await self._connected(request.called_off)
+            await check_loading(scheduler, _bodies(package))
+            run = RayRun(request, package, scheduler)
             await run.begin()
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew
@@ -217,6 +220,16 @@ class RayRuntime:
 
     def _joins(self) -> bool:
         return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())
+
+
+def _bodies(package: RunPackage) -> dict[str, bytes]:
+    """All pickles of a run, by what its user calls them."""
+    agents = {node.agent_key: node.agent_role for node in package.plan.nodes}
+    bodies = {f"Agent '{agents.get(each.key, each.key)}'": each.body for each in package.agents}
+    bodies.update((f"Task '{key}'", body) for key, body in package.tasks.items())
+    if package.callables is not None:
+        bodies["Handlers, guardrails and delegation policies"] = package.callables
+    return bodies
 
 
 def _without_callables(task: Task) -> Task:

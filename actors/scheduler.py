@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Coroutine, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, cast
@@ -23,6 +23,7 @@ from actors.agent import refuse
 from actors.fed_wire import FedBatch, FedPackage, FedPage
 from actors.feeds import Feeds
 from actors.handles import begin_events
+from actors.loading import load_everywhere
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
@@ -104,6 +105,10 @@ class SchedulerActor:
             await begin_events(hub, package.run_id)
         await run.begin()
         return hub
+
+    async def check_loading(self, bodies: Mapping[str, bytes]) -> None:
+        """Have every node load these, but not this process (S-SET-56)."""
+        await load_everywhere(bodies)
 
     async def attend(self, run_id: str) -> bool:
         """Whether a run is known here: it runs, or its result waits to be fetched."""

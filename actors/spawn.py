@@ -20,6 +20,7 @@ __all__ = [
     "existing",
     "existing_journals",
     "journal_actor",
+    "load_on",
     "manager_actor",
     "rate_limiter",
     "scheduler",
@@ -131,6 +132,16 @@ def cpu_call() -> Any:
     from ensemble_ray.tools.cpu import call_packed
 
     return ray.remote(num_cpus=1, max_retries=0)(call_packed)  # noqa: TID251  the one place
+
+
+def load_on(node_id: str) -> Any:
+    """The remote function that loads pickles in a process of that node."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    from actors.loading import load_all
+
+    there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(load_all)  # noqa: TID251  the one place
 
 
 def existing(name: str) -> Any:

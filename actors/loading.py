@@ -1,0 +1,179 @@
+"""Whether the nodes of a cluster can load what a run sends them, found out before anything is asked (S-SET-56).
+
+In: the pickles of a run, by what people call them. Out: an error that says what cannot be loaded where, and what to do.
+Which modules a pickle names is read from its bytes in the driver, so that a run that needs none pays nothing. They are
+loaded in a worker process of each node, of the scheduler's own job, where agents live too. Must never happen: user code
+that is loaded in the scheduler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import pickle
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+
+from actors.local_instance import is_started_here
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.foreign_text import one_line
+from ensemble_ray.threads import USER_ERRORS
+
+__all__ = ["check_loading", "load_all", "load_everywhere", "modules_in"]
+
+_log = logging.getLogger(__name__)
+#: A short text in a pickle, as the names of modules are: its opcode and its length stand before it.
+_SHORT_TEXT = re.compile(rb"\x8c([\x01-\xff])", re.DOTALL)
+#: What every node has that has this library.
+_EVERYWHERE = sys.stdlib_module_names | {
+    *(
+        "ensemble_ray",
+        "actors",
+        "serve",
+        "ray",
+        "pydantic",
+        "pydantic_core",
+        "cloudpickle",
+        "openai",
+        "typing_extensions",
+    ),
+    "__main__",  # travels by value
+    "__mp_main__",
+}
+#: How long a node may take to start a process and load what it is sent, s; one that takes longer is not waited for.
+_PATIENCE_S = 60.0
+#: Digests of bodies by node that loaded them, in the scheduler's process.
+_proven: set[tuple[str, str]] = set()
+_MOST_PROVEN = 10_000
+
+
+def modules_in(body: bytes) -> set[str]:
+    """Return the modules of this process that a pickle may name, without those that every node has.
+
+    A text that happens to be the name of a module counts too: it leads to a check that was not needed.
+    """
+    found: set[str] = set()
+    for match in _SHORT_TEXT.finditer(body):
+        begin = match.end()
+        text = body[begin : begin + match[1][0]]
+        if text.isascii() and (name := text.decode()) in sys.modules and name.partition(".")[0] not in _EVERYWHERE:
+            found.add(name)
+    return found
+
+
+async def check_loading(scheduler: Any, bodies: Mapping[str, bytes]) -> None:
+    """Have every node load what names modules that it may not have; at once where there is nothing of that kind.
+
+    Args:
+        scheduler: The cluster's.
+        bodies: Pickles by what people call them: `Agent 'Writer'`.
+
+    Raises:
+        RayTaskError: something cannot be loaded on some node; its cause is the ValidationError that says so.
+    """
+    doubtful = {
+        name: body
+        for name, body in bodies.items()
+        if (modules := modules_in(body)) and not (is_started_here() and _are_on_path(modules))
+    }
+    if not doubtful:
+        return
+    try:
+        await scheduler.check_loading.remote(doubtful)
+    except ray.exceptions.ActorUnavailableError:
+        _log.info("The scheduler is being started again; what the run needs is not loaded in advance")
+
+
+def _are_on_path(modules: Iterable[str]) -> bool:
+    """Whether the workers of an instance that this process started find them, as far as that is known."""
+    paths = {Path(path).resolve() for path in _worker_path()}
+    return all(_root_of(name) in paths for name in modules)
+
+
+def _worker_path() -> Iterable[str]:
+    """Where these workers look: Ray hands on the script's directory and the current one, the environment the rest."""
+    yield from filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    script = str(Path(sys.argv[0]).resolve().parent) if sys.argv and sys.argv[0] else ""
+    if script in sys.path:
+        yield script
+    yield _STARTED_IN
+    yield from (site.getusersitepackages(), *site.getsitepackages())
+    yield from (sysconfig.get_path("purelib"), sysconfig.get_path("platlib"))
+
+
+#: The current directory, which a program may change later.
+_STARTED_IN = str(Path.cwd())
+
+
+def _root_of(name: str) -> Path | None:
+    """The directory in which that module is found; None where it has no file."""
+    file = getattr(sys.modules[name], "__file__", None)
+    if not file:
+        return None
+    path = Path(file).resolve()
+    steps = len(name.split(".")) - (path.stem != "__init__")
+    return path.parents[steps]
+
+
+# In the cluster.
+
+
+async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
+    """Load these on every node; called in the scheduler, which does not load them itself.
+
+    Raises:
+        ValidationError: one cannot be loaded on some node.
+    """
+    digest = hashlib.sha256(repr(sorted(bodies.items())).encode()).hexdigest()
+    nodes = {
+        str(node["NodeID"]): str(node["NodeManagerAddress"])
+        for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
+        if node["Alive"]
+    }
+    asked = [node for node in nodes if (node, digest) not in _proven]
+    answers = await asyncio.gather(*(_loaded_on(node, bodies) for node in asked))
+    failures = {node: found for node, found in zip(asked, answers, strict=True) if found}
+    if len(_proven) > _MOST_PROVEN:
+        _proven.clear()
+    _proven.update((node, digest) for node, found in zip(asked, answers, strict=True) if found == [])
+    if failures:
+        node, ((what, why), *_) = next(iter(failures.items()))
+        more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+        raise ValidationError(
+            f"{what} cannot be loaded on node {nodes[node]}{more}: {why}. Nothing was asked of any model. The cluster's "
+            "processes do not see the modules of your directory: send it along, as `ray job submit --working-dir . -- "
+            "ensemble-ray run ...` does, install the module on every node, or use runtime='inline'"
+        )
+
+
+async def _loaded_on(node: str, bodies: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
+    """What that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
+    from actors.spawn import load_on
+
+    try:
+        asked: Any = load_on(node).remote(bodies)
+        return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
+    except (ray.exceptions.RayError, TimeoutError) as error:
+        _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))
+        return None
+
+
+def load_all(bodies: Mapping[str, bytes]) -> list[tuple[str, str]]:
+    """Load them in this process; gives the names of those that cannot be loaded, and why."""
+    failed: list[tuple[str, str]] = []
+    for name, body in bodies.items():
+        try:
+            pickle.loads(body)  # noqa: S301  bytes of our own driver
+        except USER_ERRORS as error:
+            failed.append((name, str(one_line(message_of(error)))))
+    return failed
