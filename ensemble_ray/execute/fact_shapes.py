@@ -93,7 +93,7 @@ _SHAPES: Mapping[str, Mapping[str, _Check]] = {
     },
     "resume": {"options": _optional(_DATA), "budget": _optional(_BUDGET), "is_restart": _FLAG},
     "stimulus": {
-        **dict.fromkeys(("type", "key"), _TEXT),
+        "type": _TEXT,
         **dict.fromkeys(("total_tokens", "tool_call_count"), _NUMBER),
         "at": _AT,
         "duration_s": _LONG,

@@ -276,6 +276,9 @@ def _stimulus(fact: Fact) -> Stimulus:
         fields.pop("is_timeout", None)
     if "delegated_roles" in fields:
         fields["delegated_roles"] = tuple(map(str, as_sequence(fields["delegated_roles"])))
+    if not isinstance(fields.get("key", ""), str):
+        msg = f"The record is damaged: stimulus {fact.seq}: its key is not a text"
+        raise RecordError(msg)
     try:
         return kind(**{"at": fact.at, **fields})
     except TypeError as error:
