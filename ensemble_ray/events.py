@@ -169,6 +169,8 @@ class LlmIterationCompletedEvent(Event):
     input_tokens: int
     output_tokens: int
     latency: timedelta
+    #: why the model stopped, in the provider's word, `length` where it was cut off; None: unknown
+    finish_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
-from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.ids import new_run_id as fresh_run_id
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.messages import ChatResponse, Fact

@@ -18,10 +18,13 @@ __all__ = [
     "Fact",
     "JsonSchema",
     "JsonValue",
+    "OnIncomplete",
     "Role",
     "TokenUsage",
     "ToolCall",
     "ToolSpec",
+    "incomplete_reason",
+    "told_finish_reason",
     "whole_response",
 ]
 
@@ -29,6 +32,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 #: What a call does to the world (S-DUR-20): `none`: it only reads; `idempotent`: doing it again under the same key
 #: changes nothing more; `once`: it must not be done twice.
 Effect = Literal["none", "idempotent", "once"]
+#: What becomes of an incomplete answer (S-ENG-37): `warn`: it is used, with a warning; `fail`: its task fails; `retry`:
+#: the model is asked again, twice at most, then its task fails.
+OnIncomplete = Literal["warn", "fail", "retry"]
 JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
 
 
@@ -92,13 +98,38 @@ class ChatResponse:
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
     usage: TokenUsage | None = None
+    #: why the model stopped, in the provider's word: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
+    finish_reason: str | None = None
+
+
+#: How an answer ends that is whole.
+_ORDINARY = frozenset({"stop", "tool_calls"})
+#: How an answer ends that was cut off, in the words of the providers.
+_CUT_OFF = frozenset({"length", "max_tokens", "content_filter"})
+
+
+def told_finish_reason(response: ChatResponse) -> str | None:
+    """Return why the model stopped where that is worth telling: not where it is unknown or ordinary (S-ENG-36)."""
+    return None if response.finish_reason in _ORDINARY else response.finish_reason
+
+
+def incomplete_reason(response: ChatResponse) -> str | None:
+    """Return why an answer is not the whole of what was asked for; None: it is whole (S-ENG-36).
+
+    Either the provider says that it cut the answer off, or the answer is `empty`: no text and no tool calls.
+    """
+    reason = (response.finish_reason or "").lower()
+    if reason in _CUT_OFF:
+        return reason
+    return None if response.tool_calls or (response.text or "").strip() else "empty"
 
 
 def whole_response(response: ChatResponse) -> ChatResponse:
     """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
     text = None if response.text is None else whole_text(response.text)
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
-    return ChatResponse(text, calls, response.usage)
+    reason = response.finish_reason
+    return ChatResponse(text, calls, response.usage, None if reason is None else whole_text(reason))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -138,6 +138,8 @@ class TaskMetrics(Value):
     tool_call_count: int = 0
     #: model calls that were made again because their provider failed (S-DUR-66)
     retry_count: int = 0
+    #: answers of models that were cut off or empty, those that were asked for again not counted (S-MET-18)
+    incomplete_answers: int = 0
     delegation_count: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     cost_estimate: CostEstimate | None = None
@@ -168,6 +170,7 @@ class ExecutionMetrics(Value):
     total_llm_call_count: int = 0
     total_tool_calls: int = 0
     total_delegations: int = 0
+    total_incomplete_answers: int = 0
     memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
     #: role -> metrics; the last task of a role wins (S-MET-23)
     task_metrics: Mapping[str, TaskMetrics] = {}
@@ -201,8 +204,8 @@ class MetricsSum:
         self._tokens = [0, 0, 0]
         #: model latency, tool time, memory time, prompt time
         self._times = [timedelta()] * 4
-        #: model calls, tool calls, delegations
-        self._calls = [0, 0, 0]
+        #: model calls, tool calls, delegations, incomplete answers
+        self._calls = [0, 0, 0, 0]
         self._memory = MemoryOperationCounts.ZERO
         self._cost: CostEstimate | None = None
         self._by_role: dict[str, TaskMetrics] = {}
@@ -216,7 +219,7 @@ class MetricsSum:
             self._tokens = [add_tokens(pair) for pair in zip(self._tokens, tokens, strict=True)]
             times = (each.llm_latency, each.tool_execution_time, each.memory_retrieval_time, each.prompt_build_time)
             self._times = [before + more for before, more in zip(self._times, times, strict=True)]
-            calls = (each.llm_call_count, each.tool_call_count, each.delegation_count)
+            calls = (each.llm_call_count, each.tool_call_count, each.delegation_count, each.incomplete_answers)
             self._calls = [before + more for before, more in zip(self._calls, calls, strict=True)]
             if each.memory_operations is not MemoryOperationCounts.ZERO:
                 self._memory = self._memory.add(each.memory_operations)
@@ -239,6 +242,7 @@ class MetricsSum:
             total_llm_call_count=self._calls[0],
             total_tool_calls=self._calls[1],
             total_delegations=self._calls[2],
+            total_incomplete_answers=self._calls[3],
             memory_operations=self._memory,
             task_metrics=dict(self._by_role),
             total_cost_estimate=self._cost,

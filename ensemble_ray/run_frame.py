@@ -63,6 +63,7 @@ def frame_of(
         durability=definition.durability,
         on_unknown=definition.on_unknown if isinstance(definition.on_unknown, OnUnknown) else OnUnknown.ASK,
         retry=definition.retry,
+        on_incomplete=definition.on_incomplete,
         delegation=DelegationContext(
             colleagues=planned.colleagues,
             max_depth=definition.max_delegation_depth,

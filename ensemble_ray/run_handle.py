@@ -19,8 +19,8 @@ from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
-from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.execute.spending import Spending, spending_here
 from ensemble_ray.ids import new_run_id
 from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget

@@ -118,6 +118,10 @@ def _made(path: str | Path) -> Path:
     return target
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 #: Anything, kept as JSON data, so that a trace read from its JSON equals the one that was written (S-TRC-52).
 JsonData = Annotated[Any, BeforeValidator(jsonable)]
 JsonObject = Annotated[Mapping[str, Any], BeforeValidator(jsonable)]
@@ -164,6 +168,8 @@ class LlmInteraction(Value):
     response_type: Literal["tool_calls", "final_answer"]
     #: only for final answers
     response_text: str | None = None
+    #: why the model stopped, where that is neither ordinary (`stop`, `tool_calls`) nor unknown; `length`: cut off
+    finish_reason: str | None = Field(default=None, exclude_if=_is_none)
     tool_calls: tuple[ToolCallTrace, ...] = ()
     #: capture mode standard and above
     messages: tuple[CapturedMessage, ...] = ()

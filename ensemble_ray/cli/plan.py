@@ -93,7 +93,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
         "tasks": [_given(task, keys, ensemble, planned) for task in resolved.tasks]
         if manager
         else [_task(node, ensemble) for node in plan.nodes],
-        "agents": [_agent(key, planned) for key in planned.agents if not (manager and key == MANAGER_KEY)],
+        "agents": [_agent(key, planned, ensemble) for key in planned.agents if not (manager and key == MANAGER_KEY)],
         "manager": manager,
         "delegation": delegation_data(ensemble, planned),
         "inputs": {name: value for name, value in plan.inputs.items() if name not in missing},
@@ -152,7 +152,7 @@ def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Pla
     }
 
 
-def _agent(key: str, planned: Planned) -> dict[str, Any]:
+def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
     agent = planned.agents[key]
     return {
         "key": key,
@@ -162,6 +162,7 @@ def _agent(key: str, planned: Planned) -> dict[str, Any]:
         "tools": _names(agent.tools),
         "max_iterations": agent.max_iterations,
         "allow_delegation": agent.allow_delegation,
+        "on_incomplete": agent.on_incomplete or ensemble.on_incomplete,
     }
 
 
@@ -232,4 +233,8 @@ def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
 
 def _tools(owner: Mapping[str, Any]) -> str:
     tools = f", tools [{', '.join(owner['tools'])}]" if owner["tools"] else ""
-    return f"{tools}, may delegate" if owner.get("allow_delegation") else tools
+    if owner.get("allow_delegation"):
+        tools += ", may delegate"
+    # `warn` is the rule.
+    policy = owner.get("on_incomplete", "warn")
+    return tools if policy == "warn" else f"{tools}, on_incomplete {policy}"

@@ -26,6 +26,7 @@ from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
+from ensemble_ray.messages import OnIncomplete
 
 __all__ = ["Agent"]
 
@@ -50,6 +51,9 @@ class Agent(Identified):
         rate_limit: Limit of this agent's model calls, kept across runs; `llm` is then the limited model.
         max_concurrency: Tasks it works on at the same time in one process; None: no cap.
         replicas: Processes that host it on Ray; its tools' state is then one copy per process.
+        on_incomplete: What becomes of an answer that was cut off or is empty: `"warn"`: it is used, with a warning;
+            `"fail"`: the task fails; `"retry"`: the model is asked again, twice at most, then the task fails; None: as
+            the ensemble says.
         isolation: `"process"`: always a process of its own on Ray; `"shared"`: never one; None: the runtime decides.
     """
 
@@ -62,6 +66,7 @@ class Agent(Identified):
     verbose: bool = False
     max_iterations: StrictInt = 25
     response_format: StrictText = ""
+    on_incomplete: OnIncomplete | None = None
     allow_delegation: bool = False
     rate_limit: RateLimit | None = None
     max_concurrency: StrictInt | None = None

@@ -52,6 +52,7 @@ from ensemble_ray.events import (
 )
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.messages import OnIncomplete
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import ToolMetrics
@@ -181,6 +182,9 @@ class RunRules(Value):
             `"fail"`, `"ask"` at the terminal, or a callable that is given an `UnknownEffect` and returns `"done"`,
             `"repeat"` or `"fail"`.
         retry: How patient a run is with model calls that fail by the provider's fault; None: not at all.
+        on_incomplete: What becomes of an answer that was cut off or is empty, where its agent does not say:
+            `"warn"`: it is used, with a warning; `"fail"`: the task fails; `"retry"`: the model is asked again, twice
+            at most, then the task fails.
     """
 
     #: how messages name what is being made
@@ -208,6 +212,7 @@ class RunRules(Value):
     durability: DurabilityField = initially(Durability.EFFECTS)
     on_unknown: OnUnknownField = initially(OnUnknown.TELL_MODEL)
     retry: RetryPolicy | None = RetryPolicy()
+    on_incomplete: OnIncomplete = "warn"
 
     @model_validator(mode="before")
     @classmethod

@@ -102,6 +102,7 @@ class AgentLoop:
                     response = await self._models.call(machine.messages, tools.specs, step.turn)
                     step = machine.handle(ModelAnswered(response=response))
                     self._models.settle(machine.messages, is_final=isinstance(step, Finish))
+                    self._models.accept()
                 case CallTools():
                     self._effects.tool_call_count = machine.tool_call_count
                     step = machine.handle(ToolsReturned(texts=await self._call_tools(step, tools)))

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Literal, cast
 
 from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, told_finish_reason
 from ensemble_ray.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.trace import (
@@ -188,6 +188,7 @@ class TaskEffects:
             llm_call_count=len(self.models),
             tool_call_count=self.tool_call_count,
             retry_count=self.retry_count,
+            incomplete_answers=sum(incomplete_reason(model.response) is not None for model in self.models),
             delegation_count=sum(each.is_started for each in self.delegations),
             cost_estimate=None if cost is None else cost.estimate(input_tokens, output_tokens),
         )
@@ -228,6 +229,7 @@ class TaskEffects:
             output_tokens=UNKNOWN_TOKENS if usage is None else usage.output_tokens,
             response_type="final_answer" if model.is_final else "tool_calls",
             response_text=model.response.text if model.is_final else None,
+            finish_reason=told_finish_reason(model.response),
             tool_calls=tuple(self._tool(tool) for tool in model.tools),
             messages=model.messages,
         )

@@ -27,6 +27,7 @@ OVERLAY_FIELDS = (
     "verbose",
     "max_iterations",
     "response_format",
+    "on_incomplete",
     "allow_delegation",
 )
 #: What agents of one kind have equal; tools and model are compared as objects.

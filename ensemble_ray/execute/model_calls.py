@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -22,28 +22,29 @@ from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.attempts import Attempts
 from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.execute.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
+from ensemble_ray.execute.recorded_model import effect_of, fact_data
 from ensemble_ray.foreign_text import WholePieces
 from ensemble_ray.ids import effect_name, uuid_of
 from ensemble_ray.messages import (
     ChatMessage,
     ChatResponse,
-    Fact,
     JsonSchema,
+    OnIncomplete,
     TokenUsage,
-    ToolCall,
     ToolSpec,
+    incomplete_reason,
     whole_response,
 )
-from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, Until
+from ensemble_ray.ports import StreamingChatModel, StructuredChatModel, Until
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.trace import CaptureMode
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.execute.spending import Spending
 
-__all__ = ["ModelCalls", "RecordedModel"]
+__all__ = ["ModelCalls"]
 
 _log = bounded_logger(__name__)
 #: What came of tool requests that may have left no fact: calls of unknown tools, and calls beyond the limit.
@@ -58,6 +59,8 @@ class ModelCalls:
         self._order = scope.order
         self._effects = scope.effects
         self._model = agent.llm
+        self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.frame.on_incomplete
+        self._has_warned = False
         self._stream = self._streaming_model(scope.order.is_streaming)
         self._structured = self._structured_form(scope.order.task.output_type)
         self._attempts = Attempts(scope, agent.llm)
@@ -85,6 +88,7 @@ class ModelCalls:
         self._started(messages, turn)
         response = await self._ask(messages, (), turn, stream=None)
         self.settle((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
+        self.accept()
         return response.text
 
     def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
@@ -106,10 +110,29 @@ class ModelCalls:
                 input_tokens=max(0, usage.input_tokens),
                 output_tokens=max(0, usage.output_tokens),
                 latency=timedelta(seconds=effect.latency_s),
+                finish_reason=response.finish_reason,
                 run_id=order.run_id,
                 instance=order.instance,
             ),
         )
+
+    def accept(self) -> None:
+        """Do with the last answer what is to be done with an incomplete one (S-ENG-37); nothing to a whole one.
+
+        Raises:
+            AgentExecutionError: it is not accepted.
+        """
+        reason = incomplete_reason(self._effects.models[-1].response)
+        if reason is None:
+            return
+        order = self._order
+        text = incomplete_text(order.agent_role, reason)
+        if self._on_incomplete != "warn":
+            raise AgentExecutionError(text, order.agent_role, order.task.description)
+        # Of an empty one its own line tells (S-ENG-34).
+        if reason != "empty" and not self._has_warned:
+            self._has_warned = True
+            _log.warning("Task '%s': %s It is used as it is.", order.key, text)
 
     def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
         order = self._order
@@ -140,14 +163,38 @@ class ModelCalls:
             compare = self._scope.ports.compare
             if compare is not None:
                 compare(name, recorded, request_digest, messages)
-            effect = _from_fact(recorded)
+            effect = effect_of(recorded)
             self._scope.effects.retry_count += effect.retries
         else:
             await self._settle_record()
-            effect = await self._send(name, messages, tools, stream)
+            effect = await self._whole(name, messages, tools, stream)
             await self._record(name, request_digest, effect)
         self._effects.models.append(effect)
         return effect.response
+
+    async def _whole(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        stream: StreamingChatModel | None,
+    ) -> ModelEffect:
+        """Ask the model, and where its answer is incomplete and the policy is `retry` ask again (S-ENG-38)."""
+        effects = self._scope.effects
+        effect = await self._send(name, messages, tools, stream)
+        if self._on_incomplete != "retry":
+            return effect
+        for repeat in range(1, MOST_REPEATS + 1):
+            reason = incomplete_reason(effect.response)
+            if reason is None:
+                break
+            _log.warning("Task '%s': %s", self._order.key, asked_again(self._order.agent_role, reason, repeat))
+            effects.retry_count += 1
+            requests = effects.attempts
+            # Not streamed: the pieces that were passed on cannot be taken back.
+            effect = joined(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
+            effects.attempts += requests
+        return effect
 
     async def _send(
         self,
@@ -156,7 +203,10 @@ class ModelCalls:
         tools: Sequence[ToolSpec],
         stream: StreamingChatModel | None,
     ) -> ModelEffect:
-        """Ask the model, again if its provider fails; the latency is that of the attempt that was answered."""
+        """Ask the model, again if its provider fails; the latency is that of the attempt that was answered.
+
+        `name` tells one effect from another: an endpoint that keeps answers by key is asked for another answer.
+        """
         clock = self._scope.ports.clock
         key = uuid_of(f"{self._order.run_id}/{name}")
         started_at = 0.0
@@ -202,7 +252,7 @@ class ModelCalls:
         is_last = not effect.response.tool_calls and self._order.task.output_type is not None
         self._is_underway = not is_last
         until = Until.WRITTEN if is_last else Until.TAKEN
-        await self._scope.note("model", name, _fact_data(request_digest, effect), until=until)
+        await self._scope.note("model", name, fact_data(request_digest, effect), until=until)
 
     async def _settle_record(self) -> None:
         """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""
@@ -246,7 +296,7 @@ class ModelCalls:
         text = "".join(parts)
         if closing is None:  # S-STR-10
             return ChatResponse(text=text)
-        return ChatResponse(text=text or closing.text, tool_calls=closing.tool_calls, usage=closing.usage)
+        return replace(closing, text=text or closing.text)
 
     def _emit_token(self, token: str, turn: int) -> None:
         order = self._order
@@ -292,98 +342,3 @@ class ModelCalls:
             self._digest.update(line.encode())
         self._digested = len(messages)
         return self._digest.hexdigest()
-
-
-def _fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
-    response = effect.response
-    usage = response.usage or TokenUsage()
-    data: dict[str, object] = {
-        "request_digest": request_digest,
-        "started_at": effect.started_at,
-        "latency_s": effect.latency_s,
-        "text": response.text,
-        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-    }
-    if effect.estimated is not None:
-        data["estimated_tokens"] = list(effect.estimated)
-    if effect.retries:
-        data |= {"retries": effect.retries, "attempts_failed": list(effect.attempts_failed)}
-    return data
-
-
-def _from_fact(fact: Fact) -> ModelEffect:
-    """The answer that was recorded."""
-    data = fact.data
-    calls = cast("Sequence[dict[str, str]]", data["tool_calls"])
-    response = ChatResponse(
-        text=cast("str | None", data["text"]),
-        tool_calls=tuple(ToolCall(id=c["id"], name=c["name"], arguments=c["arguments"]) for c in calls),
-        usage=TokenUsage(cast("int", data["input_tokens"]), cast("int", data["output_tokens"])),
-    )
-    return ModelEffect(
-        started_at=cast("float", data["started_at"]),
-        latency_s=cast("float", data["latency_s"]),
-        response=response,
-        is_final=True,
-        attempts_failed=tuple(cast("Sequence[str]", data.get("attempts_failed", ()))),
-    )
-
-
-class RecordedModel:
-    """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
-
-    def __init__(
-        self,
-        model: ChatModel,
-        run_id: str,
-        name: str,
-        keep: Callable[[Fact], object],
-        *,
-        known: Sequence[Fact] = (),
-        spending: Spending | None = None,
-    ) -> None:
-        """Make one.
-
-        Args:
-            model: Whom it asks.
-            run_id: The run's id.
-            name: The name of its facts.
-            keep: Takes them.
-            known: The answers that the record has of a run that goes on, in the order of the calls.
-            spending: What may be spent for others; None: as much as it likes.
-        """
-        self._model = model
-        self._run_id = run_id
-        self._name = name
-        self._keep = keep
-        self._known = iter(known)
-        self._spending = spending
-
-    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """Ask the model and note its answer; one that is recorded is given instead."""
-        known = next(self._known, None)
-        if known is not None:
-            return _from_fact(known).response
-        started_at = 0.0
-
-        async def ask() -> ChatResponse:
-            nonlocal started_at
-            started_at = time.time()
-            offered = (tools,) if tools else ()
-            return whole_response(await call_user(self._model.chat, messages, *offered))
-
-        estimated: tuple[int, int] | None = None
-        if self._spending is None:
-            response = await ask()
-        else:
-            request = self._spending.request("synthesis", self._model, messages, tools)
-            response = await request.send(ask)
-            estimated = request.estimated
-        latency_s = time.time() - started_at
-        effect = ModelEffect(
-            started_at=started_at, latency_s=latency_s, response=response, is_final=True, estimated=estimated
-        )
-        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=_fact_data("", effect)))
-        return response

@@ -15,6 +15,7 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.limits.budget import RunBudget
+from ensemble_ray.messages import OnIncomplete
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import HierarchyRules
@@ -51,6 +52,8 @@ class RunFrame:
     on_unknown: str = "tell_model"
     #: what becomes of model calls that fail by the provider's fault; None: they fail the task
     retry: RetryPolicy | None = None
+    #: what becomes of an incomplete answer where its agent does not say (S-ENG-37)
+    on_incomplete: OnIncomplete = "warn"
     #: who may hand work to whom, and how deep
     delegation: DelegationContext = field(default_factory=DelegationContext)
     #: what the manager of a hierarchical run is held to

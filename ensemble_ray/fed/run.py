@@ -20,8 +20,8 @@ from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.kinds import Kinds
-from ensemble_ray.execute.model_calls import RecordedModel
 from ensemble_ray.execute.recorded import resume_data
+from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory

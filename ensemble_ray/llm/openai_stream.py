@@ -15,6 +15,7 @@ from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.openai_wire import (
     FORM_ERRORS,
     WireError,
+    finish_reason_in,
     not_a_completion,
     parse_json,
     shown_data,
@@ -105,6 +106,7 @@ class StreamAssembler:
         self._text: list[str] = []
         self._calls: dict[int, _Call] = {}
         self._usage: TokenUsage | None = None
+        self._finish_reason: str | None = None
         self._spoke = False
 
     def feed_data(self, data: bytes) -> str:
@@ -141,6 +143,7 @@ class StreamAssembler:
         if not choices:
             return ""
         self._spoke = True
+        self._finish_reason = finish_reason_in(choices[0]) or self._finish_reason
         delta = choices[0].get("delta") or {}
         for position, entry in enumerate(delta.get("tool_calls") or ()):
             self._add_call(entry, position)
@@ -178,4 +181,4 @@ class StreamAssembler:
             for index, call in sorted(self._calls.items())
         )
         text = "".join(self._text)
-        return ChatResponse(text if text or not calls else None, calls, self._usage)
+        return ChatResponse(text if text or not calls else None, calls, self._usage, self._finish_reason)

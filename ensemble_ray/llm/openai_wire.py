@@ -24,6 +24,7 @@ __all__ = [
     "completion_of",
     "decode_completion",
     "encode_request",
+    "finish_reason_in",
     "json_bytes",
     "not_a_completion",
     "parse_json",
@@ -196,12 +197,13 @@ def completion_of(data: object, limits: AnswerLimits = _LIMITS) -> ChatResponse:
         raise WireError(f"it is not a JSON object: {shown_data(data)}")
     body = cast("dict[str, Any]", data)
     try:
-        message = body["choices"][0]["message"]
+        choice = body["choices"][0]
+        message = choice["message"]
         text = text_in(message)
         entries = message.get("tool_calls") or ()
         limits.check_tool_calls(len(entries))
         calls = tuple(_call(entry, index) for index, entry in enumerate(entries))
-        return ChatResponse(text, calls, usage_in(body.get("usage")))
+        return ChatResponse(text, calls, usage_in(body.get("usage")), finish_reason_in(choice))
     except TooMuchError as error:
         raise WireError(str(error)) from None
     except FORM_ERRORS:
@@ -256,6 +258,16 @@ def text_in(message: Mapping[str, Any]) -> str | None:
         return content
     parts = cast("Sequence[Mapping[str, Any]]", content)
     return "".join(str(part.get("text", "")) for part in parts)
+
+
+#: The protocol's own words are shorter.
+_LONGEST_REASON = 40
+
+
+def finish_reason_in(choice: Mapping[str, Any]) -> str | None:
+    """Return why the model stopped; None where the endpoint does not say it in a word."""
+    reason: object = choice.get("finish_reason")
+    return one_line(reason[:_LONGEST_REASON], None) if isinstance(reason, str) and reason else None
 
 
 def _call(entry: Mapping[str, Any], index: int) -> ToolCall:

@@ -39,7 +39,7 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import LLM
 from ensemble_ray.loader.tools import TOOL
-from ensemble_ray.messages import Effect
+from ensemble_ray.messages import Effect, OnIncomplete
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.trace import CaptureMode
@@ -197,6 +197,11 @@ _EXPORTER = reference(
 )
 _CALLBACKS = list_of(reference("a callable"), or_one=True)
 _TOOLS_DOC = "Tools it may call: a built-in one by name, or module:attribute; parameters as `name: {...}`."
+_ON_INCOMPLETE = choice(get_args(OnIncomplete), "word")
+_INCOMPLETE_DOC = (
+    "What becomes of an answer that was cut off or is empty: `warn`, unless told: it is used, with a warning; `fail`: the "
+    "task fails; `retry`: the model is asked again, twice at most."
+)
 _LIMITED = "{what}, as requests per period of seconds."
 
 #: Keys of an agent.
@@ -210,6 +215,7 @@ AGENT: Mapping[str, Field] = {
     "verbose": Field(kind=FLAG),
     "max_iterations": Field(kind=WHOLE),
     "response_format": Field(kind=TEXT),
+    "on_incomplete": Field(kind=_ON_INCOMPLETE, doc=f"{_INCOMPLETE_DOC} Default: as the team says."),
     "allow_delegation": Field(kind=FLAG),
     "rate_limit": Field(kind=_LIMIT, doc=_LIMITED.format(what="Limit of this agent's model calls, kept across runs")),
     "max_concurrency": Field(kind=WHOLE, doc="Tasks it works on at the same time in one process; default: no cap."),
@@ -305,6 +311,7 @@ TEAM: Mapping[str, Field] = {
         kind=Kind(read=_read_retry, schema={"anyOf": [{"$ref": "#/definitions/retry"}, {"type": "null"}]}),
         doc="How patient a run is with model calls that fail by the provider's fault; null: not at all.",
     ),
+    "on_incomplete": Field(kind=_ON_INCOMPLETE, doc=f"{_INCOMPLETE_DOC} An agent's own word wins."),
     "on_unknown": Field(
         kind=choice([each.value for each in OnUnknown], "word"),
         doc="What becomes of a tool call that was begun before a crash and has no result.",

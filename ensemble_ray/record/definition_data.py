@@ -58,6 +58,8 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     }
     if definition.max_tool_output_length >= 0:
         data["max_tool_output_length"] = definition.max_tool_output_length
+    if definition.on_incomplete != "warn":
+        data["on_incomplete"] = definition.on_incomplete
     if planned.colleagues:
         data["delegation"] = _delegation(planned, definition)
     return data
@@ -95,6 +97,8 @@ def _agent(agent: Agent) -> dict[str, object]:
     data: dict[str, object] = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
     if agent.response_format:
         data["response_format"] = agent.response_format
+    if agent.on_incomplete is not None:
+        data["on_incomplete"] = agent.on_incomplete
     if agent.tools:
         data["tools"] = _tools(agent.tools)
     return data

@@ -115,6 +115,8 @@ def fed_run_data(
         told["llm"] = model_data(model)
     if (length := getattr(definition, "max_tool_output_length", -1)) >= 0:
         told["max_tool_output_length"] = length
+    if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
+        told["on_incomplete"] = policy
     plan: dict[str, object] = {"workflow": workflow, **rules}
     return {
         "plan": plan,

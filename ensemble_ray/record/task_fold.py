@@ -328,11 +328,16 @@ class TaskFold:
             input_tokens=int(as_number(data.get("input_tokens"), -1)),
             output_tokens=int(as_number(data.get("output_tokens"), -1)),
         )
-        text = data.get("text")
+        text, reason = data.get("text"), data.get("finish_reason")
         return ModelEffect(
             started_at=as_number(data.get("started_at"), turn.at),
             latency_s=as_number(data.get("latency_s"), 0.0),
-            response=ChatResponse(text=text if isinstance(text, str) else None, tool_calls=calls, usage=usage),
+            response=ChatResponse(
+                text=text if isinstance(text, str) else None,
+                tool_calls=calls,
+                usage=usage,
+                finish_reason=reason if isinstance(reason, str) else None,
+            ),
             is_final=not calls,
             attempts_failed=tuple(map(as_text, as_sequence(data.get("attempts_failed")))),
             tools=[

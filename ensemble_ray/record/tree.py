@@ -13,6 +13,7 @@ from datetime import timedelta
 from typing import Literal, cast
 
 from ensemble_ray.control_characters import escape_controls
+from ensemble_ray.messages import ChatResponse, incomplete_reason
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
 from ensemble_ray.trace import (
     DelegationTrace,
@@ -43,6 +44,8 @@ _TITLE = 72
 _QUOTE = 100
 _LOST = 300
 
+#: Stands for the text of an answer that asks for tools; such an answer is never empty.
+_ASKED = "(tool calls)"
 #: Tools that hand work on; a malformed call of theirs leaves no delegation.
 _DELEGATING = frozenset({"delegate", "delegate_task"})
 
@@ -191,6 +194,8 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
         ]
     if metrics.retry_count:
         details.append(f"{metrics.retry_count:,} made again")
+    if metrics.incomplete_answers:
+        details.append(count_told(metrics.incomplete_answers, "incomplete answer"))
     if metrics.tool_call_count:
         details.append(count_told(metrics.tool_call_count, "tool call"))
     if state:
@@ -210,11 +215,17 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
     """A model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
+    reason = _incomplete(interaction)
     yield TreeRow(
         depth=depth,
         kind="model",
         title=f"model call {interaction.iteration_index + 1}: {what}",
-        details=(seconds_told(interaction.latency), tokens_told(interaction.input_tokens, interaction.output_tokens)),
+        details=(
+            seconds_told(interaction.latency),
+            tokens_told(interaction.input_tokens, interaction.output_tokens),
+            *(() if reason is None else (reason,)),
+        ),
+        is_bad=reason is not None,
     )
     for call in interaction.tool_calls:
         if not (
@@ -227,6 +238,13 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         is_refused = call.outcome == "success" and not delegation.succeeded
         yield _tool_row(call, depth + 1, is_refused=is_refused)
         yield from _delegation_rows(delegation, depth + 2, is_refused=is_refused)
+
+
+def _incomplete(interaction: LlmInteraction) -> str | None:
+    """What an answer lacks, for people; None: nothing."""
+    text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
+    reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
+    return reason if reason is None or reason == "empty" else f"cut off: {reason}"
 
 
 def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: bool = False) -> Iterator[TreeRow]:

@@ -213,6 +213,7 @@ async def answer_scripted(payload: Mapping[str, object]) -> Mapping[str, object]
         "tool_calls": [[call.id, call.name, call.arguments] for call in reply.tool_calls],
         "usage": None if reply.usage is None else [reply.usage.input_tokens, reply.usage.output_tokens],
         "fragments": None if reply.fragments is None else list(reply.fragments),
+        "finish_reason": reply.finish_reason,
     }
 
 
@@ -249,7 +250,12 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
     if isinstance(entry, ToolCall):
         return Reply(tool_calls=(entry,), usage=None)
     if isinstance(entry, ChatResponse):
-        return Reply(text=entry.text, tool_calls=tuple(entry.tool_calls), usage=entry.usage)
+        return Reply(
+            text=entry.text,
+            tool_calls=tuple(entry.tool_calls),
+            usage=entry.usage,
+            finish_reason=entry.finish_reason,
+        )
     if callable(entry):
         given = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
         return await _resolve(await given if inspect.isawaitable(given) else given, call)
@@ -260,7 +266,7 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
 
 
 def _response(reply: Reply) -> ChatResponse:
-    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage)
+    return ChatResponse(reply.text, tuple(reply.tool_calls), reply.usage, reply.finish_reason)
 
 
 def _fragments(reply: Reply) -> Sequence[str]:
@@ -304,4 +310,5 @@ def _reply_from(data: Mapping[str, Any]) -> Reply:
         tool_calls=tuple(ToolCall(*parts) for parts in data["tool_calls"]),
         usage=None if usage is None else TokenUsage(*usage),
         fragments=data["fragments"],
+        finish_reason=data["finish_reason"],
     )

@@ -145,7 +145,7 @@ async def test_a_failed_call_is_repeated_when_retries_were_asked_for() -> None:
         model = OpenAIChatModel("m", base_url=server.base_url, max_retries=2)
         assert (await model.chat(HELLO)).text == "hi"
         assert server.repeated == 2
-        assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", (), TokenUsage(10, 5))]
+        assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", (), TokenUsage(10, 5), "stop")]
         with pytest.raises(openai.RateLimitError):
             await OpenAIChatModel("m", base_url=server.base_url, max_retries=1).chat(HELLO)
 
@@ -249,7 +249,7 @@ async def test_usage_is_asked_for_when_streaming(way: Way) -> None:
     """S-STR-3: metrics are as without streaming, so the stream is asked for its usage."""
     with ModelServer(Reply(text="hi", usage=TokenUsage(7, 2))) as server:
         model = OpenAIChatModel("m", base_url=server.base_url, client_options=way)
-        assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", (), TokenUsage(7, 2))]
+        assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", (), TokenUsage(7, 2), "stop")]
         assert server.requests[0].body["stream_options"] == {"include_usage": True}
 
 
@@ -258,7 +258,7 @@ async def test_usage_is_not_asked_for_again_when_the_server_refused_the_wish() -
     with ModelServer("hi", rejects_stream_options=True) as server:
         model = OpenAIChatModel("m", base_url=server.base_url)
         for _ in range(2):
-            assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi")]
+            assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi", finish_reason="stop")]
         assert ["stream_options" in request.body for request in server.requests] == [True, False, False]
 
 

@@ -111,6 +111,8 @@ class Reply:
 
     text: str | None = None
     tool_calls: Sequence[ToolCall] = ()
+    #: why the model stopped; None: `tool_calls` with tool calls, else `stop`
+    finish_reason: str | None = None
     #: None sends no usage at all
     usage: TokenUsage | None = DEFAULT_USAGE
     #: how the text is cut when streamed; None: by words
@@ -121,6 +123,11 @@ class Reply:
     fragment_delay_s: float = 0.0
     #: streamed: cut the connection after that many pieces
     cut_after: int | None = None
+
+    @property
+    def told_reason(self) -> str:
+        """The finish reason that clients are sent."""
+        return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +157,12 @@ def reply_of(answer: Answer) -> Reply | Fault:
     if isinstance(answer, ToolCall):
         return Reply(tool_calls=(answer,))
     if isinstance(answer, ChatResponse):
-        return Reply(text=answer.text, tool_calls=tuple(answer.tool_calls), usage=answer.usage)
+        return Reply(
+            text=answer.text,
+            tool_calls=tuple(answer.tool_calls),
+            usage=answer.usage,
+            finish_reason=answer.finish_reason,
+        )
     return Reply(tool_calls=tuple(answer))
 
 
@@ -175,7 +187,7 @@ def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls" if reply.tool_calls else "stop"}],
+        "choices": [{"index": 0, "message": message, "finish_reason": reply.told_reason}],
     }
     if reply.usage is not None:
         body["usage"] = _usage(reply.usage)
@@ -203,7 +215,7 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
         middle = len(call.arguments) // 2
         for part in (call.arguments[:middle], call.arguments[middle:]):
             yield delta({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-    yield delta({}, "tool_calls" if reply.tool_calls else "stop")
+    yield delta({}, reply.told_reason)
     if with_usage and reply.usage is not None:
         yield event([], usage=_usage(reply.usage))
     yield b"data: [DONE]\n\n"

@@ -36,6 +36,7 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
         "verbose": True,
         "max_iterations": 3,
         "response_format": "short",
+        "on_incomplete": "fail",
         "allow_delegation": True,
     }
     assert set(changes) == set(OVERLAY_FIELDS)
