@@ -76,7 +76,7 @@ async def finished(
         reader, is_direct = await opened(definition)
         stack.push_async_callback(reader.close)
         watch = await open_watch(is_direct=is_direct, is_replayed=True)
-        stack.push_async_exit(lambda _kind, error, _trace: watch.close(is_complete=error is None))
+        stack.push_async_exit(watch.end)
         return await _recorded_end(record, reader, bodies, watch)
 
 

@@ -247,7 +247,7 @@ class MapReduceRun(RunLife):
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             watch = await self._watch(is_direct=is_direct)
-            stack.push_async_exit(lambda _kind, error, _trace: watch.close(is_complete=error is None))
+            stack.push_async_exit(watch.end)
             envelope = Envelope(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
             parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
             conductor = MapReduceConductor(envelope, parts)

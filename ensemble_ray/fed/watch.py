@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ensemble_ray.outputs import FailedItem, ItemResult
@@ -94,6 +95,12 @@ class RunWatch:
         """Wait until nothing waits for a file."""
         while self._writing is not None:
             await asyncio.wait([self._writing])
+
+    async def end(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        """Close it as an `AsyncExitStack` asks; after an error the run was broken off."""
+        await self.close(is_complete=error is None)
 
     async def close(self, *, is_complete: bool = True) -> None:
         """Write what waits, then complete the files; a run that goes on later goes on with them.
