@@ -82,7 +82,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.record.tree import tree_rows
 
     run_id = named.run_id
-    if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
+    head = run_blocking(read_head(store, run_id, is_partial=is_partial))
+    if task is None and head.is_fed:
         view = run_blocking(_view(store, named, is_partial=is_partial))
         if as_json:
             show_json(view.data())
@@ -96,6 +97,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     if not facts:
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
     found = fold_trace(facts)
+    if head.forked_from is not None:
+        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from})
     if as_json:
         show_json_text(found.to_json())
     else:

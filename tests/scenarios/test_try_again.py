@@ -84,6 +84,11 @@ def never(_: GuardrailInput | GuardrailOutput) -> GuardrailResult:
     raise TryAgain("not yet")
 
 
+def answered(_: object) -> str:
+    """A handler."""
+    return "An answer"
+
+
 def said_in(asked: ScriptedCall, role: str) -> list[str | None]:
     """Texts of a role in what a model was asked."""
     return [message.content for message in asked.messages if message.role == role]
@@ -182,7 +187,7 @@ def test_input_guardrail_refuses_when_it_asks_for_another_try(runtime: Runtime) 
 
 def test_handler_task_fails_when_a_guardrail_asks_for_another_try(inline_runtime: Runtime) -> None:
     """S-GRD-18: nobody can be asked for another answer."""
-    given = task("Say", handler=lambda _: "An answer", output_guardrails=[never])
+    given = task("Say", handler=answered, output_guardrails=[never])
     with pytest.raises(TaskExecutionError) as caught:
         Ensemble(tasks=[given]).run(runtime=inline_runtime)
     assert isinstance(caught.value.__cause__, GuardrailViolationError)
