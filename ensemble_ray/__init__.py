@@ -46,6 +46,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     ToolConfigurationError,
     ToolExecutionError,
+    TryAgain,
     UnknownOutcomeError,
     ValidationError,
 )
@@ -280,6 +281,7 @@ __all__ = [
     "ToolPipeline",
     "ToolResult",
     "ToolSpec",
+    "TryAgain",
     "TypedAgentTool",
     "UnknownEffect",
     "UnknownOutcomeError",

@@ -22,6 +22,7 @@ Exception
 │  └─ CircuitOpenError               an endpoint fails for everybody; it is not asked for now
 ├─ IllegalStateError (RuntimeError)  the object is not in a state for that call
 │  └─ ToolConfigurationError         a tool is set up wrongly
+├─ TryAgain                          control flow: a tool or guardrail asks the model to try again
 └─ ExitEarlyError                    control flow: end the run, keep what is done
    └─ BudgetExhaustedError           what the run may spend is spent; never raised out of a run
 
@@ -66,6 +67,7 @@ __all__ = [
     "TaskExecutionError",
     "ToolConfigurationError",
     "ToolExecutionError",
+    "TryAgain",
     "UnknownOutcomeError",
     "ValidationError",
     "message_of",
@@ -302,6 +304,19 @@ class IllegalStateError(Portable, RuntimeError):
 
 class ToolConfigurationError(IllegalStateError):
     """A tool is set up in a way that cannot work (S-ERR-21)."""
+
+
+class TryAgain(Portable):
+    """Raised by a tool or a guardrail: the model is given the message and tries again (S-TOOL-54, S-GRD-17).
+
+    Example:
+        >>> raise TryAgain("Give the date as YYYY-MM-DD")
+        Traceback (most recent call last):
+        ensemble_ray.errors.TryAgain: Give the date as YYYY-MM-DD
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 class ExitEarlyError(Portable):

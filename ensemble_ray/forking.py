@@ -21,7 +21,7 @@ from ensemble_ray.ids import new_run_id as fresh_run_id
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.messages import ChatResponse, Fact
 from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Until
 from ensemble_ray.record.definition_data import run_data
@@ -40,6 +40,7 @@ from ensemble_ray.threads import threads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ensemble_ray.definition.task import Task
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
     from ensemble_ray.messages import ChatMessage, ToolSpec
@@ -55,6 +56,7 @@ def fork(
     from_task: str,
     ensemble: Runnable | None = None,
     *,
+    inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
@@ -69,6 +71,7 @@ def fork(
         from_task: Name of the task to begin from, or `task-2` for the second one where it has none.
         ensemble: The definition, which may differ in what is done again; None: loaded from where the run's record says
             that it came from.
+        inputs: Values in place of recorded ones, and further ones, for tasks that are done again.
         runtime: Where it runs; default: where the other one ran.
         new_run_id: Id of the new run; default a fresh UUID.
         allow_changes: Use recorded outputs also of tasks that are defined otherwise now.
@@ -79,7 +82,15 @@ def fork(
         RecordError: its record is damaged.
         EnsembleError: the new run failed.
     """
-    asked = begin_fork(run_id, from_task, ensemble, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes)
+    asked = begin_fork(
+        run_id,
+        from_task,
+        ensemble,
+        inputs=inputs,
+        runtime=runtime,
+        new_run_id=new_run_id,
+        allow_changes=allow_changes,
+    )
     return join(run_blocking(asked))
 
 
@@ -88,12 +99,21 @@ async def afork(
     from_task: str,
     ensemble: Runnable | None = None,
     *,
+    inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
 ) -> EnsembleOutput:
     """`fork` for async code, with the same contract; cancelling it ends the new run first."""
-    asked = begin_fork(run_id, from_task, ensemble, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes)
+    asked = begin_fork(
+        run_id,
+        from_task,
+        ensemble,
+        inputs=inputs,
+        runtime=runtime,
+        new_run_id=new_run_id,
+        allow_changes=allow_changes,
+    )
     return await joined(await bridge(asked))
 
 
@@ -112,6 +132,8 @@ class ForkOffer:
     differences: Sequence[str]
     #: what it is made of
     ensemble: Ensemble
+    #: the recorded inputs, with other ones in their place
+    inputs: Mapping[str, object]
     planned: Planned
     recovered: Recovered
     facts: Sequence[Fact]
@@ -123,22 +145,32 @@ async def begin_fork(
     from_task: str,
     ensemble: Runnable | None = None,
     *,
+    inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
     new_run_id: str | None = None,
     allow_changes: bool = False,
     is_watched: bool = False,
 ) -> Run | MapReduceRun:
     """Begin a fork and give its handle; see `fork`. On the library's loop."""
-    offer = await offer_fork(run_id, from_task, ensemble, runtime=runtime)
+    offer = await offer_fork(run_id, from_task, ensemble, inputs=inputs, runtime=runtime)
     return await accept_fork(
         offer, runtime=runtime, new_run_id=new_run_id, allow_changes=allow_changes, is_watched=is_watched
     )
 
 
 async def offer_fork(
-    run_id: str, from_task: str, ensemble: Runnable | None = None, *, runtime: Runtime | str | None = None
+    run_id: str,
+    from_task: str,
+    ensemble: Runnable | None = None,
+    *,
+    inputs: Mapping[str, object] | None = None,
+    runtime: Runtime | str | None = None,
 ) -> ForkOffer:
-    """What a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop."""
+    """What a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop.
+
+    Raises:
+        ValidationError: there is no such run or task, or a task that would be used has other texts by these inputs.
+    """
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
     if (await read_head(store, found.run_id)).is_fed:
@@ -154,9 +186,18 @@ async def offer_fork(
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    planned = await _planned(_as_run(definition, recovered), recovered, facts)
+    earlier = cast("Mapping[str, object]", recovered.header.get("inputs") or {})
+    chosen = {**earlier, **(inputs or {})}
+    planned = await _planned(_as_run(definition, recovered), chosen, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
     plan = plan_fork(planned.plan, recorded, from_task)
+    if inputs:
+        _check_inputs(
+            found.run_id,
+            plan.reused,
+            resolve_tasks(definition, {**chosen, **earlier}),
+            resolve_tasks(definition, chosen),
+        )
     return ForkOffer(
         run_id=found.run_id,
         from_task=from_task,
@@ -169,6 +210,7 @@ async def offer_fork(
             asked=asked_agents(facts, plan.reused),
         ),
         ensemble=definition,
+        inputs=chosen,
         planned=planned,
         recovered=recovered,
         facts=facts,
@@ -252,7 +294,7 @@ async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[
     answers: list[Fact] = []
     if not needs_synthesis(definition.tasks):
         return offer.planned, answers
-    resolved = check(definition, cast("Mapping[str, object]", offer.recovered.header.get("inputs") or {}))
+    resolved = check(definition, offer.inputs)
     known = answers_before(copies)
     agents = await synthesize_agents(
         resolved,
@@ -278,9 +320,29 @@ def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
     return definition.with_options(recorded_options(recovered.header))
 
 
-async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
-    """Today's plan with the recorded inputs. Agents that a model made are made of its recorded answers, or not yet."""
-    resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
+def _check_inputs(run_id: str, reused: Sequence[str], earlier: ResolvedTasks, now: ResolvedTasks) -> None:
+    """Refuse inputs that tasks whose outputs are used would not have been given.
+
+    Raises:
+        ValidationError: the texts of such tasks change; the message names them.
+    """
+    before, after = (dict(zip(each.keys, each.tasks, strict=True)) for each in (earlier, now))
+    changed = [key for key in reused if _texts(before[key]) != _texts(after[key])]
+    if changed:
+        told = ", ".join(f"'{key}'" for key in changed[:_NAMED])
+        raise ValidationError(
+            f"Fork of run '{run_id}': the other inputs change the texts of tasks whose recorded outputs would be used: "
+            f"{told}. Fork from '{changed[0]}' or an earlier task"
+        )
+
+
+def _texts(task: Task) -> tuple[str, str]:
+    return task.description, task.expected_output
+
+
+async def _planned(definition: Ensemble, inputs: Mapping[str, object], facts: Sequence[Fact]) -> Planned:
+    """Today's plan with these inputs. Agents that a model made are made of its recorded answers, or not yet."""
+    resolved = check(definition, inputs)
     answers = answers_before(facts)
     try:
         agents = (

@@ -9,7 +9,7 @@ import typer
 
 from ensemble_ray.cli.records import RunName, own_store
 from ensemble_ray.cli.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
-from ensemble_ray.cli.run import AsJson, Quiet, RunId, TraceFile, show_run
+from ensemble_ray.cli.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
 from ensemble_ray.cli.terminal import FINE, one_line, say, show
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def fork(
         str | None,
         typer.Option("--target", metavar="TARGET", help="The team, where it is not the one that the run began with."),
     ] = None,
+    inputs: Inputs = None,
+    inputs_file: InputsFile = None,
     run_id: RunId = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
     allow_changes: AllowChanges = False,
@@ -43,23 +45,25 @@ def fork(
     """Begin a new run that uses what a run recorded before a task.
 
     Done again are that task and everything after it: all later tasks of a sequential run, in a parallel one all that
-    depend on it; and tasks that gave no output. The team may have been changed in what is done again.
+    depend on it; and tasks that gave no output. The team, and inputs, may have been changed in what is done again.
 
     Exit codes: as run.
     """
+    from ensemble_ray.cli.inputs import input_warnings, read_inputs
     from ensemble_ray.cli.run_view import RunView  # the help does not need them
     from ensemble_ray.forking import accept_fork, offer_fork
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.run_head import read_head
 
+    given = read_inputs(inputs or (), inputs_file)
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))
     team = recorded_team(head) if target is None else load_ensemble(target)
     chosen = runtime_of(runtime, head)
-    offer = run_blocking(offer_fork(found.run_id, from_task, team, runtime=chosen))
-    told = "\n".join(_told(offer))
+    offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=given, runtime=chosen))
+    told = "\n".join([*input_warnings(inputs or (), offer.ensemble, given), *_told(offer)])
     if dry_run:
         show(told)
         return FINE

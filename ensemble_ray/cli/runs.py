@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -19,8 +19,8 @@ _LISTED = 20
 #: Runs whose records are read at the same time.
 _READERS = 8
 
-#: Tasks with an output, tasks, and what is wrong with the record; None: not known
-_Done = tuple[int | None, int | None, str]
+#: Tasks with an output, tasks, what is wrong with the record, run and task of a fork; None: not known, or none
+_Done = tuple[int | None, int | None, str, Mapping[str, str] | None]
 
 States = Annotated[
     list[str] | None,
@@ -54,7 +54,13 @@ def runs(
     damaged = [f"Error: run {run.run_id}: {each[2]}" for run, each in zip(shown, done, strict=True) if each[2]]
     if as_json:
         data = [
-            {**as_data(run), "tasks_done": each[0], "tasks": each[1], **({"damage": each[2]} if each[2] else {})}
+            {
+                **as_data(run),
+                "tasks_done": each[0],
+                "tasks": each[1],
+                **({"damage": each[2]} if each[2] else {}),
+                **({"forked_from": each[3]} if each[3] else {}),
+            }
             for run, each in zip(shown, done, strict=True)
         ]
         show_json(data)
@@ -102,7 +108,7 @@ def _list(shown: Sequence[RunSummary], done: Sequence[_Done]) -> None:
 
 
 def _counted(each: _Done) -> str:
-    done, total, _ = each
+    done, total, *_ = each
     return "?" if done is None or total is None else f"{done}/{total}"
 
 
@@ -112,6 +118,7 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
 
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
+    from ensemble_ray.record.run_head import read_head
 
     readers = asyncio.Semaphore(_READERS)
 
@@ -119,8 +126,9 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
         async with readers:
             try:
                 progress = await tasks_done(store, run.run_id)
+                parent = (await read_head(store, run.run_id)).forked_from
             except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
-                return None, None, message_of(error) if await store.summary(run.run_id) is not None else ""
-            return progress.done, progress.total, ""
+                return None, None, message_of(error) if await store.summary(run.run_id) is not None else "", None
+            return progress.done, progress.total, "", parent
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

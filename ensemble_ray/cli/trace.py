@@ -82,7 +82,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.record.tree import tree_rows
 
     run_id = named.run_id
-    if task is None and run_blocking(read_head(store, run_id, is_partial=is_partial)).is_fed:
+    head = run_blocking(read_head(store, run_id, is_partial=is_partial))
+    if task is None and head.is_fed:
         with located(named.place):
             view = run_blocking(_view(store, named, is_partial=is_partial))
             rows, data = tuple(view.rows()), view.data()
@@ -99,6 +100,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
     with located(named.place):
         found = fold_trace(facts)
+    if head.forked_from is not None:
+        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from})
     if as_json:
         show_json_text(found.to_json())
     else:

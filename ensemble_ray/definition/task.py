@@ -56,7 +56,7 @@ class Task(Identified):
         agent: Who does it; None: an agent is made for the run, unless a handler does the work.
         context: Tasks whose outputs it is given, in this order.
         output_type: Type that the answer is parsed into: a pydantic model, dataclass, TypedDict, enum, `str`, `dict`.
-        max_output_retries: Corrections asked for when the answer does not parse; no effect without `output_type`.
+        max_output_retries: Further answers asked for when one does not parse, or an output guardrail raises `TryAgain`.
         input_guardrails: Asked before anything else; each may refuse the task.
         output_guardrails: Asked about the answer; each may refuse it.
         llm: Model of the agent that is made for it; no effect with an agent of its own.

@@ -15,7 +15,15 @@ from ensemble_ray.events import TaskInputEvent
 from ensemble_ray.execute.effects import ToolEffect
 from ensemble_ray.execute.model_calls import ModelCalls
 from ensemble_ray.execute.react import ReactMachine, stop_text
-from ensemble_ray.execute.steps import CallModel, CallTools, Fail, Finish, ModelAnswered, ToolsReturned
+from ensemble_ray.execute.steps import (
+    CallModel,
+    CallTools,
+    Fail,
+    Finish,
+    ModelAnswered,
+    StepInstruction,
+    ToolsReturned,
+)
 from ensemble_ray.execute.structured import StructuredMachine
 from ensemble_ray.execute.tool_calls import ToolCalls
 from ensemble_ray.prompts.agent import build_system_prompt
@@ -44,6 +52,9 @@ class AgentLoop:
         self._effects = scope.effects
         self._is_verbose = scope.frame.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
+        self._asked_again = 0
+        #: the latest answer's text
+        self._latest = ""
 
     async def run(self) -> tuple[str, object]:
         """The answer's text and, with an output type, the parsed object."""
@@ -56,10 +67,30 @@ class AgentLoop:
             max_iterations=self._agent.max_iterations,
             has_tools=bool(tools.specs),
         )
-        text = self._checked(await self._loop(machine, tools))
+        self._machine, self._tools, self._system_prompt = machine, tools, system_prompt
+        return await self._answered(machine.start())
+
+    @property
+    def may_ask_again(self) -> bool:
+        """Whether a guardrail that refuses the answer may have another one (S-GRD-17)."""
+        return self._asked_again < self._order.task.max_output_retries
+
+    async def again(self, why: str) -> tuple[str, object]:
+        """Another answer, since a guardrail wants one for that reason; as `run` gives it."""
+        self._asked_again += 1
+        most = self._order.task.max_output_retries
+        _log.info(
+            "Agent '%s' is asked again by a guardrail (%d/%d): %s",
+            self._order.agent_role, self._asked_again, most, brief(why),
+        )  # fmt: skip
+        self._models.begin_anew()
+        return await self._answered(self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models)))
+
+    async def _answered(self, step: StepInstruction) -> tuple[str, object]:
+        text = self._latest = self._checked(await self._loop(step))
         if self._order.task.output_type is None:
             return text, None
-        return text, await self._structured(system_prompt, text)
+        return text, await self._structured(text)
 
     def _prompts(self) -> tuple[str, str]:
         clock = self._scope.ports.clock
@@ -94,8 +125,8 @@ class AgentLoop:
             ),
         )
 
-    async def _loop(self, machine: ReactMachine, tools: ToolCalls) -> str | None:
-        step = machine.start()
+    async def _loop(self, step: StepInstruction) -> str | None:
+        machine, tools = self._machine, self._tools
         while True:
             match step:
                 case CallModel():
@@ -154,12 +185,14 @@ class AgentLoop:
         _log.log(logging.INFO if self._is_verbose else TRACE_LEVEL, "Response:\n%s", text)
         return text
 
-    async def _structured(self, system_prompt: str, text: str) -> object:
+    async def _structured(self, text: str) -> object:
         """Parse, and ask for corrections until it parses or the attempts are used up (S-OUT-30 to S-OUT-38)."""
         machine = StructuredMachine(self._order.task, agent_role=self._order.agent_role, first_response=text)
         while (prompt := machine.next_prompt()) is not None:
             self._log_lines(machine)
-            machine.told(await self._models.correct(system_prompt, prompt, len(self._effects.models)))
+            answer = await self._models.correct(self._system_prompt, prompt, len(self._effects.models))
+            self._latest = answer or ""
+            machine.told(answer)
         self._log_lines(machine)
         return machine.result()
 

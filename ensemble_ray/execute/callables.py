@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.delegation import DelegationPolicyResult, DelegationRequest
 from ensemble_ray.error_texts import agent_failure, brief, titled
-from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
-from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, check_verdict
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, TryAgain
+from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
 from ensemble_ray.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ensemble_ray.execute.guardrails import GuardrailResult
     from ensemble_ray.execute.handler import TaskHandlerContext
 
 __all__ = ["Callables", "HasCallables", "LocalCallables", "callable_name", "callable_path"]
@@ -99,6 +98,8 @@ async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInpu
         returned = await call_user(guardrail, subject)
     except (asyncio.CancelledError, ExitEarlyError, IllegalStateError):
         raise
+    except TryAgain as again:
+        return GuardrailResult(is_success=False, message=str(again), asks_again=True)
     except USER_ERRORS as error:
         text = f"Agent '{brief(role)}': guardrail '{name}' raised {brief(titled(error))}"
         raise AgentExecutionError(text, role, subject.task_description) from error

@@ -6,6 +6,7 @@ The rules about verdicts are in `guardrails`; here they are only asked (S-GRD-4 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
 from ensemble_ray.bounded_log import bounded_logger
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["check_guardrails"]
 
 _log = bounded_logger(__name__)
+#: Why no model is asked for another answer.
+_WHY_NOT = {
+    "input": "TryAgain from an input guardrail: there is no answer yet",
+    "output": "TryAgain from an output guardrail: no further answer is asked for",
+}
 
 
 async def check_guardrails(
@@ -31,8 +37,20 @@ async def check_guardrails(
     kind: Literal["input", "output"],
     text: str = "",
     parsed: object = None,
-) -> None:
+    may_ask_again: bool = False,
+) -> str | None:
     """Ask the guardrails of that side.
+
+    Args:
+        order: The task.
+        callables: Asks them.
+        kind: The side.
+        text: The answer, for output guardrails.
+        parsed: The parsed answer.
+        may_ask_again: Whether the model can be asked for another answer.
+
+    Returns:
+        What to tell the model where one raised `TryAgain`, and later ones were not asked; None: all are content.
 
     Raises:
         GuardrailViolationError: one said no; later ones are not asked.
@@ -40,7 +58,7 @@ async def check_guardrails(
     """
     count = order.input_guardrails if kind == "input" else order.output_guardrails
     if not count:
-        return
+        return None
     subject: GuardrailInput | GuardrailOutput
     if kind == "input":
         subject = GuardrailInput(
@@ -65,6 +83,10 @@ async def check_guardrails(
         except USER_ERRORS as error:  # it could not be asked
             text = agent_failure(order.agent_role, error)
             raise AgentExecutionError(text, order.agent_role, order.task.description) from error
+        if verdict.asks_again:
+            if may_ask_again:
+                return verdict.message
+            verdict = replace(verdict, message=f"{verdict.message} ({_WHY_NOT[kind]})")
         violation = violation_of(
             verdict, GuardrailType(kind), task_description=order.task.description, agent_role=order.agent_role
         )
@@ -72,3 +94,4 @@ async def check_guardrails(
             why, task = brief(violation.violation_message), brief(order.task.description[:80])
             _log.info("Guardrail: %s [task: %s]", why, task)  # whoever asked for the task is told
             raise violation
+    return None

@@ -43,6 +43,8 @@ class ToolEffect:
     started_at: float
     duration_s: float
     structured_output: object = None
+    #: whether the tool asked the model to try again
+    asks_again: bool = False
 
     def __post_init__(self) -> None:
         self.duration_s = max(0.0, self.duration_s)  # a record may have another one, of a clock that was set back

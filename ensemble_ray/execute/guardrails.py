@@ -77,6 +77,8 @@ class GuardrailResult:
     is_success: bool
     #: the reason of a failure; "" for success
     message: str = ""
+    #: of a failure: the guardrail raised `TryAgain`, so that the model is asked again where that is possible
+    asks_again: bool = False
 
     @classmethod
     def success(cls) -> GuardrailResult:

@@ -84,12 +84,16 @@ class ModelCalls:
         """One correction turn of structured output: two messages, no tools, no streaming (S-OUT-31)."""
         self._turn = turn
         messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
-        self._digest, self._digested = hashlib.sha256(), 0
+        self.begin_anew()
         self._started(messages, turn)
         response = await self._ask(messages, (), turn, stream=None)
         self.settle((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         self.accept()
         return response.text
+
+    def begin_anew(self) -> None:
+        """The next request's digest is of its whole conversation: messages in its middle may have changed."""
+        self._digest, self._digested = hashlib.sha256(), 0
 
     def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""

@@ -7,6 +7,8 @@ Rules:
 4. A request over the limit is not run and gets the stop text (S-ENG-41).
 5. At the third stop the task fails at once: that stop text is never sent, no further model call follows (S-ENG-43);
    requests of the same turn within the limit are run first (S-ENG-44).
+6. An answer that a guardrail wants again stays in the conversation, with the guardrail's words behind it (S-GRD-17); the
+   counters go on.
 """
 
 from __future__ import annotations
@@ -69,6 +71,18 @@ class ReactMachine:
         self.messages.append(ChatMessage(role="user", content=text))
         self._turn += 1
         return CallModel(turn=self._turn)
+
+    def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
+        """The answer, as it was corrected, is refused: tell the model why, and ask for another one (S-GRD-17).
+
+        Args:
+            text: Why.
+            answer: What takes the place of the last answer in the conversation.
+            turn: Number of the next model call; corrections of the answer have had numbers too.
+        """
+        self.messages[-1] = ChatMessage(role="assistant", content=answer)
+        self._turn = turn - 1
+        return self.remind(text)
 
     def handle(self, stimulus: StepStimulus) -> StepInstruction:
         """Take what happened, give the next step."""

@@ -140,15 +140,28 @@ class TaskRunner:
             )
         await check_guardrails(order, self.ports.callables, kind="input")
         structured: object
+        loop: AgentLoop | None = None
         if order.agent_key is None:
             text, structured = await run_handler(scope)
         else:
             loop = AgentLoop(scope, order.agent or self._agents[order.agent_key])
             text, structured = await loop.run()
+        while (why := await self._objection(order, loop, text, structured)) is not None and loop is not None:
+            text, structured = await loop.again(why)
+        return self._output(scope, text, structured)
+
+    async def _objection(self, order: TaskOrder, loop: AgentLoop | None, text: str, structured: object) -> str | None:
+        """Why the output guardrails want another answer; None: they are content.
+
+        Raises:
+            GuardrailViolationError: one said no, or wants another answer and there is none to be had.
+        """
         if order.output_guardrails:
             await self.ports.journal.flush()  # user code depends on the answer from here on
-        await check_guardrails(order, self.ports.callables, kind="output", text=text, parsed=structured)
-        return self._output(scope, text, structured)
+        may_ask_again = loop is not None and loop.may_ask_again
+        return await check_guardrails(
+            order, self.ports.callables, kind="output", text=text, parsed=structured, may_ask_again=may_ask_again
+        )
 
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
         order, effects = scope.order, scope.effects

@@ -7,7 +7,9 @@ begun before it is called (S-DUR-3); its result is in the record before anything
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, cast
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.messages import Fact, ToolCall, ToolSpec
+    from ensemble_ray.tools.outcome import ToolOutcome
     from ensemble_ray.tools.registry import BoundTool
 
-__all__ = ["ToolCalls"]
+__all__ = ["MOST_TRIES", "ToolCalls"]
 
 _log = bounded_logger(__name__)
+#: How often one tool may ask the model of one task to try again (S-TOOL-54).
+MOST_TRIES = 3
 
 
 def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
@@ -47,6 +52,7 @@ def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
         started_at=cast("float", data["started_at"]),
         duration_s=cast("float", data["duration_s"]),
         structured_output=data["structured_output"],
+        asks_again=data.get("asks_again") is True,
     )
 
 
@@ -58,6 +64,7 @@ def _data_of(effect: ToolEffect) -> dict[str, object]:
         "structured_output": effect.structured_output,
         "started_at": effect.started_at,
         "duration_s": effect.duration_s,
+        **({"asks_again": True} if effect.asks_again else {}),
     }
 
 
@@ -73,6 +80,8 @@ class ToolCalls:
         self._open = 0
         #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
         self._warned: set[tuple[str, str]] = set()
+        #: how often each tool has asked the model to try again
+        self._tries: Counter[str] = Counter()
         #: what the model is told; the library's own tool comes first (S-TOOL-30)
         self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
 
@@ -153,7 +162,8 @@ class ToolCalls:
             name = effect_name(self._order.instance, turn, f"call-{index}")
             recorded = self._scope.recorded(name, "tool_result")
             if recorded is not None:
-                settled[index] = _from_fact(call, recorded)
+                settled[index] = effect = _from_fact(call, recorded)
+                self._tries[call.name] += effect.asks_again
                 if self._is_behind_loss(recorded):
                     warned.add((call.name, call.arguments))
                 continue
@@ -219,7 +229,9 @@ class ToolCalls:
             until=Until.WRITTEN if bound.effect == "none" else Until.SYNCED,
         )
         try:
-            outcome = await call_tool(bound, call.arguments, context=self._context(call.name, name))
+            outcome = self._bounded(
+                call, await call_tool(bound, call.arguments, context=self._context(call.name, name))
+            )
         finally:
             self._open -= 1
             self._scope.slot.ended()
@@ -230,6 +242,7 @@ class ToolCalls:
             started_at=started_at,
             duration_s=max(0.0, clock.now() - started_at),
             structured_output=outcome.structured_output,
+            asks_again=outcome.asks_again,
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
         is_safe_later = bound.effect == "none" and self._open > 0
@@ -237,6 +250,16 @@ class ToolCalls:
             "tool_result", name, _data_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN
         )
         return effect
+
+    def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
+        """The outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
+        if not outcome.asks_again:
+            return outcome
+        if self._tries[call.name] < MOST_TRIES:
+            self._tries[call.name] += 1
+            return outcome
+        text = f"Tool error: TryAgain: {outcome.text} (it was tried again {MOST_TRIES} times)"
+        return replace(outcome, text=text, outcome="error", asks_again=False)
 
     async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
         """Hand work on. There is no intent to note: the decision is on record, and a repetition repeats nothing."""

@@ -73,6 +73,12 @@ class RunHead:
         return origin_in(self.header)
 
     @property
+    def forked_from(self) -> Mapping[str, str] | None:
+        """Run and task of the fork that it is; None: it is none."""
+        found = as_mapping(self.header.get("forked_from"))
+        return {name: as_text(found.get(name)) for name in ("run", "task")} if found else None
+
+    @property
     def is_fed(self) -> bool:
         """Whether its tasks are made while it runs."""
         return is_fed(self.header)

@@ -7,7 +7,7 @@ Never: colours, terminal sizes, or a control character that a model or a tool pu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, cast
@@ -104,7 +104,7 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
     yield TreeRow(
         depth=0,
         kind="run",
-        title=f"Run {ensemble_id}: {workflow}, {state}",
+        title=f"Run {ensemble_id}: {workflow}, {state}{_parent(trace)}",
         details=tuple(_run_details(trace)),
         is_bad=bool(trace.errors),
     )
@@ -122,6 +122,15 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
     for task in trace.task_traces:
         yield from _task_rows(task, is_failed=(task.agent_role, task.task_description) in failed)
     yield from _error_rows(trace.errors)
+
+
+def _parent(trace: ExecutionTrace) -> str:
+    """Which run it is a fork of, where the trace tells of one."""
+    told: object = trace.metadata.get("forked_from")
+    if not isinstance(told, Mapping):
+        return ""
+    run, task = (one_line(str(cast("Mapping[str, object]", told).get(name, "")), _TITLE) for name in ("run", "task"))
+    return f", fork of {run} from {task}"
 
 
 def level_row(tally: LevelTally) -> TreeRow:

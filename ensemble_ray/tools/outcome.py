@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ensemble_ray.error_texts import titled, user_traceback
+from ensemble_ray.errors import TryAgain
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import ToolResult
 
@@ -27,6 +28,8 @@ class ToolOutcome:
     structured_output: Any = None
     #: where the user's code raised, for the log; "" where it did not
     traceback: str = field(default="", repr=False, compare=False)
+    #: whether the tool raised `TryAgain`: the text is what it says, and no error
+    asks_again: bool = False
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:
@@ -45,7 +48,12 @@ def outcome_of_return(value: object) -> ToolOutcome:
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """What a tool raised, with its class (S-ENG-51, S-ENG-52); where it did, is for the log alone."""
+    """What a tool raised, with its class (S-ENG-51, S-ENG-52); where it did, is for the log alone.
+
+    What it says with `TryAgain` is the text as it is (S-TOOL-54).
+    """
+    if isinstance(error, TryAgain):
+        return ToolOutcome(str(error), "failure", asks_again=True)
     message = f"the tool called sys.exit({error.code!r})" if isinstance(error, SystemExit) else titled(error)
     return ToolOutcome(f"{prefix}: {message}", "error", traceback=user_traceback(error))
 

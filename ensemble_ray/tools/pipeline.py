@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import cast
 
 from ensemble_ray.error_texts import titled, user_traceback
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.messages import Effect
 from ensemble_ray.threads import call_user
 from ensemble_ray.tools.rendering import render_value
@@ -127,7 +127,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
             with use_tool_context(None):  # a plain tool gets no context (S-TOOL-77)
                 returned: object = await call_user(tool.execute, text)
             return as_result(returned)
-    except (ExitEarlyError, IllegalStateError):
+    except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except TimeoutError as error:
         return ToolResult.failure(f"timed out after {timeout_s:g} s") if timer.expired() else _threw(tool, error)
@@ -139,7 +139,7 @@ async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) ->
     """The next step's input; an adapter that raises makes its step a failed one."""
     try:
         return render_value(await call_user(cast("Callable[[ToolResult], object]", adapter), result)), result
-    except (ExitEarlyError, IllegalStateError):
+    except (ExitEarlyError, IllegalStateError, TryAgain):
         raise
     except Exception as error:  # noqa: BLE001  user code
         failed = _threw(tool, error)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar, cast, final, get_args
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import titled, user_traceback
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ValidationError
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
 from ensemble_ray.events import Event
 from ensemble_ray.messages import Effect
 from ensemble_ray.ports import ToolMetrics
@@ -346,8 +346,9 @@ class _MeasuredCall:
 
     def raised(self, error: BaseException) -> ToolResult:
         """The tool's code raised: a failure for the model, or the same error again (S-TOOL-41)."""
-        self._count(self._context.metrics.increment_error)
-        if isinstance(error, ExitEarlyError | IllegalStateError) or not isinstance(error, Exception):
+        metrics = self._context.metrics
+        self._count(metrics.increment_failure if isinstance(error, TryAgain) else metrics.increment_error)
+        if isinstance(error, ExitEarlyError | IllegalStateError | TryAgain) or not isinstance(error, Exception):
             raise error
         if self._context is _OUTSIDE:
             self._context.logger.warning("Tool '%s' raised", self._name, exc_info=error)

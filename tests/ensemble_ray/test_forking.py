@@ -56,6 +56,38 @@ async def test_only_what_follows_is_done_again_when_a_run_is_forked(home: Inline
     assert kept.raw == before.raw
 
 
+def _with_inputs(model: ScriptedModel) -> Ensemble:
+    """A reader of `{topic}`, a writer for `{audience}`."""
+    agent = Agent(role="Writer", goal="Write", llm=model)
+    first = Task(name="first", description="Read on {topic}", expected_output="Notes", agent=agent)
+    last = Task(name="last", description="Write for {audience}", expected_output="Prose", agent=agent, context=[first])
+    return Ensemble(tasks=[first, last], workflow="sequential")
+
+
+async def test_tasks_that_are_done_again_get_other_inputs(home: InlineRuntime) -> None:
+    """S-DUR-92: in place of recorded ones, which stay where none are given; they are the fork's own on record."""
+    await _with_inputs(_model("a", "b")).arun({"topic": "tides", "audience": "sailors"}, runtime=home, run_id="one")
+    again = _model("B")
+    output = await afork(
+        "one", "last", _with_inputs(again), inputs={"audience": "children"}, runtime=home, new_run_id="two"
+    )
+    assert [each.raw for each in output.task_outputs] == ["a", "B"]
+    assert "Write for children" in str(again.calls[0].messages[1].content)
+    (first, *_) = await store_at(home.store_address).facts("two")
+    assert first.data["inputs"] == {"topic": "tides", "audience": "children"}
+    assert (await aresume("two", _with_inputs(_model()), runtime=home)).raw == "B"
+
+
+async def test_other_inputs_are_refused_where_recorded_outputs_would_differ(home: InlineRuntime) -> None:
+    """S-DUR-92: the used task whose text they change is named; changes of the definition may be allowed, this not."""
+    await _with_inputs(_model("a", "b")).arun({"topic": "tides", "audience": "sailors"}, runtime=home, run_id="one")
+    team = _with_inputs(_model())
+    with pytest.raises(ValidationError, match=r"inputs change the texts of tasks .* 'first'\. Fork from 'first'"):
+        await afork("one", "last", team, inputs={"topic": "moons"}, runtime=home, allow_changes=True)
+    output = await afork("one", "first", _with_inputs(_model("A", "B")), inputs={"topic": "moons"}, runtime=home)
+    assert output.raw == "B"
+
+
 async def test_later_tasks_are_done_again_when_the_run_is_sequential(home: InlineRuntime) -> None:
     """S-DUR-54: also those that do not depend on it."""
     await _team(_model("a", "b", "c"), workflow="sequential").arun(runtime=home, run_id="one")

@@ -306,7 +306,24 @@ def test_fork_says_what_is_done_again_and_does_it(call: Call, steps: str, folder
     assert _done(folder) == "bc"
     assert "Done again:" in called.said
     assert call("trace", "first").printed.startswith("Run first: sequential, failed")
-    assert call("trace", "second").printed.startswith("Run second: sequential, completed")
+    assert call("trace", "second").printed.startswith("Run second: sequential, completed, fork of first from two")
+    parent = {"run": "first", "task": "two"}
+    assert json.loads(call("trace", "second", "--json").printed)["metadata"]["forked_from"] == parent
+    assert {run["run_id"]: run.get("forked_from") for run in json.loads(call("runs", "--json").printed)} == {
+        "first": None,
+        "second": parent,
+    }
+
+
+def test_fork_takes_other_inputs(call: Call, team: str) -> None:
+    """S-DUR-92: `-i` in what is done again; inputs that change what would be used are refused, and the task is named."""
+    assert call("run", f"{team}:team", "-i", "topic=tides", "-i", "audience=sailors", "--run-id", "first").code == 0
+    dry = call("fork", "first", "--from", "article", "-i", "audience=children", "--dry-run")
+    assert dry.code == 0
+    assert "Write for children" in dry.printed
+    refused = call("fork", "first", "--from", "article", "-i", "topic=moons")
+    assert refused.code == 2
+    assert "'facts'. Fork from 'facts' or an earlier task" in refused.said
 
 
 def test_fork_of_an_unknown_task_names_the_nearest(call: Call, steps: str) -> None:

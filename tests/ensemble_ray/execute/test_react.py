@@ -88,6 +88,19 @@ def test_loop_ends_at_the_first_response_without_requests() -> None:
     assert answers(loop, "Three") == Finish(text="Three")
 
 
+def test_answer_stays_in_the_conversation_when_it_is_refused() -> None:
+    """S-GRD-17: as it was corrected, with the reason behind it; the call has the next free number."""
+    loop = machine()
+    answers(loop, "Tree")
+    assert loop.ask_again("A number, please", answer="Three", turn=2) == CallModel(turn=2)
+    assert loop.messages[2:] == [
+        ChatMessage(role="assistant", content="Three"),
+        ChatMessage(role="user", content="A number, please"),
+    ]
+    assert asks(loop, "1") == allowed("1", turn=2)
+    assert returns(loop, "3") == CallModel(turn=3)
+
+
 def test_missing_text_is_given_as_it_came() -> None:
     """S-ENG-33, S-ENG-34: the rule for blank answers is the caller's."""
     assert answers(machine(), None) == Finish(text=None)

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ensemble_ray.errors import StaleEpochError
+from ensemble_ray.errors import StaleEpochError, TryAgain
 from ensemble_ray.events import TaskFailedEvent
+from ensemble_ray.execute.guardrails import GuardrailOutput, GuardrailResult
+from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.ids import uuid_of
 from ensemble_ray.messages import Effect, Fact
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.tools import ToolResult
 from tests.ensemble_ray.execute.running import WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Recorded effects.
@@ -117,3 +120,46 @@ async def test_newer_runner_writes_with_its_epoch() -> None:
     bench = Bench(agents={"draft": writer(ScriptedModel("Done"))}, known=known)
     assert (await bench.run(epoch=2)).status == "completed"
     assert [fact.epoch for fact in bench.journal.facts()] == [1, 2, 2]
+
+
+async def test_tries_that_are_recorded_count_and_are_not_made_again() -> None:
+    """S-TOOL-54, S-DUR-22: a task that goes on knows how often its tool has asked the model to try again."""
+
+    class Fussy(Search):
+        async def do_execute(self, text: str, /) -> ToolResult:  # type: ignore[override]  async is allowed
+            self.asked.append(text)
+            raise TryAgain("another one")
+
+    asked = call("search", '{"input": "Ray"}')
+    live, _ = searching(Fussy(), asked, asked, asked, "Given up")
+    await live.run()
+    search, model = Fussy(), ScriptedModel(asked, "Given up")
+    bench = Bench(agents={"draft": writer(model, tools=[search])}, known=live.journal.facts()[:9])
+    await bench.run(epoch=1)
+    assert len(search.asked) == 1
+    told = [message.content or "" for message in model.calls[-1].messages if message.role == "tool"]
+    assert told[:3] == ["another one"] * 3
+    assert told[3].startswith("Tool error: TryAgain: another one")
+
+
+async def test_answers_that_a_guardrail_refused_are_not_asked_for_again() -> None:
+    """S-GRD-17, S-DUR-22: they are on record under the numbers of their calls."""
+
+    def longer(output: GuardrailOutput) -> GuardrailResult:
+        if output.raw_response != "Three":
+            raise TryAgain("go on")
+        return GuardrailResult.success()
+
+    async def run(model: ScriptedModel, known: list[Fact], epoch: int) -> tuple[Bench, TaskResult]:
+        bench = Bench(agents={"draft": writer(model)}, known=known)
+        bench.tasks["draft"] = bench.tasks["draft"].replace(output_guardrails=[longer])
+        return bench, await bench.run(epoch=epoch, output_guardrails=1)
+
+    live, first = await run(ScriptedModel("One", "Two", "Three"), [], 0)
+    assert [name for kind, name in live.named if kind == "model"] == [f"draft#0/{turn}/model" for turn in range(3)]
+    model = ScriptedModel("Three")
+    _, again = await run(model, live.journal.facts()[:2], 1)
+    assert first.output is not None
+    assert again.output is not None
+    assert (again.output.raw, len(model.calls)) == (first.output.raw, 1)
+    assert [message.content for message in model.calls[0].messages[2:]] == ["One", "go on", "Two", "go on"]
