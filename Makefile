@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash test test-near test-far chaos attack check bench clean
+.PHONY: help demo demo-crash test test-near test-far test-again again-near again-far chaos attack check bench clean
 #: Scenarios of whole programs, which need none of what the others share.
 PROGRAMS := demo demo_crash examples job local_model
 #: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
@@ -38,11 +38,25 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
+FAR := tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
+#: Each half remembers which of its tests failed, and how it ended.
+MEMORY := .pytest_cache
+remembering = $(BIN)/python -m pytest -o cache_dir=$(MEMORY)/$(1)
+
 test-near: $(STAMPS)/dev
-	$(BIN)/python -m pytest $(NEAR)
+	@mkdir -p $(MEMORY) && code=0; $(call remembering,near) $(NEAR) || code=$$?; echo $$code > $(MEMORY)/near.code; exit $$code
 
 test-far: $(STAMPS)/dev
-	$(BIN)/python -m pytest tests $(addprefix --ignore=,$(filter tests/%,$(NEAR)))
+	@mkdir -p $(MEMORY) && code=0; $(call remembering,far) $(FAR) || code=$$?; echo $$code > $(MEMORY)/far.code; exit $$code
+
+test-again: again-near again-far ## Run once more, alone, the tests that failed in the last `make test`.
+
+# 1: tests failed. Anything else that is not 0 is no matter of single tests, and stays a failure.
+again-near: $(STAMPS)/dev
+	@case "$$(cat $(MEMORY)/near.code)" in 0) ;; 1) $(call remembering,near) --last-failed $(NEAR) ;; *) exit 1 ;; esac
+
+again-far: $(STAMPS)/dev
+	@case "$$(cat $(MEMORY)/far.code)" in 0) ;; 1) $(call remembering,far) --last-failed $(FAR) ;; *) exit 1 ;; esac
 
 chaos: $(STAMPS)/dev ## Kill and freeze runs, damage and remove records at random moments; check what is promised; KILLS=200 SEED=1 ARGS="--kinds freeze,damage".
 	$(BIN)/python -m tests.chaos --kills $(KILLS) $(if $(SEED),--seed $(SEED)) $(ARGS)
