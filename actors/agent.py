@@ -15,6 +15,7 @@ from actors.colleagues import RemoteColleagues
 from actors.endpoints import EndpointLine
 from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
 from actors.journal import open_journal
+from actors.log_forwarding import LineForwarder
 from actors.quiet_gc import freeze_modules
 from actors.task_host import TaskHost
 from actors.wire import RunPlace, WireOrder, WireReport, load_agent
@@ -57,6 +58,7 @@ class AgentActor:
         self._scheduler = existing("scheduler")
         self._host = TaskHost(SchedulerCourier(self._scheduler, house))
         process_endpoints().share = EndpointLine(self._scheduler, house).tell
+        self._forwarder = LineForwarder(self._scheduler)
         self._limiting = LimiterLine()
         self._limiter = LeasingLimiter(self._limiting, holder=house)
         self._cpu = RayCpuPool(cpu_call())
@@ -92,6 +94,8 @@ class AgentActor:
     async def _bind(
         self, frame: RunFrame, agents: Mapping[str, bytes], *, store: RunPlace | None, hub: Any, callables: Any
     ) -> None:
+        if frame.forwards_logs:
+            self._forwarder.open(frame.run_id)
         loaded = {key: _loaded(key, body) for key, body in agents.items()}
         journal = await open_journal(
             store, frame.run_id, writer=self._house, is_buffered=frame.durability == Durability.RUN
@@ -103,6 +107,8 @@ class AgentActor:
             if sink is not None and line is not None:
                 await sink.flushed()
                 await line.flushed()
+            if frame.forwards_logs:
+                await self._forwarder.flushed()
 
         self._host.host(
             frame,
@@ -155,6 +161,7 @@ class AgentActor:
     async def release(self, run_id: str) -> bool:
         """Forget a run; whether this process may be bound to another."""
         self._lines.pop(run_id, None)
+        self._forwarder.close(run_id)
         bound = self._bound.pop(run_id, None)
         if bound is not None:
             bound.cancel()

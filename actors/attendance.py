@@ -15,6 +15,7 @@ import cloudpickle
 import ray.exceptions
 
 from actors.failures import last_line
+from actors.log_forwarding import LineListener
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.error_travel import Chain
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from actors.connection import Pulse
     from actors.event_hub import Page, Request
     from ensemble_ray.events import Event
+    from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, ToolMetrics
 
 __all__ = ["Attendance", "Attended"]
@@ -43,6 +45,11 @@ class Attended(Protocol):
     @property
     def run_id(self) -> str:
         """Which run."""
+        ...
+
+    @property
+    def frame(self) -> RunFrame:
+        """What all its tasks share."""
         ...
 
     @property
@@ -64,16 +71,19 @@ class Attended(Protocol):
 class Attendance:
     """One run's driver, as its event hub sees it."""
 
-    def __init__(self, run: Attended, pulse: Pulse) -> None:
+    def __init__(self, run: Attended, pulse: Pulse, scheduler: Any) -> None:
         """Make one; it does nothing before `begin`.
 
         Args:
             run: Which run, and who takes what comes of it.
             pulse: Knows whether the cluster lives.
+            scheduler: Has the lines that the run's processes say.
         """
         self._run = run
         self._run_id = run.run_id
         self._pulse = pulse
+        self._scheduler = scheduler
+        self._listener: LineListener | None = None
         self._hub: Any = None
         self._cursor = 0
         self._hub_life = ""
@@ -85,12 +95,18 @@ class Attendance:
         self._told: set[asyncio.Task[None]] = set()
 
     def begin(self, hub: Any) -> None:
-        """Attend from now on."""
+        """Attend from now on; without a hub only what the run's processes say is heard."""
+        if self._run.frame.forwards_logs:
+            self._listener = LineListener(self._scheduler, self._run_id)
+        if hub is None:
+            return
         self._hub = hub
         self._attending = asyncio.get_running_loop().create_task(self._attend())
 
     async def leave(self) -> None:
-        """Take what is still in the hub, and answer no more."""
+        """Take what is still in the hub and what was said last, and answer no more."""
+        if self._listener is not None:
+            await self._listener.leave(is_gone=self._pulse.is_gone)
         if self._attending is None:
             return
         self._is_leaving = True

@@ -54,13 +54,12 @@ class RayRun:
         self._scheduler = scheduler
         self._is_cancelled = False
         self._pulse = Pulse(request.run_id)
-        self._attendance = Attendance(request, self._pulse)
+        self._attendance = Attendance(request, self._pulse, scheduler)
 
     async def begin(self) -> None:
         """Hand the run over, then listen for events and answer requests until it ends."""
         hub = await self._submitted(self._package)
-        if hub is not None:
-            self._attendance.begin(hub)
+        self._attendance.begin(hub)
 
     async def _submitted(self, package: RunPackage) -> Any:
         """Submit; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""

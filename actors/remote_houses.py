@@ -77,7 +77,7 @@ class RemoteHouses:
         self._keeps_warm = keeps_warm
         self._most_processes = most_processes
         self._pulse = Pulse(request.run_id)
-        self._attendance = Attendance(request, self._pulse)
+        self._attendance = Attendance(request, self._pulse, scheduler)
         self._driver = new_object_id()
         #: what this process spends itself, drawn from the run's one account (S-BUD-8)
         self.spending = shared_spending(request.frame, LimiterLine(), self._driver)
@@ -115,9 +115,7 @@ class RemoteHouses:
         Raises:
             EnsembleError: a run of that id is running there, or the cluster cannot be reached.
         """
-        hub = await self._open_session()
-        if hub is not None:
-            self._attendance.begin(hub)
+        self._attendance.begin(await self._open_session())
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def start(self, orders: Sequence[TaskOrder]) -> None:

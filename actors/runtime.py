@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -53,6 +54,7 @@ class RayRuntime:
         home: Path | None = None,
         store: str | None = None,
         init_options: Mapping[str, object] | None = None,
+        log_to_driver: bool = True,
     ) -> None:
         """Make one; nothing is started before the first run.
 
@@ -62,11 +64,13 @@ class RayRuntime:
             store: URL of a database that keeps them instead, for clusters whose head node may be lost; default:
                 `ENSEMBLE_RAY_STORE`.
             init_options: More arguments for `ray.init`.
+            log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
         """
         self._joined_at = address
         self._home = home
         self._store = store
         self._init_options = dict(init_options or {})
+        self._log_to_driver = log_to_driver
         self._scheduler: Any = None
         self._connected_as = ""
         self._connecting: asyncio.Task[None] | None = None
@@ -84,6 +88,7 @@ class RayRuntime:
             ValidationError: something that must travel cannot (S-CONV-34), or some node cannot load it (S-SET-56).
             RunExistsError: a run of that id is running there.
         """
+        request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
         package = self._package(request)
         try:
             scheduler = await self._connected(request.called_off)
@@ -102,6 +107,7 @@ class RayRuntime:
             RunExistsError: a run of that id is running there.
             EnsembleError: the cluster cannot be reached.
         """
+        request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
         keeps_warm = self._is_kept_warm()
         try:
             scheduler = await self._connected(request.called_off)

@@ -24,6 +24,7 @@ from actors.fed_wire import FedBatch, FedPackage, FedPage
 from actors.feeds import Feeds
 from actors.handles import begin_events
 from actors.loading import load_everywhere
+from actors.log_lines import LineDesk
 from actors.processes import ProcessPool
 from actors.quiet_gc import freeze_modules
 from actors.run_houses import RunHouses
@@ -57,10 +58,11 @@ def default_max_actors() -> int:
     return max(1, min(max(4, 2 * cpus), bound))
 
 
-class SchedulerActor:
+class SchedulerActor(LineDesk):
     """Holds the runs of a cluster."""
 
     def __init__(self) -> None:
+        super().__init__()
         freeze_modules()
         self._pool = ProcessPool()
         self._vault = Vault()

@@ -141,7 +141,8 @@ def load_on(node_id: str) -> Any:
     from actors.loading import load_all
 
     there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
-    return ray.remote(num_cpus=0, max_retries=0, scheduling_strategy=there)(load_all)  # noqa: TID251  the one place
+    options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}
+    return cast("Any", ray.remote)(**options)(load_all)  # noqa: TID251  the one place
 
 
 def existing(name: str) -> Any:

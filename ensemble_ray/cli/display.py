@@ -333,5 +333,5 @@ class _Warnings(logging.Handler):
         """Show one."""
         if record.name == NOTICES:
             self._take(record.getMessage())
-        elif record.levelno >= logging.WARNING and record.msg not in _TOLD_ANYWAY:
+        elif record.levelno >= logging.WARNING and getattr(record, "template", record.msg) not in _TOLD_ANYWAY:
             self._take(f"  {record.levelname.lower()}: {one_line(record.getMessage(), _TEXT)}")

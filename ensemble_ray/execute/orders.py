@@ -46,6 +46,8 @@ class RunFrame:
     budget: RunBudget | None = None
     #: whether calls are reported to the driver's ToolMetrics
     has_tool_metrics: bool = False
+    #: whether warnings and prints of agents' processes go to the driver's log (S-SET-57)
+    forwards_logs: bool = False
     #: `effects`, `run` or `off` (S-DUR-2)
     durability: str = "effects"
     #: `tell_model`, `fail` or `ask`, which also stands for a callable of the driver's (S-DUR-24)

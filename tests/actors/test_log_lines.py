@@ -1,0 +1,130 @@
+"""Lines of agents' processes on their way to the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from actors.log_forwarding import LineForwarder, LineListener, show_line
+from actors.log_lines import LineBudget, LineDesk, LogLine
+from ensemble_ray.context import log_context
+
+
+class _Method:
+    def __init__(self, method: object) -> None:
+        self.remote = method
+
+
+class Desk:
+    """The scheduler's handle, with a desk of this process behind it."""
+
+    def __init__(self) -> None:
+        self.desk = LineDesk()
+        for name in ("tell_lines", "hear_lines", "leave_lines"):
+            setattr(self, name, _Method(getattr(self.desk, name)))
+
+
+@pytest.fixture(autouse=True)
+def streams() -> Iterator[None]:
+    """What a forwarder listens to in this process is as before after the test."""
+    kept, handlers = (sys.stdout, sys.stderr), list(logging.getLogger().handlers)
+    yield
+    sys.stdout, sys.stderr = kept
+    for handler in set(logging.getLogger().handlers) - set(handlers):
+        logging.getLogger().removeHandler(handler)
+
+
+def test_a_second_has_room_for_so_many_lines() -> None:
+    """S-SET-57: those beyond are counted, and told once."""
+    budget = LineBudget(2)
+    assert [budget.admit(at) for at in (0.0, 0.1, 0.2, 0.9, 1.0)] == [True, True, False, False, True]
+    assert (budget.take_left_out(), budget.take_left_out()) == (2, 0)
+
+
+async def _said(run_id: str, desk: Desk) -> Sequence[LogLine]:
+    return await desk.desk.leave_lines(run_id)
+
+
+async def test_prints_and_warnings_are_forwarded_with_their_role(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-SET-57: of this run alone; the process's own streams have them too."""
+    desk = Desk()
+    forwarder = LineForwarder(desk)
+    forwarder.open("run")
+    with log_context({"ensemble.id": "run", "agent.role": "Writer"}):
+        print("half ", end="")  # noqa: T201  as user code does
+        print("line\nred \x1b[31m")  # noqa: T201  as user code does
+        print("to error", file=sys.stderr)  # noqa: T201  as user code does
+        logging.getLogger("mine").warning("careful: %s", "x" * 5000)
+        logging.getLogger("mine").info("unheard")
+        logging.getLogger("ray.core").warning("not ours")
+    with log_context({"ensemble.id": "other", "agent.role": "Writer"}):
+        print("elsewhere")  # noqa: T201  as user code does
+    await forwarder.flushed()
+    first, *others = await _said("run", desk)
+    assert first == LogLine(text="half line", agent_role="Writer")
+    assert [each.text for each in others][:2] == ["red \\x1b[31m", "to error"]
+    (logged,) = others[2:]
+    assert (logged.logger, logged.level, logged.template) == ("mine", logging.WARNING, "careful: %s")
+    assert len(logged.text) < 1100
+    assert await _said("other", desk) == ()
+    streams = capsys.readouterr()
+    assert "half line\n" in streams.out
+    assert "careful" in streams.err
+
+
+async def test_a_flood_is_cut_with_a_word_about_it() -> None:
+    """S-SET-57: twenty lines of a second, and how many there were besides."""
+    desk = Desk()
+    forwarder = LineForwarder(desk, clock=lambda: 5.0)
+    forwarder.open("run")
+    for number in range(100):
+        print(number)  # noqa: T201  as user code does
+    await asyncio.sleep(0)
+    await forwarder.flushed()
+    texts = [each.text for each in await _said("run", desk)]
+    assert texts[:20] == [str(number) for number in range(20)]
+    assert texts[20:] == ["80 more lines were left out; the logs of Ray have all"]
+
+
+async def test_nothing_is_forwarded_when_the_run_is_over() -> None:
+    """S-SET-57: a process that is kept for the next run is heard by nobody."""
+    desk = Desk()
+    forwarder = LineForwarder(desk)
+    forwarder.open("run")
+    forwarder.close("run")
+    print("late")  # noqa: T201  as user code does
+    await forwarder.flushed()
+    assert await _said("run", desk) == ()
+
+
+async def test_the_listener_shows_all_lines_when_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    """S-SET-57: those that were told before it left, each once and in order."""
+    desk = Desk()
+    listener = LineListener(desk, "run")
+    for number in range(5):
+        await desk.desk.tell_lines("run", [LogLine(text=str(number), agent_role="A")])
+        await asyncio.sleep(0)
+    await listener.leave(is_gone=False)
+    assert [each.getMessage() for each in caplog.records] == [f"A: {number}" for number in range(5)]
+
+
+def test_a_record_keeps_its_logger_and_level(caplog: pytest.LogCaptureFixture) -> None:
+    """S-SET-57: and the traceback of user code."""
+    show_line(LogLine(text="no", agent_role="A", logger="mine", level=logging.ERROR, traceback='File "team.py"'))
+    (record,) = caplog.records
+    assert (record.name, record.levelname, record.getMessage()) == ("mine", "ERROR", "A: no")
+    assert record.exc_text == 'File "team.py"'
+
+
+async def test_lines_of_runs_that_nobody_hears_do_not_pile_up() -> None:
+    """S-SET-57: a thousand lines of a run, and sixty-four runs."""
+    desk = LineDesk()
+    for number in range(100):
+        await desk.tell_lines(str(number), [LogLine(text=str(each), agent_role="") for each in range(1500)])
+    assert await desk.leave_lines("0") == ()
+    assert len(await desk.leave_lines("99")) == 1000
+    assert len(desk._boxes) <= 64
