@@ -144,10 +144,10 @@ async def chat(model: ChatModel, tools: Sequence[ToolSpec] = ()) -> ChatResponse
 
 
 async def test_text_and_usage_arrive_when_the_model_answers(given: Given) -> None:
-    """S-CONV-20, S-CONV-21: one call, one response with text and the tokens it cost."""
-    adapter = given([Reply(text="hi", usage=TokenUsage(7, 2))])
+    """S-CONV-20, S-CONV-21: one call, one response with text, the tokens it cost, and why it ended."""
+    adapter = given([Reply(text="hi", usage=TokenUsage(7, 2), finish_reason="length")])
     assert isinstance(adapter.model, ChatModel)
-    assert await chat(adapter.model) == ChatResponse("hi", (), TokenUsage(7, 2))
+    assert await chat(adapter.model) == ChatResponse("hi", (), TokenUsage(7, 2), "length")
     assert adapter.asked() == 1
 
 
@@ -174,14 +174,15 @@ async def test_tools_are_named_only_when_offered(given: Given) -> None:
 
 async def test_fragments_come_in_order_when_streamed(given: Given) -> None:
     """S-CONV-23, S-STR-3: `str` fragments whose concatenation is the text, then one response with everything."""
-    reply = Reply(text="one two", fragments=["one", " t", "wo"], usage=TokenUsage(7, 2))
-    assert await parts_of(given([reply]).model) == ["one", " t", "wo", ChatResponse("one two", (), TokenUsage(7, 2))]
+    reply = Reply(text="one two", fragments=["one", " t", "wo"], usage=TokenUsage(7, 2), finish_reason="length")
+    whole = ChatResponse("one two", (), TokenUsage(7, 2), "length")
+    assert await parts_of(given([reply]).model) == ["one", " t", "wo", whole]
 
 
 async def test_tool_calls_are_assembled_when_streamed(given: Given) -> None:
     """S-SET-7, S-STR-2: the closing response carries them, whole and in order."""
-    parts = await parts_of(given([Reply(tool_calls=[CALL, GARBAGE], usage=None)]).model)
-    assert parts == [ChatResponse(None, (CALL, GARBAGE), None)]
+    parts = await parts_of(given([Reply(tool_calls=[CALL, GARBAGE], usage=None, finish_reason="tool_calls")]).model)
+    assert parts == [ChatResponse(None, (CALL, GARBAGE), None, "tool_calls")]
 
 
 async def test_the_failure_is_raised_when_the_model_fails(given: Given) -> None:
