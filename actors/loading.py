@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import logging
 import os
 import pickle
 import re
@@ -25,13 +24,14 @@ import ray
 import ray.exceptions
 
 from actors.local_instance import is_started_here
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.foreign_text import one_line
 from ensemble_ray.threads import USER_ERRORS
 
 __all__ = ["check_loading", "load_all", "load_everywhere", "modules_in"]
 
-_log = logging.getLogger(__name__)
+_log = bounded_logger(__name__)
 #: A short text in a pickle, as the names of modules are: its opcode and its length stand before it.
 _SHORT_TEXT = re.compile(rb"\x8c([\x01-\xff])", re.DOTALL)
 #: What every node has that has this library.
