@@ -172,5 +172,6 @@ def test_budget_counts_the_requests_of_a_synthesizer(runtime: Runtime, caplog: p
     assert (output.exit_reason, len(model.calls), output.task_outputs) == (ExitReason.BUDGET_EXHAUSTED, 1, ())
     unasked = ScriptedModel()
     output = ensemble.replace(llm=unasked, max_tokens=100).run(runtime=runtime)
-    assert (output.exit_reason, unasked.calls, output.trace) == (ExitReason.BUDGET_EXHAUSTED, (), None)
+    assert (output.exit_reason, unasked.calls) == (ExitReason.BUDGET_EXHAUSTED, ())
+    assert output.trace == ExecutionTrace.EMPTY  # it never began (S-MET-2)
     assert "0 tokens are spent, and the next request would need" in caplog.messages[-1]
