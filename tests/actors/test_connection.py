@@ -119,6 +119,9 @@ def test_instance_is_ended_when_ray_listens_elsewhere_all_the_same(monkeypatch: 
     class Elsewhere:
         gcs_address = "192.0.2.9:6379"
 
+        def get_node_id(self) -> str:
+            return "of another"
+
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: None)
     monkeypatch.setattr(ray, "get_runtime_context", Elsewhere)
