@@ -7,13 +7,15 @@ values that it has, and those that aliases make of them (S-SEC-76).
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
 import yaml
 
+from ensemble_ray.loader.environment import expand, may_be_secret, takes_variables
 from ensemble_ray.loader.problems import Problems, Spot
 
 __all__ = ["MAX_BYTES", "Entries", "Entry", "Items", "Located", "Scalar", "read_document"]
@@ -158,6 +160,7 @@ class _Reader:
     def __init__(self, problems: Problems) -> None:
         self._problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
+        self._resolver = yaml.resolver.Resolver()
         self._made: dict[int, Located] = {}
         #: how many values each of them stands for
         self._sizes: dict[int, int] = {}
@@ -195,9 +198,31 @@ class _Reader:
         if isinstance(node, yaml.SequenceNode):
             items = (self.located(item, f"{where}[{index}]") for index, item in enumerate(node.value))
             return Items(spot=spot, items=tuple(item for item in items if item is not None))
-        scalar = cast("yaml.ScalarNode", node)
+        scalar = self._expanded(cast("yaml.ScalarNode", node), where)
         self._check_text(str(scalar.value), spot, where)
         return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
+
+    def _expanded(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
+        """The node with the values of environment variables; a plain one may become a number by that (S-SET-58)."""
+        text = str(node.value)
+        if "${" not in text or node.tag != f"{_CORE}str":
+            return node
+        if may_be_secret(where):
+            told = "a key does not come into a file by ${...}: name its variable with api_key_env, or {env: NAME} in headers"
+            self._problems.add(_spot(node.start_mark), where, told)
+            return node
+        if not takes_variables(where):
+            return node
+        value, missing = expand(text, os.environ)
+        for name in missing:
+            told = f"the environment variable '{name}' is not set: export {name}=..., or write ${{{name}:-default}}"
+            self._problems.add(_spot(node.start_mark), where, told)
+        is_plain = node.style is None
+        resolve = cast("Callable[..., str]", self._resolver.resolve)
+        tag = resolve(yaml.ScalarNode, value, (True, False)) if is_plain else node.tag
+        if tag not in {f"{_CORE}int", f"{_CORE}float"}:
+            tag = node.tag
+        return yaml.ScalarNode(tag, value, node.start_mark, node.end_mark, node.style)
 
     def _value(self, node: yaml.ScalarNode, where: str) -> str | int | float | bool | None:
         kind = node.tag.removeprefix(_CORE)
