@@ -69,7 +69,6 @@ def start_local(options: Mapping[str, object]) -> None:
     give_notice("Starting a local Ray (about 7 s) ...")
     with quiet(), _ended_on_exit(), contextlib.nullcontext() if has_address else on_loopback():
         cast("Callable[..., object]", ray.init)(**given)
-    _started.append(_instance())
     address = str(ray.get_runtime_context().gcs_address)
     if not has_address and not _is_loopback(address.rpartition(":")[0].strip("[]")):
         ray.shutdown()
@@ -77,6 +76,7 @@ def start_local(options: Mapping[str, object]) -> None:
             f"Ray {ray.__version__} listens at {address} and not on loopback alone. Use another version of Ray, start a "
             "cluster yourself and name its address, or allow it: RayRuntime(init_options={'_node_ip_address': ...})"
         )
+    _started.append(_instance())
 
 
 @contextlib.contextmanager
