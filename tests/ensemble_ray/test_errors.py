@@ -35,6 +35,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     ToolConfigurationError,
     ToolExecutionError,
+    TryAgain,
     UnknownOutcomeError,
     ValidationError,
     message_of,
@@ -79,6 +80,7 @@ EVERY = [
     IllegalStateError("closed"),
     ToolConfigurationError("approval without handler"),
     ExitEarlyError("enough", timed_out=True),
+    TryAgain("Give the date as YYYY-MM-DD"),
     BudgetExhaustedError("Budget exhausted: the limit is max_tokens 5"),
     ManagerStalledError(3, ["first", "second"], "Coordinate"),
 ]
@@ -133,7 +135,7 @@ def test_class_is_caught_as_its_parents(kind: type[Exception], parents: set[type
 def test_all_but_control_flow_and_misuse_is_an_ensemble_error() -> None:
     """S-ERR-37, S-ERR-22, S-ERR-23: `except EnsembleError` catches the rest of the tree."""
     others = {type(error) for error in EVERY if not isinstance(error, EnsembleError)}
-    assert others == {IllegalStateError, ToolConfigurationError, ExitEarlyError, BudgetExhaustedError}
+    assert others == {IllegalStateError, ToolConfigurationError, TryAgain, ExitEarlyError, BudgetExhaustedError}
 
 
 def test_validation_error_is_unrelated_to_pydantics() -> None:
