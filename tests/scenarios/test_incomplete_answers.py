@@ -209,9 +209,9 @@ def test_the_budget_pays_for_retries(model_server: Servers) -> None:
 
 
 @pytest.mark.parametrize("policy", ["warn", "fail"])
-def test_a_recorded_answer_is_judged_again_when_the_run_goes_on(model_server: Servers, home: str, policy: str) -> None:
+def test_a_recorded_answer_is_judged_again_when_the_run_goes_on(model_server: Servers, policy: str) -> None:
     """S-ENG-39: the recorded answer is not asked for again; the policy of today is applied to it."""
-    assert home
+    runtime = InlineRuntime()
     first = Reply(tool_calls=[call("look", '{"what": "it"}')], finish_reason="length", usage=TokenUsage(600, 500))
     server = model_server([first, "done"])
 
@@ -219,15 +219,15 @@ def test_a_recorded_answer_is_judged_again_when_the_run_goes_on(model_server: Se
         working = agent(model_at(server), tools=[look])
         return Ensemble(tasks=[task("go", working, name="go")], on_incomplete=on_incomplete, max_tokens=1000)  # type: ignore[arg-type]
 
-    stopped = team("warn").run()
+    stopped = team("warn").run(runtime=runtime)
     assert (len(server.requests), stopped.exit_reason.value) == (1, "budget_exhausted")
     again = {"options": RunOptions(max_tokens=100_000), "allow_changes": policy != "warn"}
     if policy == "fail":
         with pytest.raises(TaskExecutionError, match="length"):
-            resume(stopped.run_id, team(policy), **again)  # type: ignore[arg-type]
+            resume(stopped.run_id, team(policy), runtime=runtime, **again)  # type: ignore[arg-type]
         assert len(server.requests) == 1
         return
-    output = resume(stopped.run_id, team(policy), **again)  # type: ignore[arg-type]
+    output = resume(stopped.run_id, team(policy), runtime=runtime, **again)  # type: ignore[arg-type]
     assert (output.raw, output.metrics.total_incomplete_answers, len(server.requests)) == ("done", 1, 2)
     assert output.trace is not None
     assert [each.finish_reason for each in output.trace.task_traces[0].llm_interactions] == ["length", None]
