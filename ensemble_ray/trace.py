@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import to_jsonable_python
 
+from ensemble_ray.foreign_text import whole_data
 from ensemble_ray.metrics import CostEstimate, ExecutionMetrics, TaskMetrics
 from ensemble_ray.values import FrozenSequence, Instant, Value
 
@@ -89,26 +90,11 @@ def _text_of(value: object) -> str:
         return f"<{type(value).__name__}>"
 
 
-def _without_halves(value: object) -> object:
-    """JSON data in which halves of surrogate pairs, which no UTF-8 file can hold, are replaced by U+FFFD."""
-    match value:
-        case str():
-            return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        case dict():
-            return {
-                _without_halves(key): _without_halves(each) for key, each in cast("dict[str, object]", value).items()
-            }
-        case list():
-            return [_without_halves(each) for each in cast("list[object]", value)]
-        case _:
-            return value
-
-
 def _pretty(value: Value) -> str:
     try:
         return value.model_dump_json(indent=2)
     except ValueError:  # half of a surrogate pair: models cut emoji in two
-        return json.dumps(_without_halves(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
+        return json.dumps(whole_data(jsonable(value.model_dump())), indent=2, ensure_ascii=False)
 
 
 def _made(path: str | Path) -> Path:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.items.line_file import json_line, json_text
 from ensemble_ray.items.pulling import Entries
 
@@ -118,7 +119,7 @@ def _columns(row: Mapping[str, object]) -> dict[str, object]:
         if name != "parsed" or given[name] is not None:
             given[name] = json_text(given[name])
     for name in ("raw", "agent_role"):
-        given[name] = str(given[name]).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        given[name] = whole_text(str(given[name]))
     return given
 
 

@@ -15,6 +15,7 @@ from typing import cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
+from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -162,4 +163,4 @@ def _steps(path: str) -> list[str | int]:
 def _render(value: object) -> str:
     """Strings bare, everything else as compact JSON; half a surrogate pair, which no file takes, becomes U+FFFD."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return whole_text(text)
