@@ -1,4 +1,4 @@
-"""One team behind Ray Serve: `serve run serve.app:app team=team.yaml`. Room: serve; composition only.
+"""One team behind Ray Serve: `serve run ensemble_ray.serve.app:app team=team.yaml`. Room: serve; composition only.
 
 The team is named by the argument `team` (also as `args` in Serve's configuration file) or by `ENSEMBLE_RAY_TEAM`. It is
 loaded once where the deployment is made, so that a wrong name fails there, and once in each replica. Replicas run in
@@ -14,9 +14,9 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from ensemble_ray import RayRuntime
-from serve.api import build_api
-from serve.middleware import body_limit
-from serve.team import team_name
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.middleware import body_limit
+from ensemble_ray.serve.team import team_name
 
 __all__ = ["EndpointOptions", "app"]
 

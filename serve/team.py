@@ -56,7 +56,7 @@ def team_name(given: str | None) -> TeamName:
     name = (given or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
     if not name:
         raise ValidationError(
-            f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after serve.app:app, "
+            f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "
             "to a YAML path or module:attribute"
         )
     file = Path(name).expanduser()

@@ -11,12 +11,12 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ensemble_ray.delegation import DelegationPolicyResult, DelegationRequest
-from ensemble_ray.error_texts import agent_failure, brief, titled
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, TryAgain
+from ensemble_ray.errors.texts import agent_failure, brief, titled
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
-from ensemble_ray.threads import USER_ERRORS, call_user
+from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
+from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

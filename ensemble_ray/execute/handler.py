@@ -12,23 +12,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import brief, describe
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
+from ensemble_ray.errors.texts import brief, describe
+from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
-from ensemble_ray.execute.structured import restore_output
-from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
-from ensemble_ray.foreign_text import whole_text
-from ensemble_ray.ids import effect_name
+from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
 from ensemble_ray.ports import Until
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.effects import Outcome
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["TaskHandlerContext", "run_handler"]
 

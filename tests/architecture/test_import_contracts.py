@@ -11,12 +11,12 @@ from tests.architecture.project import ROOT
 #: Loaded by the first run, command or tool that needs them, and never by the import of the package.
 LATE = (
     *("ray", "openai", "aiohttp", "httpx", "selectolax", "xllamacpp"),
-    *("yaml", "typer", "rich", "loky", "docstring_parser", "actors", "serve"),
+    *("yaml", "typer", "rich", "loky", "docstring_parser", "ensemble_ray.actors", "ensemble_ray.serve"),
 )
 
 
 def test_every_contract_is_kept() -> None:
-    """One way between packages, no Ray in the core, pure machines, a floor for every room; see decision 0001."""
+    """One way between packages, no Ray in the core, pure machines; see decision 0001."""
     # A process of its own: the linter silences every logger of the process that it runs in.
     code = "import sys; from importlinter.cli import lint_imports; sys.exit(lint_imports(no_cache=True))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  our own code
@@ -27,10 +27,10 @@ def test_contracts_are_the_ones_that_the_design_names() -> None:
     """A contract that is dropped is a decision, not an accident."""
     configured = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = {each["id"]: each for each in configured["tool"]["importlinter"]["contracts"]}
-    assert set(contracts) == {"one-way", "core-without-ray", "pure-machines", "floors"}
-    assert contracts["floors"]["exhaustive"] is True
+    assert set(contracts) == {"layers", "core-without-ray", "pure-machines"}
+    assert contracts["layers"]["exhaustive"] is True
     seams = {line for each in contracts.values() for line in each.get("ignore_imports", ())}
-    assert seams == {"ensemble_ray.runtime -> actors.runtime"}
+    assert seams == {"ensemble_ray.runtime -> ensemble_ray.actors.runtime"}
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +54,12 @@ def test_import_of_the_package_loads_neither_ray_nor_a_models_sdk(loaded: tuple[
 def test_definitions_are_made_without_ray_or_a_models_sdk(loaded: tuple[list[str], list[str]]) -> None:
     """A team is declared, and its plan made, before anything heavy is loaded."""
     assert loaded[1] == []
+
+
+def test_ray_is_known_to_actors_and_serve_alone() -> None:
+    """A package that is new must be named by the contract, too."""
+    configured = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = {each["id"]: each for each in configured["tool"]["importlinter"]["contracts"]}
+    named = {name.removeprefix("ensemble_ray.") for name in contracts["core-without-ray"]["source_modules"]}
+    layers = {name.strip() for line in contracts["layers"]["layers"] for name in line.split("|")}
+    assert named == layers - {"__main__", "actors", "serve"}

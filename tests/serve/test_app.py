@@ -22,7 +22,7 @@ from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
-PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.middleware:for_proxy"}
+PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ensemble_ray.serve.middleware:for_proxy"}
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 
@@ -174,10 +174,10 @@ def test_a_failure_is_answered_as_json(endpoint: Endpoint) -> None:
 
 
 def test_a_wrong_team_ends_the_deployment_with_its_name(tmp_path: Path) -> None:
-    """`serve run serve.app:app` refuses it before it starts or joins a cluster."""
+    """`serve run ensemble_ray.serve.app:app` refuses it before it starts or joins a cluster."""
     env = own_environment(tmp_path, ENSEMBLE_RAY_TEAM="taem.yaml")
     write_team(tmp_path, "http://127.0.0.1:9/v1")
-    command = [SERVE, "run", "serve.app:app"]
+    command = [SERVE, "run", "ensemble_ray.serve.app:app"]
     done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=180)  # noqa: S603  a command of ours
     assert done.returncode != 0
     assert "There is no file 'taem.yaml'" in done.stderr

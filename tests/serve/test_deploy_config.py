@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from serve.app import EndpointOptions
+from ensemble_ray.serve.app import EndpointOptions
 
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "serve.yaml"
 
@@ -17,5 +17,5 @@ def test_it_is_valid_and_listens_on_loopback_alone() -> None:
     config = ServeDeploySchema.model_validate(yaml.safe_load(FILE.read_text(encoding="utf-8")))
     assert config.http_options.host == "127.0.0.1"
     (application,) = config.applications
-    assert application.import_path == "serve.app:app"
+    assert application.import_path == "ensemble_ray.serve.app:app"
     assert EndpointOptions.model_validate(application.args).team

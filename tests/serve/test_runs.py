@@ -10,9 +10,9 @@ import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime, PromptTemplateError, RunState
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.serve.runs import Runs
+from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from serve.runs import Runs
-from serve.schemas import NewRun
 from tests.serve.teams import INPUTS, pair
 
 
@@ -81,7 +81,7 @@ async def test_failed_run_is_one_bounded_warning(records: Path, caplog: pytest.L
         runs = Runs(pair(ScriptedModel(ValueError("boom\x1b[2J\n" * 1000))), runtime)
         with pytest.raises(EnsembleError):
             await runs.run(NewRun(inputs=INPUTS, run_id="failed"))
-        (told,) = [each for each in caplog.records if each.name == "serve.runs"]
+        (told,) = [each for each in caplog.records if each.name == "ensemble_ray.serve.runs"]
         assert told.levelname == "WARNING"
         assert told.getMessage().startswith("Run failed failed: Task '")
         assert "boom" in told.getMessage()
@@ -90,4 +90,4 @@ async def test_failed_run_is_one_bounded_warning(records: Path, caplog: pytest.L
         caplog.clear()
         with pytest.raises(PromptTemplateError):
             await runs.run(NewRun(inputs={}, run_id="refused"))
-    assert not [each for each in caplog.records if each.name == "serve.runs"]
+    assert not [each for each in caplog.records if each.name == "ensemble_ray.serve.runs"]
