@@ -45,7 +45,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = built.glob("*.whl")
     installed = tmp_path_factory.mktemp("site")
     with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(installed)  # noqa: S202  built by us
+        packed.extractall(installed)
     return installed
 
 

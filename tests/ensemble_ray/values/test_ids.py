@@ -8,6 +8,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray.values import ids
 from ensemble_ray.values.ids import (
     delegated_instance,
     delegating_call,
@@ -18,7 +19,6 @@ from ensemble_ray.values.ids import (
     task_instance,
     uuid_of,
 )
-from ensemble_ray.values import ids
 
 
 def test_run_ids_are_fresh_uuids() -> None:
