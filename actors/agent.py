@@ -28,8 +28,8 @@ from ensemble_ray.actors.task_host import TaskHost
 from ensemble_ray.actors.wire import RunPlace, WireOrder, WireReport, load_agent
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.callables import Callables
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.ports import Callables
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.ports.services import Services

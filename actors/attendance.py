@@ -19,7 +19,8 @@ from ensemble_ray.actors.log_forwarding import LineListener
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import IllegalStateError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.execute.tools.unknown import UnknownEffect, ask_unknown
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, threads
 

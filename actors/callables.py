@@ -17,7 +17,8 @@ from ensemble_ray.actors.handles import as_bytes
 from ensemble_ray.actors.wire import load_callables
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.errors.travel import Chain
-from ensemble_ray.execute.callables import Callables, LocalCallables
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.ports import Callables
 from ensemble_ray.process.threads import USER_ERRORS
 
 __all__ = ["CallableHost"]

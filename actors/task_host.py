@@ -25,9 +25,9 @@ from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.callables import Callables
-    from ensemble_ray.execute.delegation.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
     from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.ports.services import Services

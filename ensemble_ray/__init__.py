@@ -61,8 +61,8 @@ from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.events.log import EventStream
 from ensemble_ray.execute.agent.structured import ParseResult, describe_schema, extract_json, parse_output
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, GuardrailType
-from ensemble_ray.execute.handler import TaskHandlerContext
-from ensemble_ray.execute.tools.unknown import UnknownEffect
+from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.inline import InlineRuntime
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel

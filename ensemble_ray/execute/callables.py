@@ -21,9 +21,9 @@ from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationReq
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ensemble_ray.execute.handler import TaskHandlerContext
+    from ensemble_ray.execute.handler_context import TaskHandlerContext
 
-__all__ = ["Callables", "HasCallables", "LocalCallables", "callable_name", "callable_path"]
+__all__ = ["HasCallables", "LocalCallables", "callable_name", "callable_path"]
 
 
 def callable_path(key: str, kind: str, index: int = 0) -> str:
@@ -32,14 +32,6 @@ def callable_path(key: str, kind: str, index: int = 0) -> str:
     `kind` is `input`, `output` or `handler`, and `policy` for a run's.
     """
     return f"{key}/{kind}/{index}"
-
-
-class Callables(Protocol):
-    """Asks a callable of the run."""
-
-    async def evaluate(self, path: str, argument: object) -> object:
-        """Call it with that argument; what it raises is raised here."""
-        ...
 
 
 class HasCallables(Protocol):

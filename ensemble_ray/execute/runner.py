@@ -52,7 +52,7 @@ from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegation.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
 
 __all__ = ["TaskRunner", "cut"]
 

@@ -18,12 +18,12 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage, Fact
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.callables import Callables
-    from ensemble_ray.execute.delegation.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
-    from ensemble_ray.execute.tools.unknown import UnknownEffect
+    from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
     from ensemble_ray.ports.services import Services
 

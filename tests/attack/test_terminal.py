@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.execute.tools.unknown import UnknownEffect, ask_unknown
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import (
@@ -31,6 +31,7 @@ from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent,
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
 from ensemble_ray.execute.delegation.decisions import Decision, Decisions
 from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
+from ensemble_ray.execute.delegation.peers import Colleagues
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -49,25 +50,13 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
     from ensemble_ray.values.messages import ToolCall, ToolSpec
 
-__all__ = ["Colleagues", "Delegations"]
+__all__ = ["Delegations"]
 
 _log = bounded_logger(__name__)
 #: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.
 _PATIENCE_S = 5.0
 #: What came of a delegation whose asking task was stopped.
 _STOPPED = "Stopped before the worker was done"
-
-
-class Colleagues(Protocol):
-    """Where delegated work is done: by agents of the same run, wherever they live."""
-
-    async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run that task to its end; a cancelled caller stops it. A process that died is a failed result."""
-        ...
-
-    def stop(self, instances: Sequence[str]) -> None:
-        """Stop these; `perform` still gives what came of each, within the houses' grace, if its process can be reached."""
-        ...
 
 
 class Delegations:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import asyncio
 import sys
 import threading
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from datetime import datetime
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
@@ -28,7 +27,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["HANDLER", "Answer", "UnknownEffect", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
+__all__ = ["HANDLER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
 
 _log = bounded_logger(__name__)
 
@@ -42,37 +41,6 @@ _SERVICE = "unknown_effect"
 _SHOWN = 500
 #: Questions of several tasks come one after the other.
 _terminal = threading.Lock()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnknownEffect:
-    """A call that was begun, and of which nobody knows whether it was done; what `on_unknown` is asked about."""
-
-    run_id: str
-    #: key of the task: its name, else its position
-    task: str
-    agent_role: str
-    #: `handler` where the task has one
-    tool_name: str
-    #: JSON text as the model wrote it; empty for a handler
-    arguments: str
-    #: name of the effect in the record: `INSTANCE/TURN/CALL`
-    effect: str
-    #: what the call was given, and gets again if it is repeated
-    idempotency_key: str
-    begun_at: datetime
-    #: whether the part of the record is lost in which it would stand: then it may not have been begun at all, and
-    #: `begun_at` is when the loss was accepted
-    is_lost: bool = False
-
-    def to_dict(self) -> dict[str, object]:
-        """As data, for another process."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> UnknownEffect:
-        """What `to_dict` gave."""
-        return cls(**cast("dict[str, Any]", dict(data)))
 
 
 def key_of(scope: TaskScope, name: str) -> str:

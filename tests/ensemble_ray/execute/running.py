@@ -10,7 +10,7 @@ from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
-from ensemble_ray.execute.tools.unknown import UnknownEffect
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports import DriverServices, Until
 from ensemble_ray.ports.services import Services

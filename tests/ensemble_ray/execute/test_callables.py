@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.definition.task import Handler, Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.callables import LocalCallables, callable_path
-from ensemble_ray.execute.handler import TaskHandlerContext
+from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.tools import AbstractAgentTool, AgentTool, ToolPipeline, ToolResult
 from ensemble_ray.values.delegation import DelegationPolicyResult
 from ensemble_ray.values.outputs import TaskOutput

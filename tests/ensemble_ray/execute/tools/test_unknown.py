@@ -12,7 +12,8 @@ import pytest
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError
 from ensemble_ray.execute.orders import RunFrame, TaskResult
-from ensemble_ray.execute.tools.unknown import UnknownEffect, ask_unknown
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.ports import Until
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import CalculatorTool
