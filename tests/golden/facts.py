@@ -13,7 +13,8 @@ __all__ = ["difference", "plain", "plain_facts"]
 
 _UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00| UTC)?")
-_PERIOD = re.compile(r"P(?:\d+D)?T[\d.]+S|\b\d+(?:\.\d+)? ?(?:ms|s|min)\b")
+_UNIT = r"\d[\d,]*(?:\.\d+)? ?(?:ms|s|min|h|d)\b"
+_PERIOD = re.compile(rf"P(?:\d+D)?T[\d.]+S|\b{_UNIT}(?: {_UNIT})*")
 _LINE = re.compile(r", line \d+")
 #: Fields of facts that are times.
 _TIMES = ("_at", "_s")

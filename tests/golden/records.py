@@ -120,6 +120,7 @@ def restore_sqlite(record: Record, home: Path) -> None:
     (folder / "owner.lock").touch(mode=0o600)
     (folder / "record.count").write_bytes(b"".join(map(_note, record.counts)))
     with contextlib.closing(sqlite3.connect(folder / "record.sqlite", isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous=OFF")
         connection.executescript((_HERE / f"sqlite-{record.version}.sql").read_text(encoding="utf-8"))
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("BEGIN")
