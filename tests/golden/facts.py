@@ -36,7 +36,11 @@ def _timeless(value: Any, record: Record) -> Any:
         if set(value) == {"$body"}:
             return record.bodies[value["$body"]]
         return {
-            name: "TIME" if (name.endswith(_TIMES) or name in _TIMED) and each is not None else _timeless(each, record)
+            name: "TRACE"
+            if name == "stack_trace" and each
+            else "TIME"
+            if (name.endswith(_TIMES) or name in _TIMED) and each is not None
+            else _timeless(each, record)
             for name, each in value.items()
         }
     return [_timeless(each, record) for each in value] if isinstance(value, list) else value

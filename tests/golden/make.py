@@ -65,7 +65,9 @@ def _is_passed(case: Case, chosen: Sequence[Case]) -> bool:
     )
 
 
-def _record(runtime: str, cases: Sequence[Case], directory: Path, environment: dict[str, str], read: _Reader) -> Iterator[tuple[Case, Record]]:
+def _record(
+    runtime: str, cases: Sequence[Case], directory: Path, environment: dict[str, str], read: _Reader
+) -> Iterator[tuple[Case, Record]]:
     """Make the runs of the cases, and give their records as soon as they are whole."""
 
     def run(step: str, chosen: Sequence[Case], until: str = "", **variables: str) -> None:
@@ -146,14 +148,18 @@ def _make(runtime: str, made: Sequence[Case], kept: Sequence[Case]) -> None:
         home = directory / "records"
         environment = own_environment(directory, PYTHONPATH=str(_ROOT))
         for case, record in _record(
-            runtime, made, directory, environment, lambda case: read_sqlite(home, case.run_id, home / "files" / case.run_id)
+            runtime,
+            made,
+            directory,
+            environment,
+            lambda case: read_sqlite(home, case.run_id, home / "files" / case.run_id),
         ):
             if case not in kept:
                 continue
             path = path_of(case)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(_without_places(record).to_text(), encoding="utf-8")
-            print(f"{runtime}/{case.name}: {len(record.facts)} facts", flush=True)
+            print(f"{runtime}/{case.name}: {len(record.facts)} facts", flush=True)  # noqa: T201  a program of its own
     for case in kept:
         write_observed(case, observe(case))
 
@@ -171,7 +177,7 @@ def _compare(runtime: str, made: Sequence[Case], kept: Sequence[Case]) -> None:
                 runtime, made, directory, environment, lambda case: read_postgres(connection, case.run_id)
             ):
                 found = difference(load(case), record) if case in kept else ""
-                print(f"{runtime}/{case.name}: {found or 'the same facts'}", flush=True)
+                print(f"{runtime}/{case.name}: {found or 'the same facts'}", flush=True)  # noqa: T201  as above
     finally:
         server.close()
 

@@ -29,7 +29,18 @@ from tests.golden.records import Record, read_sqlite, restore_sqlite
 from tests.golden.running import answering_server
 from tests.golden.store import load
 
-__all__ = ["Heard", "observe", "observe_reading", "observe_resumption", "restored", "resumption"]
+__all__ = [
+    "Heard",
+    "added_facts",
+    "goes_on",
+    "observe",
+    "observe_reading",
+    "observe_resumption",
+    "read_in_store",
+    "restore_files",
+    "restored",
+    "resumption",
+]
 
 #: Characters of a text that is shown whole.
 _SHOWN = 160
@@ -93,11 +104,8 @@ def observe_reading(case: Case) -> dict[str, Any]:
         said: dict[str, Any] = {
             "runs": _AGE.sub("AGE", _called(home, "runs")),
             "runs --json": _as_json(_called(home, "runs", "--json")),
-            "trace": _called(home, "trace", run_id),
+            **_traced(case, home),
         }
-        data = _called(home, "trace", run_id, "--json")
-        # Those of the others are much the same.
-        said["trace --json"] = _as_json(data) if case.how in {"ended", "killed"} else _hash(data)
         if "nodes" in header["plan"]:
             target = ("--target", f"tests.golden.teams:{case.team}", "--dry-run")
             for node in header["plan"]["nodes"]:
@@ -108,6 +116,21 @@ def observe_reading(case: Case) -> dict[str, Any]:
         if not goes_on(case):
             said["resume"] = _shortened(_resumed(case, "inline"))
     return said
+
+
+def read_in_store(case: Case, url: str) -> dict[str, Any]:
+    """Return what the commands say of a run in a database that do not name its place."""
+    with mock.patch.dict(os.environ, {"ENSEMBLE_RAY_STORE": url}):
+        return _traced(case, Path("none"))
+
+
+def _traced(case: Case, home: Path) -> dict[str, Any]:
+    data = _called(home, "trace", case.run_id, "--json")
+    return {
+        "trace": _called(home, "trace", case.run_id),
+        # Those of the others are much the same.
+        "trace --json": _as_json(data) if case.how in {"ended", "killed"} else _hash(data),
+    }
 
 
 def _called(home: Path, *arguments: str) -> str:
@@ -182,7 +205,8 @@ def _resumed(case: Case, runtime: Runtime | str, *listeners: object) -> dict[str
     try:
         return _output_data(resume(case.run_id, team, runtime=runtime, options=options))
     except EnsembleError as error:
-        data = {"error": type(error).__name__, "message": plain(str(error)).replace(os.environ["ENSEMBLE_RAY_HOME"], "HOME")}
+        message = plain(str(error)).replace(os.environ["ENSEMBLE_RAY_HOME"], "HOME")
+        data = {"error": type(error).__name__, "message": message}
         cause = error.__cause__
         return {**data, "cause": f"{type(cause).__name__}: {plain(str(cause))}"} if cause is not None else data
 

@@ -191,9 +191,7 @@ def restore_postgres(record: Record, connection: psycopg.Connection[Any]) -> Non
             )
         for name, epoch in record.epochs.items():
             if name != "run":
-                connection.execute(
-                    "INSERT INTO ensemble_ray.epochs VALUES (%s, %s, %s)", [record.run_id, name, epoch]
-                )
+                connection.execute("INSERT INTO ensemble_ray.epochs VALUES (%s, %s, %s)", [record.run_id, name, epoch])
         for digest, body in record.bodies.items():
             connection.execute(
                 "INSERT INTO ensemble_ray.bodies VALUES (%s, decode(%s, 'hex'), %s)",

@@ -33,7 +33,9 @@ def load_observed(case: Case) -> dict[str, Any]:
 def write_observed(case: Case, said: dict[str, Any]) -> None:
     """Write what is said of it."""
     parts = [
-        f"{json.dumps(name)}: {{\n" + ",\n".join(f" {json.dumps(key)}: {json.dumps(each)}" for key, each in part.items()) + "\n}"
+        f"{json.dumps(name)}: {{\n"
+        + ",\n".join(f" {json.dumps(key)}: {json.dumps(each)}" for key, each in part.items())
+        + "\n}"
         for name, part in said.items()
     ]
     path_of(case).with_suffix(".said.json").write_text("{" + ",\n".join(parts) + "}\n", encoding="utf-8")

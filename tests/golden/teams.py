@@ -148,7 +148,7 @@ def _answer_to(question: str) -> object:
 async def _answer(call: ScriptedCall) -> object:
     question = _question([(message.role, message.content or "") for message in call.messages])
     ASKED.append(question)
-    while _is_held(question):
+    while _is_held(question):  # noqa: ASYNC110  for ever
         await asyncio.sleep(1)
     found = _answer_to(question)
     usage = TokenUsage(300, 100) if "|spend " in question else TokenUsage(40, 10)
@@ -275,7 +275,7 @@ class City(BaseModel):
 
 
 def sequential() -> Ensemble:
-    """Three steps with templates; the first answer is long."""
+    """Return a team: three steps with templates; the first answer is long."""
     llm = _model()
     research = _task("Research {topic}", _agent("Researcher", llm), name="research")
     outline = _task("Outline {topic} for {audience}", _agent("Editor", llm), name="outline", context=[research])
@@ -294,17 +294,17 @@ def _diamond(prefix: str, **fields: Any) -> Ensemble:
 
 
 def parallel() -> Ensemble:
-    """A diamond and a task beside it."""
+    """Return a team: a diamond and a task beside it."""
     return _diamond("step")
 
 
 def parallel_errors() -> Ensemble:
-    """The same where one fails and the others go on."""
+    """Return the same team, where one task fails and the others go on."""
     return _diamond("errors", parallel_error_strategy="continue_on_error")
 
 
 def hierarchical() -> Ensemble:
-    """A manager with constraints; some of what it hands on is refused, and a worker hands on, too."""
+    """Return a team: a manager with constraints; some of what it hands on is refused, and a worker hands on, too."""
     llm = _model()
     digger = _agent("Digger", llm, allow_delegation=True)
     return Ensemble(
@@ -322,7 +322,7 @@ def hierarchical() -> Ensemble:
 
 
 def nested() -> Ensemble:
-    """Delegation among peers, two deep."""
+    """Return a team: delegation among peers, two deep."""
     llm = _model()
     asker = _agent("Asker", llm, allow_delegation=True)
     digger = _agent("Digger", llm, allow_delegation=True)
@@ -331,7 +331,7 @@ def nested() -> Ensemble:
 
 
 def checked() -> Ensemble:
-    """Handlers, and guardrails of which one asks for another answer."""
+    """Return a team: handlers, and guardrails of which one asks for another answer."""
     llm = _model()
     reviewed = _task(
         "Review it", _agent("Reviewer", llm), name="review", input_guardrails=[accept], output_guardrails=[be_kind]
@@ -342,7 +342,7 @@ def checked() -> Ensemble:
 
 
 def structured() -> Ensemble:
-    """A typed answer that is right the second time."""
+    """Return a team: a typed answer that is right the second time."""
     llm = _model()
     city = _task("Describe a city", _agent("Geographer", llm), output_type=City, max_output_retries=1)
     return Ensemble(tasks=[city, _task("Praise it", _agent("Writer", llm), context=[city])])
@@ -354,42 +354,42 @@ def _with_tools(**fields: Any) -> Ensemble:
 
 
 def tools() -> Ensemble:
-    """Tools of each effect, their errors, and one that is not there."""
+    """Return a team: tools of each effect, their errors, and one that is not there."""
     return _with_tools(capture_mode="full")
 
 
 def strict_tools() -> Ensemble:
-    """The same; an unknown outcome fails the task."""
+    """Return the same team; an unknown outcome fails its task."""
     return _with_tools(on_unknown="fail")
 
 
 def early_exit() -> Ensemble:
-    """A tool ends the run in its second task."""
+    """Return a team: a tool ends the run in its second task."""
     llm = _model()
     first, last = (_task(text, _agent("Writer", llm)) for text in ("Begin", "Never"))
     return Ensemble(tasks=[first, _task("Leave", _agent("Clerk", llm, tools=[leave])), last])
 
 
 def budget() -> Ensemble:
-    """Four steps of 400 tokens, and a budget that is not enough for all."""
+    """Return a team: four steps of 400 tokens, and a budget that is not enough for all."""
     by = _agent("Writer", _model())
     return Ensemble(tasks=[_task(f"spend {number}", by) for number in range(4)], max_tokens=1000)
 
 
 def streaming() -> Ensemble:
-    """Answers that stream."""
+    """Return a team: answers that stream."""
     by = _agent("Writer", _model(), stream=True)
     return Ensemble(tasks=[_task("Say one", by), _task("Say two", by)])
 
 
 def synthesized() -> Ensemble:
-    """Agents that a model makes."""
+    """Return a team: agents that a model makes."""
     tasks = [_task("Tell of Rome", tools=[search]), _task("Tell of Athens")]
     return Ensemble(tasks=tasks, llm=_model(), agent_synthesizer=AgentSynthesizer.llm_based())
 
 
 def provider() -> Ensemble:
-    """A model behind an endpoint."""
+    """Return a team: a model behind an endpoint."""
     llm = OpenAIChatModel("m", base_url=os.environ.get(SERVER) or "http://127.0.0.1:9/v1", api_key="none")
     buyer = _agent("Buyer", llm, tools=[order])
     return Ensemble(tasks=[_task("Order tea", buyer), _task("Praise it", buyer)])
@@ -447,7 +447,7 @@ def _reduced(count: int, **fields: Any) -> MapReduceEnsemble:
 
 
 def mapping() -> MapEnsemble:
-    """Items of which one fails and is collected."""
+    """Return a team: items of which one fails and is collected."""
     return MapEnsemble(
         items=range(1, 6),
         map_agent=make_agent_of_item,
@@ -461,7 +461,7 @@ def mapping() -> MapEnsemble:
 
 
 def strict_mapping() -> MapEnsemble:
-    """Items of which none may fail; a generator of them, and agents that are made for each."""
+    """Return a team: items of which none may fail; a generator of them, and agents that are made for each."""
     return MapEnsemble(
         items=({"word": word} for word in ("tide", "kelp", "salt")),
         map_task=make_map_task,
@@ -471,21 +471,21 @@ def strict_mapping() -> MapEnsemble:
 
 
 def chunked() -> MapReduceEnsemble:
-    """A map-reduce whose tree is made at once."""
+    """Return a team: a map-reduce whose tree is made at once."""
     return _reduced(5, chunk_size=2)
 
 
 def adaptive() -> MapReduceEnsemble:
-    """A map-reduce by tokens, of several levels."""
+    """Return a team: a map-reduce by tokens, of several levels."""
     return _reduced(7, target_token_budget=20)
 
 
 def pipelined() -> MapReduceEnsemble:
-    """A map-reduce whose reduces begin as soon as they can."""
+    """Return a team: a map-reduce whose reduces begin as soon as they can."""
     return _reduced(5, target_token_budget=20, mode="pipelined", ordered=True)
 
 
 def direct() -> MapReduceEnsemble:
-    """A map-reduce over so little that it is one task."""
+    """Return a team: a map-reduce over so little that it is one task."""
     team = _reduced(2, target_token_budget=1000, direct_agent=make_reader, direct_task=make_direct_task)
     return team.replace(items=["one", "two"])

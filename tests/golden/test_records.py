@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from tests.golden.cases import RUNTIMES, Case, cases_of
-from tests.golden.facts import difference
 from tests.golden.observing import goes_on, observe_reading, observe_resumption
-from tests.golden.records import Record, read_sqlite, restore_sqlite
+from tests.golden.records import read_sqlite, restore_sqlite
 from tests.golden.store import load, load_observed, path_of
 
 _CASES = [case for runtime in RUNTIMES for case in cases_of(runtime) if path_of(case).exists()]
