@@ -139,18 +139,13 @@ CASES: tuple[Case, ...] = (
 _ON_RAY = frozenset(
     {
         "sequential-finished",
-        "hierarchical-finished",
-        "tools-finished",
         "synthesized-finished",
         "mapping-finished",
-        "adaptive-finished",
         "parallel_errors-failed",
         "checked-failed",
-        "adaptive-failed",
         "early_exit-exited",
         "budget-exhausted",
         "parallel-cancelled",
-        "adaptive-cancelled",
         "tools-resumed",
         "hierarchical-resumed",
         "adaptive-resumed",

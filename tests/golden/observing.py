@@ -129,7 +129,7 @@ def _traced(case: Case, home: Path) -> dict[str, Any]:
     return {
         "trace": _called(home, "trace", case.run_id),
         # Those of the others are much the same.
-        "trace --json": _as_json(data) if case.how in {"ended", "killed"} else _hash(data),
+        "trace --json": _as_json(data) if case.runtime == "inline" and case.how in {"ended", "killed"} else _hash(data),
     }
 
 

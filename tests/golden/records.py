@@ -58,7 +58,7 @@ class Record:
             "files": self.files,
         }
         lines = [first, *({"sha256": each, "body": text} for each, text in self.bodies.items()), *self.facts]
-        return "".join(f"{json.dumps(each)}\n" for each in lines)
+        return "".join(f"{json.dumps(each, separators=(',', ':'))}\n" for each in lines)
 
     @classmethod
     def of_text(cls, text: str) -> Record:

@@ -34,7 +34,7 @@ def write_observed(case: Case, said: dict[str, Any]) -> None:
     """Write what is said of it."""
     parts = [
         f"{json.dumps(name)}: {{\n"
-        + ",\n".join(f" {json.dumps(key)}: {json.dumps(each)}" for key, each in part.items())
+        + ",\n".join(f" {json.dumps(key)}: {json.dumps(each, separators=(',', ':'))}" for key, each in part.items())
         + "\n}"
         for name, part in said.items()
     ]
