@@ -1,0 +1,52 @@
+"""Facts of two runs of one case, compared. In: texts and records. Out: what is the same in every run of it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from typing import Any
+
+from tests.golden.records import Record
+
+__all__ = ["difference", "plain", "plain_facts"]
+
+_UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_ISO = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00| UTC)?")
+_UNIT = r"\d[\d,]*(?:\.\d+)? ?(?:ms|s|min|h|d)\b"
+_PERIOD = re.compile(rf"P(?:\d+D)?T[\d.]+S|\b{_UNIT}(?: {_UNIT})*")
+_LINE = re.compile(r", line \d+")
+#: Fields of facts that are times.
+_TIMES = ("_at", "_s")
+_TIMED = frozenset({"at", "duration", "latency"})
+
+
+def plain(text: str) -> str:
+    """Return a text with a sign in the place of each instant, duration and random id."""
+    return _LINE.sub(", line N", _PERIOD.sub("TIME", _ISO.sub("INSTANT", _UUID.sub("ID", text))))
+
+
+def plain_facts(record: Record) -> list[str]:
+    """Return the facts as texts without times, in an order that does not hang on who was faster."""
+    return sorted(plain(json.dumps([fact[1], fact[2], fact[3], _timeless(fact[6], record)])) for fact in record.facts)
+
+
+def _timeless(value: Any, record: Record) -> Any:
+    if isinstance(value, dict):
+        if set(value) == {"$body"}:
+            return record.bodies[value["$body"]]
+        return {
+            name: "TRACE"
+            if name == "stack_trace" and each
+            else "TIME"
+            if (name.endswith(_TIMES) or name in _TIMED) and each is not None
+            else _timeless(each, record)
+            for name, each in value.items()
+        }
+    return [_timeless(each, record) for each in value] if isinstance(value, list) else value
+
+
+def difference(one: Record, other: Record) -> str:
+    """Return the lines in which the facts of two records of one case differ; empty where they do not."""
+    pairs = [plain_facts(each) for each in (one, other)]
+    return "\n".join(difflib.unified_diff(*pairs, "one", "other", lineterm="", n=0))
