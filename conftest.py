@@ -30,9 +30,9 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from ensemble_ray.llm import local_server
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.values.messages import ToolCall
 
 _PRINTED = "__printed__"
 #: Tools that the model of the pages uses, and with what.

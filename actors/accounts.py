@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors import spawn
+from ensemble_ray.actors import spawn
 from ensemble_ray.execute.spending import Spending
 from ensemble_ray.limits.account_desk import CloseAccount
 from ensemble_ray.limits.remote_account import RemoteAccount

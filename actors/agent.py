@@ -10,23 +10,30 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.accounts import shared_spending
-from actors.colleagues import RemoteColleagues
-from actors.endpoints import EndpointLine
-from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
-from actors.journal import open_journal
-from actors.log_forwarding import LineForwarder
-from actors.quiet_gc import freeze_modules
-from actors.task_host import TaskHost
-from actors.wire import RunPlace, WireOrder, WireReport, load_agent
-from ensemble_ray.context import Services
+from ensemble_ray.actors.accounts import shared_spending
+from ensemble_ray.actors.colleagues import RemoteColleagues
+from ensemble_ray.actors.endpoints import EndpointLine
+from ensemble_ray.actors.handles import (
+    DriverLine,
+    HubSink,
+    LimiterLine,
+    RemoteCallables,
+    ReportedToolMetrics,
+    SchedulerCourier,
+)
+from ensemble_ray.actors.journal import open_journal
+from ensemble_ray.actors.log_forwarding import LineForwarder
+from ensemble_ray.actors.quiet_gc import freeze_modules
+from ensemble_ray.actors.task_host import TaskHost
+from ensemble_ray.actors.wire import RunPlace, WireOrder, WireReport, load_agent
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.callables import Callables
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.ports import Callables
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
-from ensemble_ray.threads import threads
+from ensemble_ray.ports.services import Services
+from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 __all__ = ["AgentActor", "SilentSink", "refuse"]
@@ -50,8 +57,8 @@ class AgentActor:
     """Hosts agents."""
 
     def __init__(self, house: str) -> None:
-        from actors.cpu import RayCpuPool
-        from actors.spawn import cpu_call, existing
+        from ensemble_ray.actors.cpu import RayCpuPool
+        from ensemble_ray.actors.spawn import cpu_call, existing
 
         freeze_modules()
         self._house = house

@@ -14,18 +14,19 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import cloudpickle
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.log_forwarding import LineListener
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.failures import last_line
+from ensemble_ray.actors.log_forwarding import LineListener
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import IllegalStateError, message_of
-from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
-from ensemble_ray.threads import USER_ERRORS, threads
+from ensemble_ray.errors.travel import Chain
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, threads
 
 if TYPE_CHECKING:
-    from actors.connection import Pulse
-    from actors.event_hub import Page, Request
+    from ensemble_ray.actors.connection import Pulse
+    from ensemble_ray.actors.event_hub import Page, Request
     from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, ToolMetrics

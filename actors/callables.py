@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.agent import AgentActor, refuse
-from actors.fed_wire import MoreCallables, TaskCallables
-from actors.handles import as_bytes
-from actors.wire import load_callables
-from ensemble_ray.error_travel import Chain
+from ensemble_ray.actors.agent import AgentActor, refuse
+from ensemble_ray.actors.fed_wire import MoreCallables, TaskCallables
+from ensemble_ray.actors.handles import as_bytes
+from ensemble_ray.actors.wire import load_callables
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.callables import Callables, LocalCallables
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.errors.travel import Chain
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.ports import Callables
+from ensemble_ray.process.threads import USER_ERRORS
 
 __all__ = ["CallableHost"]
 

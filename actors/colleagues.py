@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.handles import pauses
-from actors.wire import pack_order, unpack_report
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.failures import last_line
+from ensemble_ray.actors.handles import pauses
+from ensemble_ray.actors.wire import pack_order, unpack_report
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.epochs import resend_step
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.inline import SystemClock
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.epochs import resend_step
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame, TaskOrder

@@ -13,9 +13,9 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
-from actors.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
-from ensemble_ray.config import package_version
+from ensemble_ray.actors.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
+from ensemble_ray.process.config import package_version
 
 __all__ = ["LOCAL", "Pulse", "check_version", "connection_id", "join_or_start"]
 

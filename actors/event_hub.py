@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import IO
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.ids import new_object_id
+from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["EventHub", "Page", "Request"]
 

@@ -11,11 +11,11 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actors.fed_wire import FedKind, FedOrder, TaskCallables
-from actors.preflight import dump
-from actors.wire import WireOrder, pack_output
-from ensemble_ray.epochs import REDISPATCH_STEP
+from ensemble_ray.actors.fed_wire import FedKind, FedOrder, TaskCallables
+from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.wire import WireOrder, pack_output
 from ensemble_ray.execute.kinds import Shelf, overlay_of
+from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

@@ -12,17 +12,17 @@ import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from actors.fed_callables import FedCallables
-from actors.fed_wire import FedBatch, FedKind, FedOrder, FedPackage, FedPage
-from actors.kind_houses import KindHouses
-from actors.process_houses import CALLABLES, Dispatch, ProcessHouses, report_undone
-from actors.processes import Kind, Process, ProcessPool
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.fed_callables import FedCallables
+from ensemble_ray.actors.fed_wire import FedBatch, FedKind, FedOrder, FedPackage, FedPage
+from ensemble_ray.actors.kind_houses import KindHouses
+from ensemble_ray.actors.process_houses import CALLABLES, Dispatch, ProcessHouses, report_undone
+from ensemble_ray.actors.processes import Kind, Process, ProcessPool
+from ensemble_ray.actors.wire import UNKNOWN_KIND, WireOrder, WireReport
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.inline import GRACE_S
+from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["FedRun"]
 

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import ray
 
-from actors import spawn
-from actors.accounts import close_account
-from actors.fed_run import FedRun
-from actors.fed_wire import FedBatch, FedPackage, FedPage, driver_of
-from actors.handles import begin_events
-from actors.kind_houses import most_replicas
-from actors.processes import ProcessPool
-from actors.wire import WireReport
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.accounts import close_account
+from ensemble_ray.actors.fed_run import FedRun
+from ensemble_ray.actors.fed_wire import FedBatch, FedPackage, FedPage, driver_of
+from ensemble_ray.actors.handles import begin_events
+from ensemble_ray.actors.kind_houses import most_replicas
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.wire import WireReport
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
+from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["Feeds"]
 

@@ -17,15 +17,15 @@ import cloudpickle
 import ray
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.wire import cannot_leave
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.failures import last_line
+from ensemble_ray.actors.wire import cannot_leave
 from ensemble_ray.errors import IllegalStateError, portable
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TokenEvent, ToolCallEvent
-from ensemble_ray.trace import jsonable
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
-    from actors.wire import WireReport
+    from ensemble_ray.actors.wire import WireReport
     from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
     from ensemble_ray.limits.desk import Message, Reply
 
@@ -361,7 +361,7 @@ class LimiterLine:
     async def _delivered(self, method: str, message: object) -> Any:
         try:
             if self._actor is None:
-                from actors.spawn import rate_limiter
+                from ensemble_ray.actors.spawn import rate_limiter
 
                 self._actor = rate_limiter()
             return await getattr(self._actor, method).remote(message)

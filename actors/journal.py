@@ -13,15 +13,15 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.wire import RunPlace
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.failures import last_line
+from ensemble_ray.actors.wire import RunPlace
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Journal, Until
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.journal import EpochGate, MemoryJournal, fence_of
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.messages import Fact
 
 __all__ = ["JournalActor", "JournalLine", "open_journal"]
 
@@ -39,7 +39,7 @@ async def open_journal(place: RunPlace | None, run_id: str, *, writer: str, is_b
     address = place.address
     if address.url or ray.get_runtime_context().get_node_id() == place.node_id:
         return await store_at(address).join(run_id, writer=writer, is_buffered=is_buffered)
-    from actors.spawn import journal_actor  # actors make each other
+    from ensemble_ray.actors.spawn import journal_actor  # actors make each other
 
     return JournalLine(journal_actor(place.node_id), address, run_id, writer=writer, is_buffered=is_buffered)
 

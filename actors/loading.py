@@ -23,11 +23,11 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
-from actors.local_instance import is_started_here
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.local_instance import is_started_here
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.foreign_text import one_line
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.text.foreign_text import one_line
 
 __all__ = ["check_loading", "load_all", "load_everywhere", "modules_in"]
 
@@ -158,7 +158,7 @@ async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
 
 async def _loaded_on(node: str, bodies: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
     """What that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
-    from actors.spawn import load_on
+    from ensemble_ray.actors.spawn import load_on
 
     try:
         asked: Any = load_on(node).remote(bodies)

@@ -19,10 +19,10 @@ import psutil
 import ray
 from ray._private import ray_constants
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.notices import give_notice
-from ensemble_ray.ray_files import private_ray_directory, secure_token_file
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.notices import give_notice
+from ensemble_ray.process.ray_files import private_ray_directory, secure_token_file
 
 __all__ = ["is_on_loopback_only", "is_started_here", "on_loopback", "quiet", "start_local"]
 

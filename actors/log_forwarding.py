@@ -19,11 +19,11 @@ from typing import Any, TextIO
 
 import ray.exceptions
 
-from actors.log_lines import LineBudget, LogLine
-from ensemble_ray.context import current_log_context
-from ensemble_ray.error_texts import user_traceback
-from ensemble_ray.foreign_text import one_line
-from ensemble_ray.notices import give_notice
+from ensemble_ray.actors.log_lines import LineBudget, LogLine
+from ensemble_ray.errors.texts import user_traceback
+from ensemble_ray.process.context import current_log_context
+from ensemble_ray.process.notices import give_notice
+from ensemble_ray.text.foreign_text import one_line
 
 __all__ = ["LineForwarder", "LineListener", "show_line"]
 

@@ -16,16 +16,16 @@ from typing import Any, Literal, Protocol
 import cloudpickle
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.handles import pack_event
-from actors.processes import Kind, Process, ProcessPool
-from actors.wire import WireOrder, WireReport
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.epochs import REDISPATCH_STEP
+from ensemble_ray.actors.failures import last_line
+from ensemble_ray.actors.handles import pack_event
+from ensemble_ray.actors.processes import Kind, Process, ProcessPool
+from ensemble_ray.actors.wire import WireOrder, WireReport
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 __all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
 

@@ -14,12 +14,12 @@ from typing import Any, Literal
 
 import ray
 
-from actors import spawn
-from actors.endpoints import EndpointBoard
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.ids import new_object_id
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.endpoints import EndpointBoard
 from ensemble_ray.limits.desk import Leave
 from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.ids import new_object_id
 
 __all__ = ["Kind", "Process", "ProcessPool"]
 

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
-from actors import spawn
-from actors.attendance import Attendance
-from actors.connection import Pulse
-from actors.failures import last_line, ours
-from actors.wire import RunPackage, unpack_output, unpack_result
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.attendance import Attendance
+from ensemble_ray.actors.connection import Pulse
+from ensemble_ray.actors.failures import last_line, ours
+from ensemble_ray.actors.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed
 from ensemble_ray.inline import outcome_of
+from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskResult
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["RayRun"]
 

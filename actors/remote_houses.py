@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.exceptions
 
-from actors.accounts import shared_spending
-from actors.attendance import Attendance
-from actors.connection import Pulse
-from actors.failures import last_line, ours
-from actors.fed_packing import Packed, Packer
-from actors.fed_results import ended_here, read_result
-from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
-from actors.handles import LimiterLine
-from actors.loading import check_loading
-from actors.process_houses import MOST_DEATHS
-from actors.wire import RunPlace
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.accounts import shared_spending
+from ensemble_ray.actors.attendance import Attendance
+from ensemble_ray.actors.connection import Pulse
+from ensemble_ray.actors.failures import last_line, ours
+from ensemble_ray.actors.fed_packing import Packed, Packer
+from ensemble_ray.actors.fed_results import ended_here, read_result
+from ensemble_ray.actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
+from ensemble_ray.actors.handles import LimiterLine
+from ensemble_ray.actors.loading import check_loading
+from ensemble_ray.actors.process_houses import MOST_DEATHS
+from ensemble_ray.actors.wire import RunPlace
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.ids import new_object_id
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
     from ensemble_ray.runtime import FeedRequest
@@ -46,7 +46,7 @@ _BATCH_BYTES = 1_000_000
 _COLLECT_S = 10.0
 #: Pauses before a scheduler that cannot be reached is asked again, s; the last one is repeated.
 _PAUSES_S = (0.2, 0.5, 1.0)
-#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.epochs`).
+#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.values.epochs`).
 _MOST_SESSIONS = 3
 #: With more tasks in flight than these, results are asked for that often, s: those of a while and the tasks that take their
 #: places travel together (measured: 1,111 tasks with spread delays took 4.4 s of processor time so, and 5.4 s one by one).

@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any, Self, cast
 import ray
 import ray.exceptions
 
-from actors import spawn
-from actors.connection import LOCAL, check_version, connection_id, join_or_start
-from actors.failures import last_line, ours
-from actors.kind_houses import most_replicas
-from actors.loading import check_loading
-from actors.preflight import dump
-from actors.ray_run import RayRun
-from actors.remote_houses import RemoteHouses
-from actors.wire import AgentCargo, CallableCargo, RunPackage
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.connection import LOCAL, check_version, connection_id, join_or_start
+from ensemble_ray.actors.failures import last_line, ours
+from ensemble_ray.actors.kind_houses import most_replicas
+from ensemble_ray.actors.loading import check_loading
+from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.ray_run import RayRun
+from ensemble_ray.actors.remote_houses import RemoteHouses
+from ensemble_ray.actors.wire import AgentCargo, CallableCargo, RunPackage
 from ensemble_ray.definition.durability import Durability, OnUnknown
-from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

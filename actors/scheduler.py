@@ -17,30 +17,30 @@ from typing import Any, cast
 import cloudpickle
 import ray
 
-from actors import spawn
-from actors.accounts import close_account
-from actors.agent import refuse
-from actors.fed_wire import FedBatch, FedPackage, FedPage
-from actors.feeds import Feeds
-from actors.handles import begin_events
-from actors.loading import load_everywhere
-from actors.log_lines import LineDesk
-from actors.processes import ProcessPool
-from actors.quiet_gc import freeze_modules
-from actors.run_houses import RunHouses
-from actors.vault import Vault
-from actors.wire import RunPackage, WireReport, pack_recorded
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.config import package_version
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.accounts import close_account
+from ensemble_ray.actors.agent import refuse
+from ensemble_ray.actors.fed_wire import FedBatch, FedPackage, FedPage
+from ensemble_ray.actors.feeds import Feeds
+from ensemble_ray.actors.handles import begin_events
+from ensemble_ray.actors.loading import load_everywhere
+from ensemble_ray.actors.log_lines import LineDesk
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.quiet_gc import freeze_modules
+from ensemble_ray.actors.run_houses import RunHouses
+from ensemble_ray.actors.vault import Vault
+from ensemble_ray.actors.wire import RunPackage, WireReport, pack_recorded
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
 from ensemble_ray.inline import GRACE_S, SystemClock, let_go, own_run, watch_for_cancel
 from ensemble_ray.limits.endpoints import EndpointNews
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import package_version
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import OwnedRun, store_at
+from ensemble_ray.values.outputs import RunState
 
 __all__ = ["SchedulerActor"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.private_files import create_private_file, read_private_file
+from ensemble_ray.process.private_files import create_private_file, read_private_file
 
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.kinds import Shelf, overlaid
@@ -22,15 +21,16 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.inline import GRACE_S, SystemClock
+from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
-    from ensemble_ray.context import Services
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.callables import Callables
-    from ensemble_ray.execute.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
     from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports.services import Services
 
 __all__ = ["Courier", "TaskHost"]
 

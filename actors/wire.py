@@ -21,10 +21,10 @@ from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.reports import report_of
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = [
     "UNKNOWN_KIND",

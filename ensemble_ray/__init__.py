@@ -6,7 +6,6 @@ Importing it loads neither Ray nor a model's SDK; both come with the first run t
 import importlib
 from typing import TYPE_CHECKING
 
-from ensemble_ray.context import LogContextFilter
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.ensemble import RunOptions
@@ -14,16 +13,6 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPr
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.delegation import (
-    DelegationContext,
-    DelegationPolicy,
-    DelegationPolicyContext,
-    DelegationPolicyResult,
-    DelegationPriority,
-    DelegationRequest,
-    DelegationResponse,
-    DelegationStatus,
-)
 from ensemble_ray.ensemble import Ensemble, run
 from ensemble_ray.errors import (
     AgentExecutionError,
@@ -50,7 +39,6 @@ from ensemble_ray.errors import (
     UnknownOutcomeError,
     ValidationError,
 )
-from ensemble_ray.event_log import EventStream
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -69,24 +57,22 @@ from ensemble_ray.events import (
     ToolCallEvent,
     ToolCallRequest,
 )
+from ensemble_ray.events.listeners import EnsembleListener
+from ensemble_ray.events.log import EventStream
+from ensemble_ray.execute.agent.structured import ParseResult, describe_schema, extract_json, parse_output
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, GuardrailType
-from ensemble_ray.execute.handler import TaskHandlerContext
-from ensemble_ray.execute.structured import ParseResult, describe_schema, extract_json, parse_output
-from ensemble_ray.execute.unknown import UnknownEffect
+from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.inline import InlineRuntime
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.listeners import EnsembleListener
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse, Effect, JsonSchema, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.metrics import CostConfiguration, CostEstimate, ExecutionMetrics, MemoryOperationCounts, TaskMetrics
-from ensemble_ray.outputs import EnsembleOutput, ExitReason, FailedItem, ItemResult, RunState, TaskOutput
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.plan import AgentEntry, Node, Plan
 from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
 from ensemble_ray.plan.templates import resolve_template
 from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, ToolMetrics
+from ensemble_ray.process.context import LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt
@@ -108,7 +94,27 @@ from ensemble_ray.tools import (
     current_tool_context,
     tool,
 )
-from ensemble_ray.trace import (
+from ensemble_ray.values.delegation import (
+    DelegationContext,
+    DelegationPolicy,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationPriority,
+    DelegationRequest,
+    DelegationResponse,
+    DelegationStatus,
+)
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Effect, JsonSchema, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.metrics import (
+    CostConfiguration,
+    CostEstimate,
+    ExecutionMetrics,
+    MemoryOperationCounts,
+    TaskMetrics,
+)
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, ItemResult, RunState, TaskOutput
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.trace import (
     AgentSummary,
     CapturedMessage,
     CaptureMode,
@@ -124,7 +130,7 @@ from ensemble_ray.trace import (
 )
 
 if TYPE_CHECKING:
-    from actors.runtime import RayRuntime
+    from ensemble_ray.actors.runtime import RayRuntime
     from ensemble_ray.fed.item_log import ItemStream
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.forking import afork, fork

@@ -11,13 +11,13 @@ from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.outputs import EnsembleOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import plan_run
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.run_handle import Resumption, Run, check
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import Runtime
+from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
 

@@ -11,19 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
+from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
-from ensemble_ray.execute.recorded_model import RecordedModel
-from ensemble_ray.ids import new_run_id as fresh_run_id
-from ensemble_ray.loop import bridge, run_blocking
-from ensemble_ray.messages import ChatResponse, Fact
-from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.journal import instance_of_fact
@@ -35,7 +33,9 @@ from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.run_handle import Run, check
 from ensemble_ray.runtime import Runtime, connect
 from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
-from ensemble_ray.threads import threads
+from ensemble_ray.values.ids import new_run_id as fresh_run_id
+from ensemble_ray.values.messages import ChatResponse, Fact
+from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.messages import ChatMessage, ToolSpec
+    from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]
 

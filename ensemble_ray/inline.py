@@ -12,8 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.callables import LocalCallables
@@ -27,21 +25,23 @@ from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.inline_feed import InlineFeed
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.loop import bridge, run_blocking
-from ensemble_ray.outputs import RunState
+from ensemble_ray.ports.services import Services
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.tools.cpu import LokyCpuPool
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Journal
     from ensemble_ray.record.stores import OwnedRun, RunStore
     from ensemble_ray.runtime import FeedRequest, RunRequest
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["GRACE_S", "InlineRuntime", "SystemClock", "let_go", "own_run", "watch_for_cancel"]
 

@@ -18,10 +18,10 @@ from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 
 if TYPE_CHECKING:
-    from ensemble_ray.context import Services
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.ports import Clock
+    from ensemble_ray.ports.services import Services
     from ensemble_ray.runtime import FeedRequest
 
 __all__ = ["InlineFeed"]

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.fed.run import MapReduceRun
-    from ensemble_ray.outputs import EnsembleOutput, ItemResult
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.run_handle import Resumption
     from ensemble_ray.runtime import Runtime
+    from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
 
 __all__ = ["MapEnsemble", "MapReduceEnsemble"]
 

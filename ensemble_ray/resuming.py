@@ -10,17 +10,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.recorded import answers_before
-from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.loader import load_source
-from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.map_reduce import MapReduceEnsemble
-from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.progress import Progress, tasks_done
 from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
@@ -29,14 +28,15 @@ from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption
 from ensemble_ray.runtime import Runtime, connect
-from ensemble_ray.threads import threads
+from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
+from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.messages import Fact
     from ensemble_ray.run_handle import Run
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 

@@ -11,18 +11,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.ids import instance_of
-from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.ids import instance_of
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.trace import CaptureMode
+    from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["failed_manager_events", "frame_of"]
 

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.ensemble import EnsembleDefinition, RunOptions
 from ensemble_ray.definition.origin import Origin
@@ -19,15 +18,14 @@ from ensemble_ray.definition.validation import doubled_names, validate
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
+from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
-from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.execute.spending import Spending, spending_here
-from ensemble_ray.ids import new_run_id
-from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
-from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
@@ -37,14 +35,16 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime
-from ensemble_ray.threads import USER_ERRORS, threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
+from ensemble_ray.values.ids import new_run_id
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.trace import CaptureMode
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["Resumption", "Run", "check"]
 

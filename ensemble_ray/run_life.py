@@ -11,28 +11,28 @@ import asyncio
 import concurrent.futures
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.context import current_log_context, log_context
 from ensemble_ray.definition.durability import Durability
-from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, Event
-from ensemble_ray.limits.budget import RunBudget
-from ensemble_ray.loop import bridge, on_library_loop, submit
-from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.events.delivery import Delivery, listeners_of
+from ensemble_ray.events.log import EventLog, EventStream
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import current_log_context, log_context
+from ensemble_ray.process.loop import bridge, on_library_loop, submit
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.definition.run_rules import RunOptions, Watched
-    from ensemble_ray.trace import CaptureMode
+    from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["Interrupted", "RunLife"]
 

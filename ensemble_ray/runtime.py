@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from ensemble_ray.config import Settings
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.process.config import Settings
 
 if TYPE_CHECKING:
-    from actors.runtime import RayRuntime
+    from ensemble_ray.actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
-    from ensemble_ray.messages import Fact
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["FedHouses", "FeedRequest", "RunHandle", "RunRequest", "Runtime", "connect", "ray_runtime_class"]
 
@@ -182,6 +182,6 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
 def ray_runtime_class() -> type[RayRuntime]:
     """The runtime on Ray; Ray is imported here and not before."""
-    from actors.runtime import RayRuntime
+    from ensemble_ray.actors.runtime import RayRuntime
 
     return RayRuntime

@@ -17,11 +17,11 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ensemble_ray import EnsembleError, IllegalStateError
-from ensemble_ray.foreign_text import whole_data
-from serve.failures import failure_of, status_of
-from serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
-from serve.runs import Runs
-from serve.schemas import Failure, FinishedRun, Health, NewRun
+from ensemble_ray.serve.failures import failure_of, status_of
+from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, BodyLimit, HostCheck
+from ensemble_ray.serve.runs import Runs
+from ensemble_ray.serve.schemas import Failure, FinishedRun, Health, NewRun
+from ensemble_ray.text.foreign_text import whole_data
 
 if TYPE_CHECKING:
     from ensemble_ray import Ensemble, Runtime

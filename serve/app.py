@@ -14,9 +14,9 @@ from ray import serve as ray_serve
 from ray.serve import Application
 
 from ensemble_ray import RayRuntime
-from serve.api import build_api
-from serve.middleware import body_limit
-from serve.team import team_name
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.middleware import body_limit
+from ensemble_ray.serve.team import team_name
 
 __all__ = ["EndpointOptions", "app"]
 

@@ -28,7 +28,7 @@ from ensemble_ray import (
     UnknownOutcomeError,
     ValidationError,
 )
-from serve.schemas import Failure, FinishedTask
+from ensemble_ray.serve.schemas import Failure, FinishedTask
 
 __all__ = ["failure_of", "is_refusal", "status_of"]
 

@@ -17,8 +17,8 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ensemble_ray import ValidationError
-from ensemble_ray.bounded_log import bounded_logger
-from serve.schemas import Failure
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.schemas import Failure
 
 __all__ = [
     "BODY_VARIABLE",

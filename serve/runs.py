@@ -11,14 +11,14 @@ import uuid
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import describe
-from serve.failures import is_refusal
-from serve.schemas import FinishedRun
+from ensemble_ray.errors.texts import describe
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.serve.failures import is_refusal
+from ensemble_ray.serve.schemas import FinishedRun
 
 if TYPE_CHECKING:
     from ensemble_ray import Ensemble, EnsembleOutput, Runtime
-    from serve.schemas import NewRun
+    from ensemble_ray.serve.schemas import NewRun
 
 __all__ = ["Runs"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Self, cast
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
-from ensemble_ray.foreign_text import whole_data, whole_text
+from ensemble_ray.text.foreign_text import whole_data, whole_text
 
 if TYPE_CHECKING:
     from ensemble_ray import CostEstimate, EnsembleOutput, ExecutionMetrics, TaskMetrics, TaskOutput

@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code; the console command `ensemble-ray`."""
     from ensemble_ray.cli.app import invoke
-    from ensemble_ray.cli.terminal import flush_results, guard_streams, reserve_stdout
+    from ensemble_ray.cli.view.terminal import flush_results, guard_streams, reserve_stdout
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     guard_streams()

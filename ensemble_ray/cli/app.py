@@ -13,20 +13,20 @@ from typing import Annotated, Any, cast
 
 import typer
 
-from ensemble_ray.cli.cancel import cancel
-from ensemble_ray.cli.delete import delete, prune
-from ensemble_ray.cli.demo import demo
-from ensemble_ray.cli.doctor import doctor
-from ensemble_ray.cli.fork import fork
-from ensemble_ray.cli.map import map_items
-from ensemble_ray.cli.models import models
-from ensemble_ray.cli.plan import plan
-from ensemble_ray.cli.resume import resume
-from ensemble_ray.cli.run import run
-from ensemble_ray.cli.runs import runs
-from ensemble_ray.cli.schema import schema
-from ensemble_ray.cli.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
-from ensemble_ray.cli.trace import trace
+from ensemble_ray.cli.commands.cancel import cancel
+from ensemble_ray.cli.commands.delete import delete, prune
+from ensemble_ray.cli.commands.doctor import doctor
+from ensemble_ray.cli.commands.fork import fork
+from ensemble_ray.cli.commands.map import map_items
+from ensemble_ray.cli.commands.models import models
+from ensemble_ray.cli.commands.plan import plan
+from ensemble_ray.cli.commands.resume import resume
+from ensemble_ray.cli.commands.run import run
+from ensemble_ray.cli.commands.runs import runs
+from ensemble_ray.cli.commands.schema import schema
+from ensemble_ray.cli.commands.trace import trace
+from ensemble_ray.cli.demo.command import demo
+from ensemble_ray.cli.view.terminal import INTERRUPTED, USAGE, SafeFormatter, say, show
 
 __all__ = ["app", "invoke"]
 
@@ -102,7 +102,7 @@ def _report(error: Exception, *, is_debug: bool) -> int:
             return USAGE
         say(f"Error: {text}\nSee: {path} --help")
         return USAGE
-    from ensemble_ray.cli.failures import advice_of, exit_code_of, told
+    from ensemble_ray.cli.view.failures import advice_of, exit_code_of, told
 
     if not is_debug:
         say(told(error))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.digest import BUDGET_TOKENS, digest_team
-from ensemble_ray.cli.passages import Selection, select_passages
+from ensemble_ray.cli.demo.digest import BUDGET_TOKENS, digest_team
+from ensemble_ray.cli.demo.passages import Selection, select_passages
 from ensemble_ray.map_reduce import MapReduceEnsemble
 
 if TYPE_CHECKING:

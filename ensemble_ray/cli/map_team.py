@@ -18,7 +18,7 @@ from ensemble_ray.items.screening import screened
 from ensemble_ray.items.sources import ItemSource, source_of
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-from ensemble_ray.metrics import CostConfiguration
+from ensemble_ray.values.metrics import CostConfiguration
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import ChatModel

@@ -25,8 +25,8 @@ from ensemble_ray.definition.fields import (
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.messages import OnIncomplete
+from ensemble_ray.values.messages import OnIncomplete
+from ensemble_ray.values.rate_limit import RateLimit
 
 __all__ = ["Agent"]
 

@@ -13,7 +13,7 @@ from ensemble_ray.definition.fields import check_positive
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    from ensemble_ray.metrics import CostConfiguration
+    from ensemble_ray.values.metrics import CostConfiguration
 
 __all__ = ["check_budget", "check_costs"]
 

@@ -27,9 +27,9 @@ from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.run_rules import RunOptions, RunRules, Watched
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.delegation import DelegationPolicy, PolicyFunction
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values import FrozenSequence, Value
+from ensemble_ray.values.delegation import DelegationPolicy, PolicyFunction
+from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = ["EnsembleDefinition", "Leadership", "RunOptions", "Work"]
 

@@ -16,11 +16,11 @@ from pydantic import AfterValidator, BeforeValidator, SkipValidation, Strict
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.foreign_text import whole_text
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.trace import CaptureMode
-from ensemble_ray.values import Accepts, Duration
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.trace import CaptureMode
+from ensemble_ray.values.value import Accepts, Duration
 
 __all__ = [
     "Accepts",

@@ -14,10 +14,10 @@ from pydantic import AfterValidator, BeforeValidator, InstanceOf
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.fields import Accepts, StrictInt, StrictText, initially
 from ensemble_ray.definition.task import Task
-from ensemble_ray.delegation import spoken_role
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.values import FrozenSequence, Value
+from ensemble_ray.values.delegation import spoken_role
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = [
     "HierarchicalConstraints",

@@ -10,8 +10,8 @@ from typing import Self, cast
 
 from pydantic import PrivateAttr
 
-from ensemble_ray.ids import new_object_id
-from ensemble_ray.values import Value
+from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.value import Value
 
 __all__ = ["Identified"]
 

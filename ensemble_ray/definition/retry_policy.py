@@ -13,7 +13,7 @@ from pydantic import model_validator
 
 from ensemble_ray.definition.fields import StrictInt, initially
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values import DurationField, Value
+from ensemble_ray.values.value import DurationField, Value
 
 __all__ = ["RetryPolicy"]
 

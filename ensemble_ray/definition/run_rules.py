@@ -50,14 +50,14 @@ from ensemble_ray.events import (
     TokenEvent,
     ToolCallEvent,
 )
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.listeners import EnsembleListener
-from ensemble_ray.messages import OnIncomplete
-from ensemble_ray.metrics import CostConfiguration
-from ensemble_ray.outputs import ExitReason
+from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.ports import ToolMetrics
-from ensemble_ray.trace import ExecutionTrace, ExecutionTraceExporter
-from ensemble_ray.values import Value
+from ensemble_ray.values.messages import OnIncomplete
+from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.trace import ExecutionTrace, ExecutionTraceExporter
+from ensemble_ray.values.value import Value
 
 __all__ = ["RunOptions", "RunRules", "Synthesizer", "Watched"]
 

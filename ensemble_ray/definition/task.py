@@ -27,9 +27,9 @@ from ensemble_ray.definition.fields import (
 )
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.messages import Effect
-from ensemble_ray.values import FrozenSequence
+from ensemble_ray.values.messages import Effect
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.value import FrozenSequence
 
 if TYPE_CHECKING:
     from ensemble_ray.tools.tool import AgentTool

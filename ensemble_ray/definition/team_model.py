@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

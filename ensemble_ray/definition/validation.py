@@ -18,9 +18,9 @@ from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import uses_team_model
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.epochs import MOST_RESENDS
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.ports import ChatModel
+from ensemble_ray.values.epochs import MOST_RESENDS
 
 __all__ = [
     "check_hierarchy",

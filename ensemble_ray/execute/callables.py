@@ -11,19 +11,19 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol, cast
 
-from ensemble_ray.delegation import DelegationPolicyResult, DelegationRequest
-from ensemble_ray.error_texts import agent_failure, brief, titled
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError, TryAgain
+from ensemble_ray.errors.texts import agent_failure, brief, titled
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, check_verdict
-from ensemble_ray.threads import USER_ERRORS, call_user
+from ensemble_ray.process.threads import USER_ERRORS, call_user
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolContext, use_tool_context
+from ensemble_ray.values.delegation import DelegationPolicyResult, DelegationRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from ensemble_ray.execute.handler import TaskHandlerContext
+    from ensemble_ray.execute.handler_context import TaskHandlerContext
 
-__all__ = ["Callables", "HasCallables", "LocalCallables", "callable_name", "callable_path"]
+__all__ = ["HasCallables", "LocalCallables", "callable_name", "callable_path"]
 
 
 def callable_path(key: str, kind: str, index: int = 0) -> str:
@@ -32,14 +32,6 @@ def callable_path(key: str, kind: str, index: int = 0) -> str:
     `kind` is `input`, `output` or `handler`, and `policy` for a run's.
     """
     return f"{key}/{kind}/{index}"
-
-
-class Callables(Protocol):
-    """Asks a callable of the run."""
-
-    async def evaluate(self, path: str, argument: object) -> object:
-        """Call it with that argument; what it raises is raised here."""
-        ...
 
 
 class HasCallables(Protocol):

@@ -9,12 +9,13 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, cast
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, IllegalStateError
-from ensemble_ray.execute.callables import Callables, callable_path
+from ensemble_ray.errors.texts import agent_failure, brief
+from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailType, violation_of
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.execute.ports import Callables
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.guardrails import GuardrailResult

@@ -12,13 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.recorded import resume_data
-from ensemble_ray.ids import RUN, instance_of
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
 from ensemble_ray.schedule.states import TaskState
@@ -32,12 +29,15 @@ from ensemble_ray.schedule.stimuli import (
     TaskFailed,
     stimulus_fields,
 )
+from ensemble_ray.values.ids import RUN, instance_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
-    from ensemble_ray.outputs import RunState
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.ports import Clock, Journal
-    from ensemble_ray.trace import TaskTrace
+    from ensemble_ray.values.outputs import RunState
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["Assignment", "Conducted", "Failed", "Houses", "Report", "Resumed", "RunConductor"]
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Literal, cast
 
-from ensemble_ray.delegation import DelegationRequest, DelegationResponse, DelegationStatus
-from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, told_finish_reason
-from ensemble_ray.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.trace import (
+from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse, DelegationStatus
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, incomplete_reason, told_finish_reason
+from ensemble_ray.values.metrics import UNKNOWN_TOKENS, CostConfiguration, TaskMetrics, add_tokens
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import (
     CapturedMessage,
     CaptureMode,
     DelegationTrace,
@@ -25,7 +25,7 @@ from ensemble_ray.trace import (
     TaskTrace,
     ToolCallTrace,
 )
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.value import utc_of
 
 __all__ = ["DelegationEffect", "ModelEffect", "Outcome", "TaskEffects", "ToolEffect", "captured"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
-from ensemble_ray.outputs import ExitReason
+from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

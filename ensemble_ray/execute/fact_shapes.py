@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import cast, get_args
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Effect, Fact
-from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["check_shape", "check_usable"]
 

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from ensemble_ray.errors import GuardrailViolationError
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.values import FrozenSequence, Value
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.value import FrozenSequence, Value
 
 __all__ = [
     "GuardrailInput",

@@ -8,50 +8,32 @@ handler whose result is recorded is not called again (S-DUR-25).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import brief, describe
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
+from ensemble_ray.errors.texts import brief, describe
+from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
-from ensemble_ray.execute.structured import restore_output
-from ensemble_ray.execute.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
-from ensemble_ray.foreign_text import whole_text
-from ensemble_ray.ids import effect_name
+from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
 from ensemble_ray.ports import Until
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray.values.ids import effect_name
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.effects import Outcome
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.outputs import TaskOutput
 
-__all__ = ["TaskHandlerContext", "run_handler"]
+__all__ = ["run_handler"]
 
 _log = bounded_logger(__name__)
 #: Characters of a failure's text: what the user wrote, and the words before it.
 _LONGEST = 280
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskHandlerContext:
-    """What a handler is given (S-DET-1). Nothing in it is None; context outputs are in context order."""
-
-    description: str
-    expected_output: str
-    context_outputs: Sequence[TaskOutput] = ()
-    #: the same when the handler is called again after a crash, so that it can do its work once; empty outside a run
-    idempotency_key: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("description", "expected_output", "context_outputs"):
-            if getattr(self, name) is None:
-                raise ValueError(f"TaskHandlerContext {name} must not be None")
-        object.__setattr__(self, "context_outputs", tuple(self.context_outputs))
 
 
 async def run_handler(scope: TaskScope) -> tuple[str, object]:

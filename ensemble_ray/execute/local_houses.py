@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.slots import Slot
+from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

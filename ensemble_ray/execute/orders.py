@@ -13,13 +13,13 @@ from typing import Literal
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
-from ensemble_ray.delegation import DelegationContext
-from ensemble_ray.limits.budget import RunBudget
-from ensemble_ray.messages import OnIncomplete
-from ensemble_ray.metrics import CostConfiguration
-from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import HierarchyRules
-from ensemble_ray.trace import CaptureMode, TaskTrace
+from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.messages import OnIncomplete
+from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
 __all__ = ["RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
 

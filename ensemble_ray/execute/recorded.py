@@ -10,18 +10,18 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.delegation import DelegationRequest
-from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import RecordError, message_of
-from ensemble_ray.errors_data import error_from
-from ensemble_ray.execute.structured import parse_output
-from ensemble_ray.execute.type_adapters import adapter_of
-from ensemble_ray.foreign_text import whole_data
-from ensemble_ray.ids import delegated_instance
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.trace import TaskTrace
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.execute.agent.structured import parse_output
+from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.text.foreign_text import whole_data
+from ensemble_ray.values.delegation import DelegationRequest
+from ensemble_ray.values.error_data import error_from
+from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Journal

@@ -15,9 +15,6 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.context import log_context, use_services
-from ensemble_ray.error_texts import agent_failure, brief
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -26,9 +23,9 @@ from ensemble_ray.errors import (
     TaskExecutionError,
     message_of,
 )
-from ensemble_ray.errors_data import error_data
+from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.execute.agent_loop import AgentLoop
+from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of, recorded_reason
@@ -44,14 +41,18 @@ from ensemble_ray.execute.recorded import (
 )
 from ensemble_ray.execute.scope import LOSS, RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.ports import Until
-from ensemble_ray.trace import TaskTrace
+from ensemble_ray.ports.services import use_services
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import log_context
+from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
 
 __all__ = ["TaskRunner", "cut"]
 

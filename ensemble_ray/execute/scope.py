@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 from ensemble_ray.events import Event
 from ensemble_ray.execute.fact_shapes import check_usable
 from ensemble_ray.execute.slots import Slot
-from ensemble_ray.ids import RUN
 from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
-from ensemble_ray.messages import ChatMessage, Fact
 from ensemble_ray.ports import Until
+from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.messages import ChatMessage, Fact
 
 if TYPE_CHECKING:
-    from ensemble_ray.context import Services
-    from ensemble_ray.execute.callables import Callables
-    from ensemble_ray.execute.delegations import Colleagues
+    from ensemble_ray.execute.delegation.peers import Colleagues
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
-    from ensemble_ray.execute.unknown import UnknownEffect
+    from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports.services import Services
 
 __all__ = ["LOSS", "RunnerPorts", "TaskScope"]
 

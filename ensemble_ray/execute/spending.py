@@ -14,14 +14,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.limits.account import LocalAccount
-from ensemble_ray.limits.budget import price
-from ensemble_ray.messages import TokenUsage
+from ensemble_ray.values.amounts import price
+from ensemble_ray.values.messages import TokenUsage
 
 if TYPE_CHECKING:
-    from ensemble_ray.limits.budget import RunBudget
-    from ensemble_ray.messages import ChatMessage, ChatResponse, ToolCall, ToolSpec
-    from ensemble_ray.metrics import CostConfiguration
     from ensemble_ray.ports import SpendingAccount
+    from ensemble_ray.values.amounts import RunBudget
+    from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolCall, ToolSpec
+    from ensemble_ray.values.metrics import CostConfiguration
 
 __all__ = ["Request", "Spending", "answer_tokens", "estimated_input", "output_limit", "spending_here"]
 

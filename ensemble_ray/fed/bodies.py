@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.items.number_set import NumberSet
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.metrics import MetricsSum
-from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.planner import tool_names
-from ensemble_ray.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
+from ensemble_ray.values.metrics import MetricsSum
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.metrics import ExecutionMetrics
+    from ensemble_ray.values.metrics import ExecutionMetrics
 
 __all__ = ["FedBodies", "node_type"]
 

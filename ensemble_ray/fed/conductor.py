@@ -15,16 +15,15 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
+from ensemble_ray.errors.provider import is_refusal
+from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.execute.exits import exhaustion_told
 from ensemble_ray.fed.failures import FailureLog, failure_of
 from ensemble_ray.fed.jobs import Jobs, as_error
 from ensemble_ray.fed.making import NotMade
 from ensemble_ray.fed.ports import FedEnded, FedFailure
-from ensemble_ray.outputs import ExitReason, TaskOutput
-from ensemble_ray.provider_errors import is_refusal
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
@@ -47,6 +46,7 @@ from ensemble_ray.schedule.map_reduce_words import (
     WorkExited,
     WorkFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskResult

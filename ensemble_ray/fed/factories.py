@@ -21,7 +21,7 @@ from ensemble_ray.plan.map_reduce_factories import (
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["DefinitionFactories", "DirectFactory"]
 

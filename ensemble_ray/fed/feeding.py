@@ -15,8 +15,8 @@ from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
 from ensemble_ray.plan.map_reduce_tokens import input_tokens
+from ensemble_ray.process.threads import threads
 from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
-from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition

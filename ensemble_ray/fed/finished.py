@@ -14,12 +14,12 @@ from ensemble_ray.fed.feeding import opened
 from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.task_fold import as_text
 from ensemble_ray.schedule.map_reduce_words import EndFed
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition

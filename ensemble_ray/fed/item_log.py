@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.loop import bridge, run_blocking
-from ensemble_ray.outputs import FailedItem, ItemResult
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.values.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.bodies import FedBodies

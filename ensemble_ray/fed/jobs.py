@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.threads import USER_ERRORS
+from ensemble_ray.process.threads import USER_ERRORS
 
 __all__ = ["Jobs", "as_error"]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.fed.bodies import node_type
-from ensemble_ray.ids import instance_of
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
+from ensemble_ray.values.ids import instance_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.intake import Intake
     from ensemble_ray.fed.ports import FedFactories, FedRecord
     from ensemble_ray.fed.tasks import MadeTask, TaskMaker
-    from ensemble_ray.messages import Fact
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Clock, Journal
     from ensemble_ray.schedule.map_reduce_words import StartReduce
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["Envelope", "NotMade", "OrderMaker", "Work"]
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.plan.map_reduce_factories import FactoryFailure
     from ensemble_ray.schedule.map_reduce_words import EndFed, StartReduce
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
 

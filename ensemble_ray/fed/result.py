@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.error_texts import task_failure, tasks_failure
 from ensemble_ray.errors import (
     EnsembleError,
     ParallelExecutionError,
@@ -19,14 +18,15 @@ from ensemble_ray.errors import (
     ValidationError,
     message_of,
 )
-from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.trace import CaptureMode, ErrorTrace, ExecutionTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.errors.texts import task_failure, tasks_failure
+from ensemble_ray.values.outputs import EnsembleOutput, RunState
+from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.bodies import FedBodies
     from ensemble_ray.fed.ports import FedEnded, FedFailure
-    from ensemble_ray.outputs import FailedItem, TaskOutput
+    from ensemble_ray.values.outputs import FailedItem, TaskOutput
 
 __all__ = ["FedFrame", "assemble_fed"]
 

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
+from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
-from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
@@ -37,16 +36,13 @@ from ensemble_ray.fed.result import FedFrame, assemble_fed
 from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.fed.watch import RunWatch
 from ensemble_ray.fed.weights import Weights
-from ensemble_ray.ids import RUN, new_object_id, new_run_id
 from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
-from ensemble_ray.limits.budget import NOTHING, RunBudget
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.map_reduce_data import fed_run_data
@@ -58,6 +54,10 @@ from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import EndFed
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.values.amounts import NOTHING, RunBudget
+from ensemble_ray.values.ids import RUN, new_object_id, new_run_id
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.run_handle import Resumption
     from ensemble_ray.runtime import Runtime
-    from ensemble_ray.trace import CaptureMode
+    from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["MapReduceRun"]
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
@@ -19,13 +18,14 @@ from ensemble_ray.fed.feeding import rules_for_tasks
 from ensemble_ray.plan.map_reduce_factories import held
 from ensemble_ray.plan.planner import ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["MadeTask", "TaskMaker"]
 

@@ -11,13 +11,13 @@ import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ensemble_ray.outputs import FailedItem, ItemResult
+from ensemble_ray.values.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.item_log import ItemLog
     from ensemble_ray.items.dead_letters import DeadLetterFile
     from ensemble_ray.items.results import ResultsFile
-    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["RunWatch"]
 

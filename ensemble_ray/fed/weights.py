@@ -9,14 +9,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.plan.map_reduce_tokens import estimate_tokens
-from ensemble_ray.threads import threads
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.outputs import TaskOutput
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["Weights"]
 

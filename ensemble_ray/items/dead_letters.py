@@ -16,8 +16,8 @@ from ensemble_ray.items.index_set import IndexSet
 from ensemble_ray.items.line_file import LineFile, is_carried, json_line
 from ensemble_ray.items.pulling import Entries
 from ensemble_ray.items.text_files import loads_line
-from ensemble_ray.outputs import FailedItem
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.outputs import FailedItem
 
 __all__ = ["DeadLetterFile", "DeadLetters", "dead_items"]
 

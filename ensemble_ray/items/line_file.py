@@ -20,7 +20,7 @@ from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, RecordError, ValidationError, message_of
 from ensemble_ray.items.index_set import IndexSet
-from ensemble_ray.trace import jsonable
+from ensemble_ray.values.trace import jsonable
 
 try:
     import fcntl

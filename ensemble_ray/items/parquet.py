@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from ensemble_ray.errors import RecordError, ValidationError, message_of
-from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.items.line_file import json_line, json_text
 from ensemble_ray.items.pulling import Entries
+from ensemble_ray.text.foreign_text import whole_text
 
 __all__ = ["pack_lines", "parquet_row_count", "parquet_rows", "require_arrow", "unpack_lines"]
 

@@ -18,10 +18,10 @@ from collections.abc import AsyncIterable, Callable, Generator, Iterable, Sequen
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.threads import threads
+from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
 
 __all__ = [
     "AsyncReader",

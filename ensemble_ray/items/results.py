@@ -13,9 +13,9 @@ from pathlib import Path
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.line_file import LineFile, index_of_line, json_line, line_count
 from ensemble_ray.items.parquet import pack_lines, parquet_row_count, require_arrow, unpack_lines
-from ensemble_ray.outputs import ItemResult, TaskOutput
-from ensemble_ray.threads import threads
-from ensemble_ray.trace import jsonable
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.outputs import ItemResult, TaskOutput
+from ensemble_ray.values.trace import jsonable
 
 __all__ = ["ResultsFile", "refuse_old_rows"]
 

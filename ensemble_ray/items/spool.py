@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast, overload
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.values import LazySequence
+from ensemble_ray.values.value import LazySequence
 
 __all__ = ["Spool", "SpooledSequence"]
 

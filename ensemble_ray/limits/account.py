@@ -12,7 +12,8 @@ import threading
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.budget import NOTHING, Amount, Budget, Refuse, RunBudget
+from ensemble_ray.limits.budget import Budget, Refuse
+from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,9 +14,10 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.account import WaitingRoom
-from ensemble_ray.limits.budget import NOTHING, Amount, Budget, Go, Refuse, RunBudget, Verdict
+from ensemble_ray.limits.budget import Budget, Go, Refuse, Verdict
+from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
+from ensemble_ray.values.ids import new_object_id
 
 __all__ = [
     "AccountDesk",

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, assert_never
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits.bucket import TokenBucket
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.limits.steps import (
     Cancelled,
     Dismiss,
@@ -35,6 +34,7 @@ from ensemble_ray.limits.steps import (
     Used,
     WakeAt,
 )
+from ensemble_ray.values.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, Entry
 from ensemble_ray.limits.desk import MonotonicClock
+from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock

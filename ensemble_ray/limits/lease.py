@@ -17,9 +17,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
-from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.bucket import LEASE_S
 from ensemble_ray.limits.desk import (
     Acquire,
@@ -35,10 +33,12 @@ from ensemble_ray.limits.desk import (
     Report,
     Withdraw,
 )
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.limits.rate_limit import RateLimit
     from ensemble_ray.ports import Clock
+    from ensemble_ray.values.rate_limit import RateLimit
 
 __all__ = ["MOST_WANTED", "LeaseStock", "LeasingLimiter", "Remote"]
 

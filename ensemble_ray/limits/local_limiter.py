@@ -13,8 +13,8 @@ from ensemble_ray.errors import RateLimitTimeoutError
 from ensemble_ray.limits.desk import Acquire, Granted, LimiterDesk
 
 if TYPE_CHECKING:
-    from ensemble_ray.limits.rate_limit import RateLimit
     from ensemble_ray.ports import Clock
+    from ensemble_ray.values.rate_limit import RateLimit
 
 __all__ = ["LocalLimiter", "process_limiter"]
 

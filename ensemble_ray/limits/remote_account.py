@@ -10,10 +10,10 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.limits.account import exhausted
 from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
-from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from zlib import MAX_WBITS, decompressobj
 from zlib import error as ZlibError  # noqa: N812  a class
 
-from ensemble_ray.foreign_text import one_line
+from ensemble_ray.text.foreign_text import one_line
 
 __all__ = [
     "DEFAULT_ANSWER_BYTES",

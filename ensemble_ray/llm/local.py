@@ -22,8 +22,8 @@ from ensemble_ray.llm.openai_endpoint import Endpoint
 from ensemble_ray.llm.openai_wire import encode_request
 from ensemble_ray.llm.schema_offers import SchemaOffer
 from ensemble_ray.llm.weights import find_weights
-from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 __all__ = ["LocalChatModel"]
 

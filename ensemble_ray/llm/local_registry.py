@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import IO, Any, cast
 
-from ensemble_ray.config import home_directory
+from ensemble_ray.process.config import home_directory
 
 __all__ = ["LocalSpec", "Process", "ServerRecord", "locked_record", "registry_file"]
 

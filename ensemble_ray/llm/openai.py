@@ -24,7 +24,7 @@ from ensemble_ray.llm.openai_sdk import SdkClients
 from ensemble_ray.llm.openai_wire import encode_request, json_bytes
 from ensemble_ray.llm.places import flaw_of, shown_url
 from ensemble_ray.llm.schema_offers import SchemaOffer
-from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 __all__ = ["OpenAIChatModel", "checked_time_s", "request_prefix"]
 

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
@@ -21,7 +20,8 @@ from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_st
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
-from ensemble_ray.messages import ChatResponse
+from ensemble_ray.process.context import current_effect_key
+from ensemble_ray.values.messages import ChatResponse
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "stream_events"]
 

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ensemble_ray.foreign_text import one_line, whole_data
 from ensemble_ray.llm.arrival import mark_arrival
 from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
 from ensemble_ray.llm.places import secrets_of, shown_url
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
+from ensemble_ray.text.foreign_text import one_line, whole_data
 
 __all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
 

@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Mapp
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.llm.loop_resources import PerLoop
 from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY, Endpoint, stream_events
@@ -26,8 +25,9 @@ from ensemble_ray.llm.openai_stream import StreamAssembler
 from ensemble_ray.llm.openai_transport import CallFailedError, read_to_end
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.schema_offers import SchemaOffer
-from ensemble_ray.messages import ChatResponse
-from ensemble_ray.threads import threads
+from ensemble_ray.process.context import current_effect_key
+from ensemble_ray.process.threads import threads
+from ensemble_ray.values.messages import ChatResponse
 
 if TYPE_CHECKING:
     from httpx2 import Response

@@ -23,7 +23,7 @@ from ensemble_ray.llm.openai_wire import (
     text_of_arguments,
     usage_in,
 )
-from ensemble_ray.messages import ChatResponse, TokenUsage, ToolCall
+from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
 __all__ = ["SseParser", "StreamAssembler"]
 

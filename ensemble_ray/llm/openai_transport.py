@@ -30,7 +30,7 @@ from ensemble_ray.llm.redirects import (
     is_redirect,
     redirected,
 )
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
     import aiohttp

@@ -15,14 +15,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.context import services
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel
-from ensemble_ray.threads import call_user
+from ensemble_ray.ports.services import services
+from ensemble_ray.process.threads import call_user
+from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
+from ensemble_ray.values.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Limiter
@@ -43,7 +43,7 @@ class RateLimitedChatModel:
         wait_timeout: How long a call waits for its permit.
 
     Example:
-        >>> from ensemble_ray.limits.rate_limit import RateLimit
+        >>> from ensemble_ray.values.rate_limit import RateLimit
         >>> from ensemble_ray.testing import ScriptedModel
         >>> model = RateLimitedChatModel.of(ScriptedModel("hello"), RateLimit.per_minute(60))
         >>> model.wait_timeout

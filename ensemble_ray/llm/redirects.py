@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from urllib.parse import SplitResult, urljoin, urlsplit
 
-from ensemble_ray.foreign_text import one_line
+from ensemble_ray.text.foreign_text import one_line
 
 __all__ = ["MOST_REDIRECTS", "RedirectRefusedError", "is_redirect", "redirected"]
 

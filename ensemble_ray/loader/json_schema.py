@@ -17,16 +17,16 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.loader.hierarchy import CONSTRAINT
 from ensemble_ray.loader.kinds import Field
 from ensemble_ray.loader.map_reduce import ITEM_TASK, MAP_REDUCE
 from ensemble_ray.loader.models import MODEL_FIELDS
 from ensemble_ray.loader.tables import AGENT, COST, LIMIT, RETRY, TASK, TEAM
 from ensemble_ray.loader.tools import tool_schema
-from ensemble_ray.messages import JsonValue
-from ensemble_ray.metrics import CostConfiguration
-from ensemble_ray.values import Value
+from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.value import Value
 
 __all__ = ["team_schema"]
 

@@ -18,7 +18,7 @@ from ensemble_ray.loader.document import Entries, Items, Located, Scalar
 from ensemble_ray.loader.problems import Problems, known_names, nearest, suggestion
 from ensemble_ray.loader.provenance import Expected, find_permitted
 from ensemble_ray.loader.references import is_reference, make_importable
-from ensemble_ray.messages import JsonValue
+from ensemble_ray.values.messages import JsonValue
 
 if TYPE_CHECKING:
     from ensemble_ray.items.sources import ItemSource

@@ -13,7 +13,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
 from ensemble_ray.loader.document import Entries, Entry, Located, Scalar
 from ensemble_ray.loader.kinds import BAD, FLAG, NUMBER, TEXT, WHOLE, Field, Kind, Reading, given, plain, read_fields
-from ensemble_ray.messages import JsonValue
+from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["LLM", "MODEL_FIELDS", "key_from_environment"]
 

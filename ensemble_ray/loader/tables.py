@@ -17,7 +17,6 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.loader.document import Entries, Located, Scalar
 from ensemble_ray.loader.hierarchy import CONSTRAINTS, POLICIES, STRATEGY
 from ensemble_ray.loader.kinds import (
@@ -39,10 +38,11 @@ from ensemble_ray.loader.kinds import (
 )
 from ensemble_ray.loader.models import LLM
 from ensemble_ray.loader.tools import TOOL
-from ensemble_ray.messages import Effect, OnIncomplete
-from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.plan.synthesis import AgentSynthesizer
-from ensemble_ray.trace import CaptureMode
+from ensemble_ray.values.messages import Effect, OnIncomplete
+from ensemble_ray.values.metrics import CostConfiguration
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["AGENT", "COST", "LIMIT", "RETRY", "TASK", "TEAM", "Named"]
 

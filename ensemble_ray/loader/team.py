@@ -21,7 +21,7 @@ from ensemble_ray.loader.document import MAX_BYTES, Entries, Entry, Items, Locat
 from ensemble_ray.loader.kinds import TEXT, Field, Reading, read_fields
 from ensemble_ray.loader.problems import Problems, Spot, known_names, suggestion
 from ensemble_ray.loader.tables import AGENT, TASK, TEAM, Named
-from ensemble_ray.values import Value
+from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
     from ensemble_ray.items.sources import ItemSource

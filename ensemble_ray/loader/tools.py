@@ -32,7 +32,7 @@ from ensemble_ray.loader.models import key_from_environment
 from ensemble_ray.loader.problems import known_names, suggestion
 from ensemble_ray.loader.provenance import Expected
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.messages import JsonValue
+from ensemble_ray.values.messages import JsonValue
 
 __all__ = ["BUILT_IN", "TOOL", "BuiltIn", "tool_schema"]
 

@@ -20,7 +20,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
 
 __all__ = [
     "FactoryFailure",

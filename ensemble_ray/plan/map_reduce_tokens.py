@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["estimate_tokens", "input_estimate", "input_tokens"]
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.levels import Levels
@@ -18,13 +17,14 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import infer_workflow, known_agents
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.delegation import Colleague
-from ensemble_ray.foreign_text import whole_text
 from ensemble_ray.plan.dependencies import TaskDependencyGraph
 from ensemble_ray.plan.manager import manager_context, manager_of, rules_of, task_of_manager, workers_of
 from ensemble_ray.plan.plan import MANAGER_KEY, AgentEntry, Node, Plan
 from ensemble_ray.plan.templates import resolve_template
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.manager import manager_prompts
+from ensemble_ray.text.foreign_text import whole_text
+from ensemble_ray.values.delegation import Colleague
 
 __all__ = [
     "DETERMINISTIC",

@@ -13,7 +13,6 @@ from contextlib import nullcontext
 from itertools import islice
 from typing import Any, cast
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
@@ -21,8 +20,6 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.delegation import spoken_role
-from ensemble_ray.error_texts import agent_failure, brief, describe
 from ensemble_ray.errors import (
     AgentExecutionError,
     BudgetExhaustedError,
@@ -30,15 +27,18 @@ from ensemble_ray.errors import (
     IllegalStateError,
     ValidationError,
 )
-from ensemble_ray.foreign_text import whole_json
-from ensemble_ray.ids import effect_name, instance_of
-from ensemble_ray.json_search import find_json
-from ensemble_ray.messages import ChatMessage, ChatResponse
+from ensemble_ray.errors.texts import agent_failure, brief, describe
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.plan.planner import SYNTHESIZED, ResolvedTasks
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.threads import USER_ERRORS, call_user
-from ensemble_ray.values import Value
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.text.foreign_text import whole_json
+from ensemble_ray.text.json_search import find_json
+from ensemble_ray.values.delegation import spoken_role
+from ensemble_ray.values.ids import effect_name, instance_of
+from ensemble_ray.values.messages import ChatMessage, ChatResponse
+from ensemble_ray.values.value import Value
 
 __all__ = ["AgentSynthesizer", "SynthesisContext", "synthesize_agents"]
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import overload
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import PromptTemplateError
+from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["escape_template", "resolve_template"]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.agent import Agent
+from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["build_system_prompt"]
 

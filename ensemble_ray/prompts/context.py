@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["LONG_OUTPUT", "context_section", "warn_of_long_outputs"]
 

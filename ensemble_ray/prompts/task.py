@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.task import Task
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.context import context_section, warn_of_long_outputs
+from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["build_user_prompt", "context_section"]
 

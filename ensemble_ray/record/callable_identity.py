@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.outputs import full_name
+from ensemble_ray.values.outputs import full_name
 
 __all__ = ["class_identity", "identity_of"]
 

@@ -13,8 +13,8 @@ import signal
 import time
 from pathlib import Path
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError
+from ensemble_ray.process.bounded_log import bounded_logger
 
 try:
     import fcntl

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, cast
 
 import pydantic
 
-from ensemble_ray.outputs import full_name
 from ensemble_ray.record.callable_identity import class_identity, identity_of
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.result import summaries
-from ensemble_ray.trace import jsonable
+from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.trace import jsonable
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

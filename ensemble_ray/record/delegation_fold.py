@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.delegation import DelegationResponse, DelegationStatus, spoken_role
 from ensemble_ray.execute.effects import DelegationEffect
 from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
-from ensemble_ray.ids import delegated_instance
+from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, spoken_role
+from ensemble_ray.values.ids import delegated_instance
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
-    from ensemble_ray.outputs import TaskOutput
-    from ensemble_ray.trace import TaskTrace
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.outputs import TaskOutput
+    from ensemble_ray.values.trace import TaskTrace
 
 __all__ = ["WorkerFold", "delegation_effect", "worker_role"]
 

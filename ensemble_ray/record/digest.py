@@ -13,7 +13,7 @@ from hashlib import sha256
 from itertools import zip_longest
 from typing import cast
 
-from ensemble_ray.trace import jsonable
+from ensemble_ray.values.trace import jsonable
 
 __all__ = ["FieldDifference", "compared", "differences", "digest_of", "without_object_ids"]
 

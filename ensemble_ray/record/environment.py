@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.trace import CaptureMode
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["CAPTURE_MODE_VARIABLE", "effective_capture_mode"]
 

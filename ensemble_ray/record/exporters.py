@@ -10,10 +10,10 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import message_of
-from ensemble_ray.threads import call_user
-from ensemble_ray.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import call_user
+from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,10 +12,6 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from ensemble_ray.errors import IllegalStateError, RecordError
-from ensemble_ray.ids import delegating_call, instance_of
-from ensemble_ray.messages import Fact
-from ensemble_ray.metrics import ExecutionMetrics
-from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.journal import LOSS, RUN, instance_of_fact
@@ -23,8 +19,12 @@ from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import violation_trace
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text, lost_told
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.ids import delegating_call, instance_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.metrics import ExecutionMetrics
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
+from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values.value import utc_of
 
 _E = TypeVar("_E", bound=StrEnum)
 

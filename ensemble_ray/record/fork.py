@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.ids import instance_of, task_instance
-from ensemble_ray.messages import Fact
 from ensemble_ray.plan.planner import SYNTHESIZED
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.journal import RUN, instance_of_fact
 from ensemble_ray.record.spent import COPIED
 from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
+from ensemble_ray.values.ids import instance_of, task_instance
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ensemble_ray.errors import IllegalStateError, StaleEpochError
-from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.values.messages import Fact
 
 __all__ = [
     "KINDS_OF_RUN",

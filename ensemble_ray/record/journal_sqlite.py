@@ -15,15 +15,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.journal import EpochGate, fence_of
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.writer import group_writer
-from ensemble_ray.threads import threads
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.record.sqlite_file import Row, SqliteFile

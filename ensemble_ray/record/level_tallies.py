@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ensemble_ray.metrics import TaskMetrics
-    from ensemble_ray.trace import ExecutionTrace, TaskTrace, ToolCallTrace
+    from ensemble_ray.values.metrics import TaskMetrics
+    from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, ToolCallTrace
 
 __all__ = ["LevelTally", "level_tallies", "tally_data", "unknown_calls"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from ensemble_ray.trace import MapReduceLevelSummary, TaskTrace
+from ensemble_ray.values.trace import MapReduceLevelSummary, TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome
-    from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.plan.plan import Plan
+    from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["in_level_order", "level_summaries", "placed", "placed_outcome"]
 

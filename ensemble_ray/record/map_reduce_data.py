@@ -17,12 +17,12 @@ from typing import Any, cast
 import pydantic
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.ids import RUN, instance_of
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.callable_identity import identity_of
 from ensemble_ray.record.definition_data import model_data
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.trace import AgentSummary, jsonable
+from ensemble_ray.values.ids import RUN, instance_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.trace import AgentSummary, jsonable
 
 __all__ = [
     "AGENTS_KIND",

@@ -12,18 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from ensemble_ray.errors.provider import is_refusal_data
 from ensemble_ray.execute.exits import recorded_reason
-from ensemble_ray.ids import effect_name, instance_of
-from ensemble_ray.outputs import ExitReason, RunState
-from ensemble_ray.provider_errors import is_refusal_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
 from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.record.task_fold import as_mapping, as_number
+from ensemble_ray.values.ids import effect_name, instance_of
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["FED_KINDS", "FedRecovered", "Keep", "Outcome", "fails_on_item", "read_fed", "refusal_of"]
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.recorded import trace_of, typed_output
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.journal import LOSS
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
@@ -21,10 +20,11 @@ from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
 from ensemble_ray.record.task_fold import as_text, lost_told
 from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["VIEW_KINDS", "FedView"]
 

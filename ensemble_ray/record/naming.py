@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Sequence
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.outputs import RunState
+from ensemble_ray.values.outputs import RunState
 
 __all__ = ["chosen_id", "taken"]
 

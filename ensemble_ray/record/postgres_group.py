@@ -18,9 +18,9 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import fence_of
 from ensemble_ray.record.rendering import text_of
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection

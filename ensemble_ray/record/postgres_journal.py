@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.execute.fact_shapes import check_shape
-from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS, RUN
 from ensemble_ray.record.losses import gap_of
 from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection

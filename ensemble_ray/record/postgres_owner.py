@@ -16,14 +16,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 from uuid import UUID, uuid4
 
-from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RunExistsError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.naming import taken
 from ensemble_ray.record.postgres_group import Target
 from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
+from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection, Database

@@ -12,8 +12,8 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunSummary
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.postgres_database import Connection

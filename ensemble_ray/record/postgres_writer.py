@@ -16,10 +16,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import EpochGate, fence_of
 from ensemble_ray.record.postgres_group import Entry, Group, Outcome, Target, commit_group, render
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from uuid import UUID

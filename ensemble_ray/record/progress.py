@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.ids import delegating_call
 from ensemble_ray.record.map_reduce_data import is_direct, is_fed, is_of_items
 from ensemble_ray.record.task_fold import as_mapping, as_sequence
+from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore

@@ -17,9 +17,6 @@ from ensemble_ray.execute.exits import recorded_reason
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import failure_of, typed_output
 from ensemble_ray.execute.reports import report_of
-from ensemble_ray.ids import delegating_call
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
@@ -32,9 +29,12 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
+from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
-    from ensemble_ray.outputs import RunState
+    from ensemble_ray.values.outputs import RunState
 
 __all__ = ["Recovered", "resumed_inline"]
 

@@ -15,8 +15,8 @@ from typing import cast
 
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.messages import Fact
-from ensemble_ray.trace import jsonable
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.trace import jsonable
 
 __all__ = [
     "BODY_LIMIT",

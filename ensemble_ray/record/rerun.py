@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ensemble_ray.errors import RunExistsError, ValidationError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.map_reduce_data import is_fed
 from ensemble_ray.record.task_fold import as_mapping
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 __all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from ensemble_ray.error_texts import reason_of, task_failure, tasks_failure
 from ensemble_ray.errors import (
     ConstraintViolationError,
     EnsembleError,
@@ -20,13 +19,14 @@ from ensemble_ray.errors import (
     ValidationError,
     message_of,
 )
-from ensemble_ray.metrics import ExecutionMetrics
-from ensemble_ray.outputs import EnsembleOutput, RunState, TaskOutput
+from ensemble_ray.errors.texts import reason_of, task_failure, tasks_failure
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.trace import AgentSummary, CaptureMode, DelegationTrace, ErrorTrace, ExecutionTrace, TaskTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.metrics import ExecutionMetrics
+from ensemble_ray.values.outputs import EnsembleOutput, RunState, TaskOutput
+from ensemble_ray.values.trace import AgentSummary, CaptureMode, DelegationTrace, ErrorTrace, ExecutionTrace, TaskTrace
+from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskFailure

@@ -11,11 +11,11 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError, message_of
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.stores import RunStore, RunSummary
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_now
 
 __all__ = ["RETENTION_VARIABLE", "age_from", "apply_retention", "prune"]
 

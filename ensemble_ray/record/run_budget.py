@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import RecordError, ValidationError, message_of
-from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.record.task_fold import as_mapping
+from ensemble_ray.values.amounts import RunBudget
 
 if TYPE_CHECKING:
-    from ensemble_ray.limits.budget import Amount
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.values.amounts import Amount
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["budget_data", "check_larger", "options_again", "recorded_budget", "recorded_options"]
 

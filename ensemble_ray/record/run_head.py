@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.map_reduce_data import is_fed
 from ensemble_ray.record.task_fold import as_mapping, as_number, as_text
+from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
 

@@ -18,8 +18,6 @@ from datetime import datetime
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.losses import deleted
 from ensemble_ray.record.naming import chosen_id, taken
@@ -28,7 +26,9 @@ from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite_file import RECORD, cannot_write
 from ensemble_ray.record.sqlite_reading import last_of_run, last_seq, read_all, read_page
 from ensemble_ray.record.stores import PAGE, RunSummary
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_of
 
 __all__ = ["RunDirectory", "RunSummary", "find_run", "list_runs", "read_facts", "runs_directory"]
 

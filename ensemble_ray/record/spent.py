@@ -11,15 +11,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.spending import answer_tokens
-from ensemble_ray.ids import new_object_id
-from ensemble_ray.limits.budget import NOTHING, Amount, price
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
+from ensemble_ray.values.amounts import NOTHING, Amount, price
+from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.messages import ToolCall
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
-    from ensemble_ray.messages import Fact
-    from ensemble_ray.metrics import CostConfiguration
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.metrics import CostConfiguration
 
 __all__ = ["COPIED", "spent_of", "with_account"]
 

@@ -17,8 +17,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError
+from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.commit_count import CountFile, read_count
 from ensemble_ray.record.losses import RECORD, deleted, log_of
 from ensemble_ray.record.rendering import FORMAT
@@ -26,7 +26,7 @@ from ensemble_ray.record.sqlite_index import abandon, forget, index_of, is_sound
 from ensemble_ray.record.sqlite_reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.execute.fact_shapes import check_shape
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS
 from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite_index import is_dangerous
+from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve

@@ -13,8 +13,6 @@ import weakref
 from collections.abc import AsyncGenerator, Collection, Sequence
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.naming import chosen_id
@@ -32,6 +30,8 @@ from ensemble_ray.record.postgres_runs import read_runs
 from ensemble_ray.record.postgres_writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.record.stores import PAGE, OwnedRun, RunSummary, pages
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PATIENCE_S", "PostgresStore"]
 

@@ -15,11 +15,9 @@ from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Se
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
@@ -28,7 +26,9 @@ from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_run
 from ensemble_ray.record.sqlite_file import RECORD, Row, SqliteFile, cannot_write
 from ensemble_ray.record.sqlite_reading import loss_in
 from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
-from ensemble_ray.threads import threads
+from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 __all__ = ["SqliteStore"]
 

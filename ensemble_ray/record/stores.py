@@ -12,11 +12,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from ensemble_ray.config import Settings
 from ensemble_ray.errors import RecordError, ValidationError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Journal
+from ensemble_ray.process.config import Settings
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages", "store_at"]
 

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.delegation_calls import EXPECTED_OUTPUT
+from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
 from ensemble_ray.execute.recorded import request_of, typed_output
-from ensemble_ray.ids import delegating_call
-from ensemble_ray.messages import ChatResponse, Fact, TokenUsage, ToolCall
-from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
-from ensemble_ray.trace import CaptureMode, TaskTrace
-from ensemble_ray.values import Value
+from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage, ToolCall
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import CaptureMode, TaskTrace
+from ensemble_ray.values.value import Value
 
 _V = TypeVar("_V", bound=Value)
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal, cast
 
-from ensemble_ray.control_characters import escape_controls
-from ensemble_ray.messages import ChatResponse, incomplete_reason
 from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
-from ensemble_ray.trace import (
+from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.values.messages import ChatResponse, incomplete_reason
+from ensemble_ray.values.trace import (
     DelegationTrace,
     ErrorTrace,
     ExecutionTrace,

@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from ensemble_ray.ids import task_instance
 from ensemble_ray.record.task_fold import NO_RESULT, as_text
 from ensemble_ray.record.tree import TreeRow, one_line
+from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
 

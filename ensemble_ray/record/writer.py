@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from typing import Protocol
 
-from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.process.bounded_log import bounded_logger
 
 __all__ = ["GROUP_S", "GroupWriter", "Writable", "group_writer"]
 

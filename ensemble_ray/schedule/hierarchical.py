@@ -8,12 +8,12 @@ Rules:
 
 from __future__ import annotations
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.schedule.instructions import EndRun, Instruction
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.stimuli import Stimulus, TaskCompleted
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["HierarchicalMachine"]
 

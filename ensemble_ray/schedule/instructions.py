@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Union
 
-from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["CancelTask", "EndRun", "Instruction", "SkipTask", "StartTask"]
 

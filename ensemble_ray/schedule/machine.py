@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import assert_never
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
 from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
@@ -27,6 +26,7 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["Machine"]
 

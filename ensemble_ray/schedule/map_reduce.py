@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import assert_never
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.schedule.map_reduce_groupers import grouper_of
 from ensemble_ray.schedule.map_reduce_groups import Group, Groups, Work
 from ensemble_ray.schedule.map_reduce_words import (
@@ -47,6 +46,7 @@ from ensemble_ray.schedule.map_reduce_words import (
     WorkExited,
     WorkFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["MapReduceMachine"]
 

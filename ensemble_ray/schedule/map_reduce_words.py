@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, Union
 
-from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = [
     "Begun",

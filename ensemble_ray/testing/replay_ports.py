@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn, cast
 
 from ensemble_ray.errors import AgentExecutionError, ValidationError
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import RUN, instance_of_fact
 from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.record.task_fold import TaskFold

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NoReturn
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.execute.exits import exit_of, recorded_reason
 from ensemble_ray.execute.recorded import as_mapping, failure_of
-from ensemble_ray.ids import delegating_call
 from ensemble_ray.testing.replay_ports import Difference, place_of, shown
+from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.runner import TaskRunner
-    from ensemble_ray.messages import Fact
     from ensemble_ray.testing.replay_ports import ReplayJournal
+    from ensemble_ray.values.messages import Fact
 
 __all__ = ["ReplayedWorkers"]
 

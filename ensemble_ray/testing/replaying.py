@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from ensemble_ray.context import Services
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
 from ensemble_ray.execute.callables import LocalCallables
@@ -24,10 +23,11 @@ from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.inline import SystemClock
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.ports.services import Services
+from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.process.threads import threads
 from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options
@@ -47,15 +47,15 @@ from ensemble_ray.testing.replay_ports import (
 )
 from ensemble_ray.testing.replay_workers import ReplayedWorkers
 from ensemble_ray.testing.sink import RecordingSink
-from ensemble_ray.threads import threads
 from ensemble_ray.tools.cpu import LokyCpuPool
 from ensemble_ray.tools.tool import NoOpToolMetrics
-from ensemble_ray.trace import CaptureMode, jsonable
+from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.values.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.messages import ChatMessage, Fact
     from ensemble_ray.plan.plan import Node
+    from ensemble_ray.values.messages import ChatMessage, Fact
 
 __all__ = ["Difference", "Replay", "replay"]
 

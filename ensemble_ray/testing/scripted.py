@@ -18,13 +18,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ensemble_ray.context import services
-from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import IllegalStateError, message_of
-from ensemble_ray.ids import new_object_id
-from ensemble_ray.messages import ChatMessage, ChatResponse, Role, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.errors.travel import Chain
+from ensemble_ray.ports.services import services
+from ensemble_ray.process.threads import call_user
 from ensemble_ray.testing.model_server.script import Reply
-from ensemble_ray.threads import call_user
+from ensemble_ray.values.ids import new_object_id
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Role, TokenUsage, ToolCall, ToolSpec
 
 __all__ = ["ScriptedCall", "ScriptedModel", "ScriptedModelHandle", "answer_scripted", "live_double"]
 

@@ -17,13 +17,13 @@ from weakref import WeakKeyDictionary
 
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.context import services
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError
 from ensemble_ray.events import Event
-from ensemble_ray.foreign_text import Line, one_line, whole_text
 from ensemble_ray.ports import CpuPool
-from ensemble_ray.threads import USER_ERRORS, call_user
+from ensemble_ray.ports.services import services
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.text.foreign_text import Line, one_line, whole_text
 from ensemble_ray.tools.cpu import CannotTravelError, pack_tool
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_result, outcome_of_return
 from ensemble_ray.tools.registry import BoundAgentTool, BoundFunction, BoundTool

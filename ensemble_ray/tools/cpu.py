@@ -20,8 +20,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol, cast
 
-from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolExecutionError, message_of
+from ensemble_ray.errors.travel import Chain
 from ensemble_ray.tools.outcome import ToolOutcome, outcome_of_error, outcome_of_return
 from ensemble_ray.tools.tool import ToolContext, use_tool_context
 

@@ -16,9 +16,9 @@ from typing import Protocol, TypeVar, cast, overload
 from weakref import WeakKeyDictionary
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.messages import Effect
 from ensemble_ray.tools.schema import parameter_types
 from ensemble_ray.tools.tool import DEFAULT_TIMEOUT_S, check_effect, check_tool_name, timeout_seconds
+from ensemble_ray.values.messages import Effect
 
 __all__ = ["FunctionTool", "marked_functions", "tool", "tool_mark"]
 

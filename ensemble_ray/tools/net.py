@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.errors import ToolConfigurationError, message_of
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.addresses import refusal_of
 from ensemble_ray.tools.charsets import decode
 from ensemble_ray.tools.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.errors import TryAgain
+from ensemble_ray.errors.texts import titled, user_traceback
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import ToolResult
 

@@ -12,10 +12,9 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import cast
 
-from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
-from ensemble_ray.messages import Effect
-from ensemble_ray.threads import call_user
+from ensemble_ray.errors.texts import titled, user_traceback
+from ensemble_ray.process.threads import call_user
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import (
     DEFAULT_TIMEOUT_S,
@@ -29,6 +28,7 @@ from ensemble_ray.tools.tool import (
     timeout_seconds,
     use_tool_context,
 )
+from ensemble_ray.values.messages import Effect
 
 __all__ = ["PipelineErrorStrategy", "StepAdapter", "ToolPipeline"]
 

@@ -14,11 +14,9 @@ from typing import cast
 
 from pydantic import BaseModel
 
-from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.messages import Effect, ToolSpec
-from ensemble_ray.outputs import full_name
-from ensemble_ray.threads import call_user, is_async_callable
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import call_user, is_async_callable
 from ensemble_ray.tools.decorator import FunctionTool, marked_functions, tool_mark
 from ensemble_ray.tools.schema import TEXT_INPUT, Signature, model_parameters, signature_of
 from ensemble_ray.tools.tool import (
@@ -30,6 +28,8 @@ from ensemble_ray.tools.tool import (
     timeout_seconds,
 )
 from ensemble_ray.tools.typed import TypedAgentTool, input_type_of
+from ensemble_ray.values.messages import Effect, ToolSpec
+from ensemble_ray.values.outputs import full_name
 
 __all__ = [
     "BoundAgentTool",

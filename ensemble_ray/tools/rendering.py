@@ -9,8 +9,8 @@ from typing import cast
 from pydantic import BaseModel
 from pydantic_core import to_json
 
-from ensemble_ray.foreign_text import whole_data
-from ensemble_ray.trace import jsonable
+from ensemble_ray.text.foreign_text import whole_data
+from ensemble_ray.values.trace import jsonable
 
 __all__ = ["render_value"]
 

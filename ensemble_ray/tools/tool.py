@@ -26,14 +26,14 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast, final, get_args
 
-from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.error_texts import titled, user_traceback
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, TryAgain, ValidationError
+from ensemble_ray.errors.texts import titled, user_traceback
 from ensemble_ray.events import Event
-from ensemble_ray.messages import Effect
 from ensemble_ray.ports import ToolMetrics
-from ensemble_ray.threads import is_async_callable, threads
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import is_async_callable, threads
 from ensemble_ray.tools.rendering import render_value
+from ensemble_ray.values.messages import Effect
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",

@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic_core import from_json, to_json
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.foreign_text import whole_text
-from ensemble_ray.threads import is_async_callable
+from ensemble_ray.process.threads import is_async_callable
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.schema import explain_arguments
 from ensemble_ray.tools.tool import AbstractAgentTool, AgentTool, ToolResult, as_result
 

@@ -8,19 +8,19 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from actors import spawn
-from actors.remote_houses import RemoteHouses
-from actors.runtime import RayRuntime
 from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.remote_houses import RemoteHouses
+from ensemble_ray.actors.runtime import RayRuntime
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.ids import instance_of, new_object_id
 from ensemble_ray.ports import EventSink
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.tool import NoOpToolMetrics
+from ensemble_ray.values.ids import instance_of, new_object_id
 from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from actors import agent, spawn
-from actors.agent import AgentActor
+from ensemble_ray.actors import agent, spawn
+from ensemble_ray.actors.agent import AgentActor
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.limits.endpoints import process_endpoints

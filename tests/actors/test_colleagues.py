@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from actors import handles
-from actors.colleagues import RemoteColleagues
-from actors.wire import WireOrder, WireReport, pack_result, unpack_order
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
-from ensemble_ray.delegation import DelegationContext
+from ensemble_ray.actors import handles
+from ensemble_ray.actors.colleagues import RemoteColleagues
+from ensemble_ray.actors.wire import WireOrder, WireReport, pack_result, unpack_order
 from ensemble_ray.errors import AgentExecutionError
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.delegation import DelegationContext
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.value import utc_now
 
 FRAME = RunFrame(run_id="run", workflow="hierarchical", total_tasks=1, delegation=DelegationContext(retries=2))
 ORDER = TaskOrder(

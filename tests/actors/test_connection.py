@@ -11,9 +11,9 @@ import pytest
 import ray
 from ray._private import ray_constants
 
-from actors.connection import LOCAL, join_or_start
+from ensemble_ray.actors.connection import LOCAL, join_or_start
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.ray_files import token_file
+from ensemble_ray.process.ray_files import token_file
 
 
 @pytest.mark.parametrize("kind", [Exception, TimeoutError, RuntimeError])

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime import RayRuntime
 from ensemble_ray import GuardrailResult, RunState
+from ensemble_ray.actors.runtime import RayRuntime
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.actors.feeding import Driver, Placed, at_work
 from tests.scenarios.teams import Marks, agent

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from actors.runtime import RayRuntime
 from ensemble_ray import tool
+from ensemble_ray.actors.runtime import RayRuntime
 from tests.actors.feeding import Driver, Placed
 from tests.scenarios.teams import agent
 

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from actors import fed_run, spawn
-from actors.fed_packing import Packer
-from actors.fed_wire import FedBatch, FedPackage
-from actors.feeds import Feeds
-from actors.processes import ProcessPool
-from actors.wire import WireReport, unpack_result
 from ensemble_ray import ChatResponse, Task
+from ensemble_ray.actors import fed_run, spawn
+from ensemble_ray.actors.fed_packing import Packer
+from ensemble_ray.actors.fed_wire import FedBatch, FedPackage
+from ensemble_ray.actors.feeds import Feeds
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.wire import WireReport, unpack_result
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
-from ensemble_ray.ids import instance_of
+from ensemble_ray.values.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent
 
 PACKAGE = FedPackage(

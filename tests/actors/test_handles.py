@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import handles
-from actors.handles import SchedulerCourier
+from ensemble_ray.actors import handles
+from ensemble_ray.actors.handles import SchedulerCourier
 
 
 class Unreachable:

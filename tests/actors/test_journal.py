@@ -9,17 +9,17 @@ from typing import Any
 import pytest
 import ray
 
-from actors import journal
-from actors.journal import JournalLine, open_journal
-from actors.processes import ProcessPool
-from actors.wire import RunPlace
+from ensemble_ray.actors import journal
+from ensemble_ray.actors.journal import JournalLine, open_journal
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.wire import RunPlace
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.journal_sqlite import SqliteJournal
 from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 from tests.contracts.journal_line import line_to
 
 RUN = "run-1"

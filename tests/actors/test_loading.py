@@ -9,9 +9,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from actors import loading
-from actors.loading import check_loading, load_all, modules_in
 from ensemble_ray import Agent
+from ensemble_ray.actors import loading
+from ensemble_ray.actors.loading import check_loading, load_all, modules_in
 from tests.actors import feeding
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from actors.log_forwarding import LineForwarder, LineListener, show_line
-from actors.log_lines import LineBudget, LineDesk, LogLine
-from ensemble_ray.context import log_context
+from ensemble_ray.actors.log_forwarding import LineForwarder, LineListener, show_line
+from ensemble_ray.actors.log_lines import LineBudget, LineDesk, LogLine
+from ensemble_ray.process.context import log_context
 
 
 class _Method:

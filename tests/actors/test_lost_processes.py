@@ -9,17 +9,17 @@ from dataclasses import replace
 import pytest
 import ray.exceptions
 
-from actors.processes import ProcessPool
-from actors.run_houses import RunHouses
-from actors.runtime import RayRuntime
-from actors.wire import RunPackage, WireOrder, WireReport, pack_order
 from ensemble_ray import ChatResponse, Ensemble, IllegalStateError, RunOptions
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.run_houses import RunHouses
+from ensemble_ray.actors.runtime import RayRuntime
+from ensemble_ray.actors.wire import RunPackage, WireOrder, WireReport, pack_order
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.ids import instance_of
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runtime import RunHandle, RunRequest
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent, task
 
 

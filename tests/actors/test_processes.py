@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import ray.exceptions
 
-from actors import spawn
-from actors.processes import Process, ProcessPool
 from ensemble_ray import RateLimit
-from ensemble_ray.ids import new_object_id
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.processes import Process, ProcessPool
 from ensemble_ray.limits.desk import Acquire, Dismissed, Granted
+from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.
 PATIENCE_S = 60.0

@@ -7,12 +7,12 @@ import signal
 
 import pytest
 
-from actors import spawn
-from actors.handles import LimiterLine
 from ensemble_ray import RateLimit
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.handles import LimiterLine
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
-from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.values.ids import new_object_id
 
 HOURLY = RateLimit.of(1, 3600.0)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, ray_run
-from actors.ray_run import RayRun
 from ensemble_ray import EnsembleError
+from ensemble_ray.actors import connection, ray_run
+from ensemble_ray.actors.ray_run import RayRun
 from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
-    from actors.wire import RunPackage
+    from ensemble_ray.actors.wire import RunPackage
     from ensemble_ray.runtime import RunRequest
 
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, remote_houses, spawn
-from actors.remote_houses import RemoteHouses
-from actors.runtime import RayRuntime
 from ensemble_ray import (
     AgentExecutionError,
     EnsembleError,
@@ -22,12 +19,15 @@ from ensemble_ray import (
     TaskCompleteEvent,
     ValidationError,
 )
-from ensemble_ray.epochs import REDISPATCH_STEP
+from ensemble_ray.actors import connection, remote_houses, spawn
+from ensemble_ray.actors.remote_houses import RemoteHouses
+from ensemble_ray.actors.runtime import RayRuntime
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.ids import instance_of
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.testing import RecordingSink
+from ensemble_ray.values.epochs import REDISPATCH_STEP
+from ensemble_ray.values.ids import instance_of
 from tests.actors.feeding import Driver, Placed, Waiting, at_work, in_scheduler
 from tests.scenarios.teams import Marks, agent
 

@@ -8,17 +8,17 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from actors import spawn
-from actors.preflight import dump
-from actors.processes import ProcessPool
-from actors.run_houses import RunHouses
-from actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
 from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
-from ensemble_ray.epochs import REDISPATCH_STEP
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.processes import ProcessPool
+from ensemble_ray.actors.run_houses import RunHouses
+from ensemble_ray.actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.epochs import REDISPATCH_STEP
 from tests.scenarios.dying import marks_of, stay
 from tests.scenarios.teams import PATIENCE_S, Marks, call, until
 

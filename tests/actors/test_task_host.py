@@ -9,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from actors.task_host import TaskHost
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
 from ensemble_ray import Agent, ChatResponse, Task
-from ensemble_ray.context import Services
+from ensemble_ray.actors.task_host import TaskHost
+from ensemble_ray.actors.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
 from ensemble_ray.limits.local_limiter import process_limiter
+from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.cpu import LokyCpuPool

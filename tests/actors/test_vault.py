@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from ray.experimental import internal_kv
 
-from actors.preflight import dump
-from actors.vault import Vault
-from actors.wire import AgentCargo, RunPackage
 from ensemble_ray import Agent
+from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.vault import Vault
+from ensemble_ray.actors.wire import AgentCargo, RunPackage
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress

@@ -15,8 +15,9 @@ import cloudpickle
 import pytest
 from pydantic import BaseModel
 
-from actors.preflight import dump
-from actors.wire import (
+from ensemble_ray import Agent, Task
+from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.wire import (
     AgentCargo,
     CallableCargo,
     RunPackage,
@@ -32,15 +33,14 @@ from actors.wire import (
     unpack_result,
     wire_order,
 )
-from ensemble_ray import Agent, Task
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.trace import TaskTrace
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import TaskTrace
+from ensemble_ray.values.value import utc_now
 
 
 def output_of(raw: str, **fields: object) -> TaskOutput:

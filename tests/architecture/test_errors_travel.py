@@ -20,7 +20,7 @@ GIVEN: dict[str, object] = {
 def _error_classes() -> Iterator[type[BaseException]]:
     found: dict[str, type[BaseException]] = {}
     for name in module_names(*PACKAGES):
-        if name == "serve.app":  # loads a team as it is imported
+        if name == "ensemble_ray.serve.app":  # loads a team as it is imported
             continue
         for each in vars(importlib.import_module(name)).values():
             if inspect.isclass(each) and issubclass(each, BaseException) and each.__module__ == name:

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from ensemble_ray import Ensemble, HttpAgentTool, OpenAIChatModel, WebScraperTool, WebSearchTool, tool
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.tools.builtin.web_search import SerpApiSearch
+from ensemble_ray.values.messages import ToolCall
 from tests.scenarios.teams import Marks, agent, call, task
 
 RUN_ID = "reading"

@@ -16,7 +16,7 @@ import pytest
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.llm.faults import fault_of
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse
+from ensemble_ray.values.messages import ChatMessage, ChatResponse
 from tests.attack.raw_server import RawServer, Write
 
 MIB = 2**20

@@ -15,9 +15,9 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import InlineRuntime
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.middleware import DEFAULT_MAX_BODY_BYTES, host_name
 from ensemble_ray.testing import ScriptedModel
-from serve.api import build_api
-from serve.middleware import DEFAULT_MAX_BODY_BYTES, host_name
 from tests.processes import Program, free_ports, own_directory, own_environment, program
 from tests.serve.teams import INPUTS, pair
 
@@ -25,7 +25,7 @@ _SERVER = """
 import sys, uvicorn
 from ensemble_ray import InlineRuntime
 from ensemble_ray.testing import ScriptedModel
-from serve.api import build_api
+from ensemble_ray.serve.api import build_api
 from tests.serve.teams import pair
 uvicorn.run(build_api(pair(ScriptedModel(otherwise="fine")), InlineRuntime()), host="127.0.0.1", port=int(sys.argv[1]))
 """

@@ -29,9 +29,9 @@ from ensemble_ray import (
     ToolResult,
     tool,
 )
-from ensemble_ray.messages import ToolCall
+from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
-from serve.api import build_api
+from ensemble_ray.values.messages import ToolCall
 from tests.processes import own_directory, own_environment
 
 #: Half of a surrogate pair, and what becomes of it.

@@ -16,10 +16,10 @@ from typing import Any, cast
 import pytest
 import ray
 
-from actors.sealing import PackageSeal
-from actors.vault import KEY_NAME
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
-from ensemble_ray.ray_files import token_file
+from ensemble_ray.actors.sealing import PackageSeal
+from ensemble_ray.actors.vault import KEY_NAME
+from ensemble_ray.process.ray_files import token_file
 from ensemble_ray.testing import ModelServer
 from tests.attack.neighbours import Listener, closed_above, command_lines, descendants, files_with, listeners
 from tests.scenarios.dying import kill_actor, marks_of, stay, staying, until_recorded

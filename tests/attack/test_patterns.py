@@ -17,13 +17,13 @@ import pytest
 
 import ensemble_ray.tools.builtin as builtin_tools
 from ensemble_ray import Task
-from ensemble_ray.cli.digest import whole_sentences
-from ensemble_ray.cli.inputs import read_inputs
-from ensemble_ray.cli.passages import passages_of
-from ensemble_ray.cli.terminal import one_line
+from ensemble_ray.cli.demo.digest import whole_sentences
+from ensemble_ray.cli.demo.passages import passages_of
+from ensemble_ray.cli.inputs.arguments import read_inputs
+from ensemble_ray.cli.view.terminal import one_line
 from ensemble_ray.errors import PromptTemplateError, ValidationError
-from ensemble_ray.execute.delegation_calls import read_call
-from ensemble_ray.execute.structured import extract_json, parse_output
+from ensemble_ray.execute.agent.structured import extract_json, parse_output
+from ensemble_ray.execute.delegation.calls import read_call
 from ensemble_ray.items.text_files import csv_rows, json_lines
 from ensemble_ray.loader.document import read_document
 from ensemble_ray.loader.item_prompts import ItemPrompt

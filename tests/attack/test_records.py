@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.values.messages import Fact
 from tests.processes import own_environment
 
 RUN = "tea"

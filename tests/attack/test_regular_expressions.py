@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.control_characters import _CONTROL, _IN_JSON
 from ensemble_ray.record.rendering import _LONG
+from ensemble_ray.text.control_characters import _CONTROL, _IN_JSON
 from tests.attack.processor_time import ProcessorTimeError, processor_limit
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -28,8 +28,8 @@ SIZE = 40_000
 #: Patterns that are put together while their module is loaded, by the file where that is done and their name there.
 BUILT: Mapping[tuple[str, str], re.Pattern[Any]] = {
     ("ensemble_ray/record/rendering.py", "_LONG"): _LONG,
-    ("ensemble_ray/control_characters.py", "_CONTROL"): _CONTROL,
-    ("ensemble_ray/control_characters.py", "_IN_JSON"): _IN_JSON,
+    ("ensemble_ray/text/control_characters.py", "_CONTROL"): _CONTROL,
+    ("ensemble_ray/text/control_characters.py", "_IN_JSON"): _IN_JSON,
 }
 #: How a pattern may be used; whatever else is done with it searches.
 ANCHORED = frozenset({"fullmatch", "match"})

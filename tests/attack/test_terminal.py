@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
-from ensemble_ray.messages import ToolCall
+from ensemble_ray.execute.tools.unknown import ask_unknown
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.values.messages import ToolCall
 from tests.attack.hostile_text import HOSTILE, Shown, command, intruders, terminal
 from tests.processes import own_directory, own_environment
 

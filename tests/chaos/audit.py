@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ensemble_ray.ids import effect_name
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.journal import instance_of_fact
 from ensemble_ray.testing import ServedRequest
+from ensemble_ray.values.ids import effect_name
+from ensemble_ray.values.messages import Fact
 from tests.chaos.audit_delegations import judge_delegations
 from tests.chaos.audit_map_reduce import judge_map_reduce
 from tests.chaos.kills import Kill, all_slipped

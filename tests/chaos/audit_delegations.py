@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
-from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
+from ensemble_ray.values.messages import Fact
 from tests.chaos.kills import Kill, all_slipped
 from tests.chaos.world import key_of
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.values.messages import Fact
 from tests.chaos.answers import marks_in
 
 __all__ = ["judge_files", "judge_map_reduce", "judge_marks", "outcomes_in"]

@@ -28,7 +28,7 @@ from ensemble_ray import (
     Task,
     tool,
 )
-from ensemble_ray.execute.handler import TaskHandlerContext
+from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.tools import current_tool_context
 
 __all__ = [

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ensemble_ray.messages import Fact
 from ensemble_ray.testing import ServedRequest
 from ensemble_ray.testing.model_server.http import HttpRequest
+from ensemble_ray.values.messages import Fact
 from tests.chaos.audit import Audit, audit, difference
 from tests.chaos.kills import Kill
 from tests.chaos.moments import moments

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.values.messages import Fact
 from tests.chaos.audit import answers_in
 from tests.chaos.audit_map_reduce import judge_files, judge_map_reduce, judge_marks
 from tests.chaos.world import key_of

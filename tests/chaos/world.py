@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from pyarrow import parquet
 
-from ensemble_ray.ids import uuid_of
+from ensemble_ray.values.ids import uuid_of
 
 __all__ = ["World", "key_of"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actors.handles import LimiterLine
-from actors.rate_limiter import RateLimiter
-from actors.spawn import actor_class
+from ensemble_ray.actors.handles import LimiterLine
+from ensemble_ray.actors.rate_limiter import RateLimiter
+from ensemble_ray.actors.spawn import actor_class
 from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.testing import ManualClock

@@ -12,10 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ensemble_ray
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 RUN = "run-1"
 ME = f"process {os.getpid()} on {socket.gethostname()}"
@@ -23,8 +23,8 @@ _HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
 #: Beginning of a program that owns a run; its first argument is the store's address.
 _PROGRAM = """
 import asyncio, json, os, signal, sys, time
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import StoreAddress, store_at
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.values.messages import Fact
 from tests.processes import Program, own_environment, program
 
 RUN = "run-1"
@@ -19,7 +19,7 @@ PATIENCE_S = 60.0
 #: A process that owns the run, or joins it, and appends: `own` until it is refused, `join` a few.
 OTHER = """
 import asyncio, sys
-from ensemble_ray.messages import Fact
+from ensemble_ray.values.messages import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.store_postgres import PostgresStore
 

@@ -16,9 +16,9 @@ from typing import cast
 
 import pytest
 
-from ensemble_ray.context import Services, use_services
 from ensemble_ray.errors import ToolExecutionError
 from ensemble_ray.ports import CpuPool
+from ensemble_ray.ports.services import Services, use_services
 from ensemble_ray.tools import ToolContext, current_tool_context, tool
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.cpu import CannotTravelError, LokyCpuPool, pack
@@ -41,8 +41,8 @@ async def loky_pool() -> AsyncIterator[CpuPool]:
 @asynccontextmanager
 async def ray_pool() -> AsyncIterator[CpuPool]:
     """Two processors of the shared cluster."""
-    from actors.cpu import RayCpuPool
-    from actors.spawn import cpu_call
+    from ensemble_ray.actors.cpu import RayCpuPool
+    from ensemble_ray.actors.spawn import cpu_call
 
     yield RayCpuPool(cpu_call())
 

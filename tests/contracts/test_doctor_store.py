@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from psycopg import sql
 
-from ensemble_ray.cli.checks import Finding, check_store
+from ensemble_ray.cli.commands.checks import Finding, check_store
 from ensemble_ray.record.store_postgres import PostgresStore
 from tests.postgres_server import PostgresServer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.testing import ModelServer, Reply
+from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 HELLO = [ChatMessage("user", "hello")]
 

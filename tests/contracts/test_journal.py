@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, StaleEpochError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState, TaskOutput
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress, store_at
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState, TaskOutput
+from ensemble_ray.values.value import utc_of
 
 from .journal_line import line_to
 from .record_stores import STORES, address_of

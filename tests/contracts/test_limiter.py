@@ -14,9 +14,9 @@ from ensemble_ray.errors import RateLimitTimeoutError
 from ensemble_ray.limits.desk import LimiterDesk
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.limits.local_limiter import LocalLimiter
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.ports import Limiter
 from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.rate_limit import RateLimit
 
 
 class Site(Protocol):

@@ -14,11 +14,11 @@ from typing import cast
 import openai
 import pytest
 
-from ensemble_ray.context import use_effect_key
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage
+from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.testing import Fault, ModelServer, Reply
 from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage
 
 from .web_server import closed_port
 
@@ -326,7 +326,7 @@ async def test_this_machine_is_reached_directly_when_a_proxy_is_set(monkeypatch:
 SCRIPT = """
 import asyncio, sys, threading
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage
+from ensemble_ray.values.messages import ChatMessage
 assert not {"aiohttp", "openai", "ray"} & set(sys.modules), "loaded before the first call"
 model = OpenAIChatModel("m", base_url=sys.argv[1])
 async def call():

@@ -10,11 +10,11 @@ import pytest
 from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.postgres_group import name_of, text_of_name
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import PATIENCE_S, RUN, elsewhere, fact, until

@@ -13,13 +13,13 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.postgres_database import Database
 from ensemble_ray.record.postgres_group import Entry, Target, commit_group, render
 from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import PATIENCE_S, RUN, another_process, elsewhere, fact, until

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError, RunExistsError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.outputs import RunState
 
 from .owned_runs import ME, RUN, fact, line_of, program_on, state_of, until_left
 from .record_stores import STORES, address_of

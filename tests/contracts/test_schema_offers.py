@@ -10,15 +10,15 @@ from typing import cast
 import openai
 import pytest
 
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm import local_server
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.local_registry import LocalSpec
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.messages import ChatMessage, JsonSchema
 from ensemble_ray.ports import StructuredChatModel
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel, ServedRequest
+from ensemble_ray.values.messages import ChatMessage, JsonSchema
+from ensemble_ray.values.rate_limit import RateLimit
 
 HELLO = [ChatMessage("user", "hello")]
 CITY = JsonSchema(

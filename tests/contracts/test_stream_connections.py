@@ -11,10 +11,10 @@ import openai
 import pytest
 
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse
 from ensemble_ray.testing import ModelServer, Reply
 from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.testing.model_server.script import completion_bytes, sse_chunks
+from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 HELLO = [ChatMessage("user", "hello")]
 ANSWER = Reply(text="one two three")

@@ -18,11 +18,11 @@ from ensemble_ray import (
     afork,
     aresume,
 )
-from ensemble_ray.messages import ChatResponse, Fact, TokenUsage
 from ensemble_ray.record.retention import prune
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.values.value import utc_now
 
 
 def _counted(asked: ScriptedCall) -> ChatResponse:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, RecordError, RunState, Task, aresume
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import Fact
 
 
 def _team(*answers: str) -> Ensemble:

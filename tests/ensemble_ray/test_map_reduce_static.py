@@ -27,10 +27,10 @@ from ensemble_ray import (
     ValidationError,
     Workflow,
 )
-from ensemble_ray.messages import ChatResponse, TokenUsage
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.values.messages import ChatResponse, TokenUsage
 
 
 def answered(call: ScriptedCall) -> ChatResponse:

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from actors import spawn
 from ensemble_ray import (
     AgentSynthesizer,
     ChatResponse,
@@ -19,7 +18,8 @@ from ensemble_ray import (
     Task,
     TokenUsage,
 )
-from ensemble_ray.loop import run_blocking
+from ensemble_ray.actors import spawn
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.scenarios.dying import kill_first, marks_of, stay, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, answer, call, task, until

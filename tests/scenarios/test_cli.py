@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.values.messages import ToolCall
 from tests.processes import own_directory, own_environment, program
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,9 +25,9 @@ from ensemble_ray import (
     UnknownOutcomeError,
     tool,
 )
-from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
+from ensemble_ray.values.epochs import REDISPATCH_STEP
 from tests.scenarios.dying import kill_first, marks_of, stay, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, task_of, until, wait_for
 

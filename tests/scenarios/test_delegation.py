@@ -30,7 +30,7 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
-from ensemble_ray.context import current_log_context
+from ensemble_ray.process.context import current_log_context
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.delegating import ask, asked_of, run_of, told, worker
 from tests.scenarios.teams import Watcher, agent, answer, call, task

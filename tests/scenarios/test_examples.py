@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.values.messages import ToolCall
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 

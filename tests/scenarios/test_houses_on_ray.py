@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime import RayRuntime
 from ensemble_ray import (
     Agent,
     ChatResponse,
@@ -20,6 +19,7 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
+from ensemble_ray.actors.runtime import RayRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task, until
 

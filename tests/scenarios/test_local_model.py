@@ -19,14 +19,14 @@ from typing import Literal
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.execute.answer_schema import answer_schema
-from ensemble_ray.execute.structured import parse_output
+from ensemble_ray.execute.agent.answer_schema import answer_schema
+from ensemble_ray.execute.agent.structured import parse_output
 from ensemble_ray.llm import local_server
 from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.local_registry import Process
 from ensemble_ray.llm.weights import find_weights
-from ensemble_ray.messages import ChatMessage, ChatResponse
+from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 pytestmark = pytest.mark.skipif(
     find_weights() is None or importlib.util.find_spec("xllamacpp") is None,
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.skipif(
 HOLDER = """
 import asyncio, sys
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.messages import ChatMessage
+from ensemble_ray.values.messages import ChatMessage
 print(asyncio.run(LocalChatModel(max_tokens=4).chat([ChatMessage("user", "Say hi")])).text is not None, flush=True)
 sys.stdin.read()
 """

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import TokenUsage
 from ensemble_ray.testing import Fault, ModelServer, Reply
 from ensemble_ray.testing.model_server import Answer, ServedRequest
+from ensemble_ray.values.messages import TokenUsage
 from tests.processes import own_directory, own_environment, program
 
 ROOT = Path(__file__).resolve().parents[2]

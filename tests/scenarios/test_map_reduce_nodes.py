@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from ensemble_ray.loop import run_blocking
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.chaos.cluster import cluster_there
 from tests.processes import program

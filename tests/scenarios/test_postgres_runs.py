@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import pytest
 
 from ensemble_ray import AgentSynthesizer, Ensemble, InlineRuntime, RecordError, Runtime, Task
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.outputs import RunState
 from tests.contracts.web_server import closed_port
 from tests.postgres_server import PostgresServer
 from tests.scenarios.teams import agent, task
@@ -27,7 +27,7 @@ def recorded(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterat
         run_blocking(inline.close())
         return
     request.getfixturevalue("ray_cluster")
-    from actors.runtime import RayRuntime  # only that one pays for Ray
+    from ensemble_ray.actors.runtime import RayRuntime  # only that one pays for Ray
 
     with RayRuntime(store=url) as runtime:
         yield runtime, url

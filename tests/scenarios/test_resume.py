@@ -28,9 +28,9 @@ from ensemble_ray import (
     resume,
     tool,
 )
-from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, ServedRequest
+from ensemble_ray.values.epochs import OWNER_STEP
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
 from tests.scenarios.teams import PATIENCE_S, Watcher, agent, call, task, wait_for
 

@@ -12,17 +12,17 @@ from typing import cast
 
 import pytest
 
-from actors.runtime import RayRuntime
-from actors.vault import KEY_NAME, Vault
-from actors.wire import RunPackage
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
+from ensemble_ray.actors.runtime import RayRuntime
+from ensemble_ray.actors.vault import KEY_NAME, Vault
+from ensemble_ray.actors.wire import RunPackage
 from ensemble_ray.execute.orders import RunOutcome
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runtime import RunHandle, RunRequest
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import Fact
 from tests.scenarios.dying import kill_actor, marks_of, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import AgentExecutionError, Ensemble, TaskExecutionError, tool
-from ensemble_ray.loop import library_loop, run_blocking
+from ensemble_ray.process.loop import library_loop, run_blocking
 from tests.scenarios.teams import PATIENCE_S, agent, answer, call, task
 
 if TYPE_CHECKING:

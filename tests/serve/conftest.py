@@ -11,8 +11,8 @@ import pytest
 from httpx import ASGITransport, AsyncClient
 
 from ensemble_ray import Ensemble, InlineRuntime
-from serve.api import build_api
-from serve.team import TEAM_VARIABLE
+from ensemble_ray.serve.api import build_api
+from ensemble_ray.serve.team import TEAM_VARIABLE
 
 Connect = Callable[..., AbstractAsyncContextManager[AsyncClient]]
 

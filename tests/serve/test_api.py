@@ -245,7 +245,7 @@ async def test_a_defect_is_told_without_its_text(connect: Connect) -> None:
 
 
 def test_the_interface_is_built_without_ray() -> None:
-    """`serve.api` and what it imports know no Ray; only `serve.app` does."""
+    """`ensemble_ray.serve.api` and what it imports know no Ray; only `ensemble_ray.serve.app` does."""
     import subprocess
 
     code = "import sys, serve.api; sys.exit('ray' in sys.modules)"

@@ -22,7 +22,7 @@ from tests.serve.teams import KEY, KEY_VARIABLE, script, write_team
 
 ROOT = Path(__file__).resolve().parents[2]
 #: As the documentation says: the limit of bodies holds in Serve's proxy too.
-PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "serve.middleware:for_proxy"}
+PROXY = {"RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "ensemble_ray.serve.middleware:for_proxy"}
 SERVE = str(Path(sys.executable).with_name("serve"))
 
 

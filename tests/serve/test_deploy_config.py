@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from ray.serve.schema import ServeDeploySchema
 
-from serve.app import EndpointOptions
+from ensemble_ray.serve.app import EndpointOptions
 
 FILE = Path(__file__).resolve().parents[2] / "deploy" / "serve.yaml"
 

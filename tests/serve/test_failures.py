@@ -33,7 +33,7 @@ from ensemble_ray import (
     UnknownOutcomeError,
     ValidationError,
 )
-from serve.failures import failure_of, status_of
+from ensemble_ray.serve.failures import failure_of, status_of
 
 LIMIT = RateLimitTimeoutError(RateLimit.per_minute(60), timedelta(seconds=1))
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError as PydanticError
 
 from ensemble_ray import ValidationError
-from serve.app import EndpointOptions
-from serve.middleware import BODY_VARIABLE, DEFAULT_MAX_BODY_BYTES, BodyLimit, body_limit, for_proxy
+from ensemble_ray.serve.app import EndpointOptions
+from ensemble_ray.serve.middleware import BODY_VARIABLE, DEFAULT_MAX_BODY_BYTES, BodyLimit, body_limit, for_proxy
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -10,9 +10,9 @@ import pytest
 
 from ensemble_ray import EnsembleError, InlineRuntime, PromptTemplateError, RunState
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.serve.runs import Runs
+from ensemble_ray.serve.schemas import NewRun
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from serve.runs import Runs
-from serve.schemas import NewRun
 from tests.serve.teams import INPUTS, pair
 
 

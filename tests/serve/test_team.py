@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import ValidationError
-from serve.app import EndpointOptions, app
-from serve.team import TEAM_VARIABLE, team_name
+from ensemble_ray.serve.app import EndpointOptions, app
+from ensemble_ray.serve.team import TEAM_VARIABLE, team_name
 
 TEAM = """
 agents:

@@ -8,7 +8,6 @@ from typing import assert_type
 from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
-from ensemble_ray.messages import Effect
 from ensemble_ray.tools import (
     AbstractAgentTool,
     AbstractTypedAgentTool,
@@ -18,6 +17,7 @@ from ensemble_ray.tools import (
     current_tool_context,
     tool,
 )
+from ensemble_ray.values.messages import Effect
 
 
 @tool

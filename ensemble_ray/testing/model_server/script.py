@@ -13,8 +13,8 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal, cast
 
-from ensemble_ray.messages import ChatResponse, TokenUsage, ToolCall
 from ensemble_ray.testing.model_server.http import HttpRequest
+from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
 __all__ = ["Answer", "Fault", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
 

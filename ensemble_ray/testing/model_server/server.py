@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self, cast
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.messages import ToolCall
 from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.testing.model_server.script import (
     Answer,
@@ -30,6 +29,7 @@ from ensemble_ray.testing.model_server.script import (
     reply_of,
     sse_chunks,
 )
+from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["ModelServer", "Script", "tool_loop"]
 

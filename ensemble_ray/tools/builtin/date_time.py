@@ -13,7 +13,7 @@ from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta, tzinfo
 
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.value import utc_now
 
 __all__ = ["DateTimeTool"]
 

@@ -18,7 +18,7 @@ from ensemble_ray.events import FileChangedEvent
 from ensemble_ray.tools.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.value import utc_now
 
 __all__ = ["FileWriteTool"]
 

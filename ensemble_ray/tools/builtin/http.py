@@ -15,7 +15,7 @@ from urllib.parse import quote
 from pydantic import SecretStr
 from pydantic_core import from_json
 
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 

@@ -15,7 +15,7 @@ from typing import cast
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
-from ensemble_ray.foreign_text import whole_text
+from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import cast
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.threads import threads
+from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.builtin.process_run import ProgramRun
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
-from ensemble_ray.threads import call_user, threads
+from ensemble_ray.process.threads import call_user, threads
 from ensemble_ray.tools.builtin.page_reader import PageError, read_page
 from ensemble_ray.tools.net import RequestFailedError, fetch, require_web
 from ensemble_ray.tools.tool import ToolResult

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel, Field, SecretStr
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
-from ensemble_ray.threads import call_user, threads
+from ensemble_ray.process.threads import call_user, threads
 from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool

@@ -11,7 +11,7 @@ from tests.ensemble_ray.cli.conftest import Call
 
 TEAM = """
 from ensemble_ray import Agent, CostConfiguration, Ensemble, Task
-from ensemble_ray.messages import ChatResponse, TokenUsage
+from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from ensemble_ray.testing import ScriptedModel
 
 model = ScriptedModel(otherwise=lambda asked: ChatResponse(text=f"text {asked.number}", usage=TokenUsage(50, 50)))

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.config import home_directory
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.config import home_directory
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.cli.conftest import Call
 
 TEAM = """

@@ -12,11 +12,11 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.events import EVENT_TYPES, TaskStartEvent
-from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.listeners import EnsembleListener
+from ensemble_ray.events.listeners import EnsembleListener
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.trace import CaptureMode, ExecutionTrace
+from ensemble_ray.values.rate_limit import RateLimit
+from ensemble_ray.values.trace import CaptureMode, ExecutionTrace
 
 MODEL = ScriptedModel()
 FACTS = Task.of("Find facts")

@@ -15,12 +15,12 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TEAM_MODEL, TeamModels, uses_team_model
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.ports import StreamingChatModel
 from ensemble_ray.record.definition_data import definition_data
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.rate_limit import RateLimit
 
 WRITER = Agent(role="Writer", goal="Write")
 LIMITED = Agent(role="Slow", goal="Write", rate_limit=RateLimit.per_minute(7))

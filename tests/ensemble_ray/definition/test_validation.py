@@ -23,8 +23,8 @@ from ensemble_ray.definition.validation import (
 )
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.rate_limit import RateLimit
 
 MODEL = ScriptedModel()
 WRITER = Agent(role="Writer", goal="Write", llm=MODEL)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, Resumed, RunConductor
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import plan_of
 
 

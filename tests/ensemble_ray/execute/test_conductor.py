@@ -9,9 +9,9 @@ import pytest
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.conductor import Report
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.execute.conducting import PAIR, Conducting, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 

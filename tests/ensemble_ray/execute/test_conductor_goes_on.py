@@ -8,10 +8,10 @@ import pytest
 
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.conductor import Report, Resumed
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.schedule.stimuli import RunStarted, Stimulus, TaskCompleted, TaskExited, TaskFailed
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.execute.conducting import PAIR, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 

@@ -3,9 +3,9 @@
 import pytest
 
 from ensemble_ray.execute.effects import ModelEffect, TaskEffects, ToolEffect, captured
-from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall
-from ensemble_ray.metrics import MemoryOperationCounts, TaskMetrics
-from ensemble_ray.trace import CapturedMessage, CaptureMode, TaskTrace
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall
+from ensemble_ray.values.metrics import MemoryOperationCounts, TaskMetrics
+from ensemble_ray.values.trace import CapturedMessage, CaptureMode, TaskTrace
 
 
 def _effects(mode: CaptureMode) -> TaskEffects:

@@ -10,12 +10,12 @@ from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
 from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
-from ensemble_ray.execute.handler import TaskHandlerContext
-from ensemble_ray.execute.unknown import UnknownEffect
-from ensemble_ray.ids import uuid_of
-from ensemble_ray.messages import Effect, Fact
+from ensemble_ray.execute.handler_context import TaskHandlerContext
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.ports import Until
 from ensemble_ray.tools import ToolResult
+from ensemble_ray.values.ids import uuid_of
+from ensemble_ray.values.messages import Effect, Fact
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal
 
 NAME = "count#0/0/handler"

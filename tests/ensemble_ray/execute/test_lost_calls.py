@@ -9,9 +9,9 @@ import pytest
 
 from ensemble_ray.errors import UnknownOutcomeError
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.execute.unknown import UnknownEffect
-from ensemble_ray.messages import Effect, Fact
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import Effect, Fact
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, writer
 
 ASK = '{"input": "Ray"}'

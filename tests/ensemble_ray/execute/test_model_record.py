@@ -9,10 +9,10 @@ from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
 from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.messages import ChatMessage, Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import ChatMessage, Fact
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, searching, writer
 
 

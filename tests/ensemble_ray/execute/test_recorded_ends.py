@@ -12,11 +12,11 @@ from pydantic import BaseModel
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, MaxIterationsExceededError
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.running import Bench, Search, call, searching, writer
 
 

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ensemble_ray.context import current_log_context
 from ensemble_ray.errors import (
     AgentExecutionError,
     ExitEarlyError,
@@ -19,12 +18,13 @@ from ensemble_ray.errors import (
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.runner import cut
-from ensemble_ray.messages import ChatResponse, Fact, TokenUsage
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import Until
+from ensemble_ray.process.context import current_log_context
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
 from ensemble_ray.tools import tool
+from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.running import FRAME, WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Facts.

@@ -15,13 +15,13 @@ from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.spending import Spending, estimated_input, output_limit, spending_here
 from ensemble_ray.limits.account import LocalAccount
-from ensemble_ray.limits.budget import Amount, RunBudget
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.outputs import ExitReason
+from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.execute.running import FRAME, Bench, writer
 
 ASKED = (ChatMessage("user", "x" * 400),)

@@ -9,11 +9,11 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
-from ensemble_ray.execute.answer_schema import answer_schema
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
+from ensemble_ray.execute.agent.answer_schema import answer_schema
 from ensemble_ray.ports import StructuredChatModel
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
 from tests.ensemble_ray.execute.running import Bench, call, writer
 
 

@@ -23,12 +23,12 @@ from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.fed.weights import Weights
 from ensemble_ray.items.pulling import ItemReader, ListReader
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
 from tests.ensemble_ray.fed.outputs import output
 
 #: How long a test waits for what must come; no test waits for it to pass.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from ensemble_ray.metrics import TaskMetrics
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.values.metrics import TaskMetrics
+from ensemble_ray.values.outputs import TaskOutput
 
 _AT = datetime(2026, 1, 1, tzinfo=UTC)
 

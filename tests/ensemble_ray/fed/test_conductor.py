@@ -13,11 +13,11 @@ from ensemble_ray import Task
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.tasks import TaskMaker
-from ensemble_ray.ids import instance_of
 from ensemble_ray.items.pulling import Pulled, RefusedItem
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_data import group_fact, item_digest, items_fact
+from ensemble_ray.values.ids import instance_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.fed.conducting import Conducting, RefusingJournal, map_task, team, until
 from tests.ensemble_ray.fed.outputs import output
 

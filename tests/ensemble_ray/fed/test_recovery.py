@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact
+from ensemble_ray.values.messages import Fact
 from tests.ensemble_ray.fed.outputs import output
 
 

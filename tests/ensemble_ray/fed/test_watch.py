@@ -12,7 +12,7 @@ from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.item_log import ItemLog
 from ensemble_ray.fed.watch import RunWatch
 from ensemble_ray.items.results import ResultsFile
-from ensemble_ray.outputs import TaskOutput
+from ensemble_ray.values.outputs import TaskOutput
 from tests.ensemble_ray.fed.outputs import output
 
 

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.dead_letters import DeadLetterFile, DeadLetters
 from ensemble_ray.items.sources import source_of
-from ensemble_ray.outputs import FailedItem
+from ensemble_ray.values.outputs import FailedItem
 from tests.ensemble_ray.items.reading import entries_of
 
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.items.spool import Spool, SpooledSequence
-from ensemble_ray.outputs import EnsembleOutput, TaskOutput
-from ensemble_ray.trace import ExecutionTrace, TaskTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
+from ensemble_ray.values.trace import ExecutionTrace, TaskTrace
+from ensemble_ray.values.value import utc_of
 
 OUTPUTS = [
     TaskOutput(raw=raw, task_description="d", agent_role="r", completed_at=utc_of(1), duration=timedelta(seconds=1))

@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.limits.account import LocalAccount
-from ensemble_ray.limits.budget import Amount, RunBudget
+from ensemble_ray.values.amounts import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
 
 

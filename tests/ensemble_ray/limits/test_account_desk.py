@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.limits.account_desk import AccountDesk, AccountMessage, AccountReply, Claim, CloseAccount, Settled
-from ensemble_ray.limits.budget import Amount, RunBudget
 from ensemble_ray.limits.remote_account import RemoteAccount
+from ensemble_ray.values.amounts import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
 
 BUDGET = RunBudget(max_tokens=100, account="run/1")

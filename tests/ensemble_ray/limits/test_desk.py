@@ -21,8 +21,8 @@ from ensemble_ray.limits.desk import (
     Report,
     Withdraw,
 )
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)

@@ -9,8 +9,8 @@ from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
 from ensemble_ray.limits.desk import Acquire, AwaitRecall, GiveBack, Leave, LimiterDesk, Message, Reply, Report
 from ensemble_ray.limits.lease import MOST_WANTED, LeaseStock, LeasingLimiter
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 HUNDRED = RateLimit.of(100, 1000)

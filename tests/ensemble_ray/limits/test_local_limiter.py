@@ -7,8 +7,8 @@ import pytest
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.local_limiter import LocalLimiter, process_limiter
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
 
 PER_SECOND = RateLimit.per_second(1)

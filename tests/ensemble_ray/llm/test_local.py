@@ -16,8 +16,8 @@ from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm import weights
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.local_registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
-from ensemble_ray.messages import ChatMessage
 from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.values.messages import ChatMessage
 
 SPEC = LocalSpec(path="/models/tiny.gguf", context_tokens=8192, slots=4, threads=2)
 HELLO = [ChatMessage("user", "hello")]

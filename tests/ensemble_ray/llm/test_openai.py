@@ -12,8 +12,8 @@ from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.messages import ChatMessage
 from ensemble_ray.ports import ChatModel, StreamingChatModel
+from ensemble_ray.values.messages import ChatMessage
 
 KEY = "sk-very-secret"
 

@@ -17,7 +17,7 @@ from ensemble_ray.llm.openai_wire import (
     encode_request,
     json_bytes,
 )
-from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
 PREFIX = b'"model":"m"'
 SYSTEM, USER = ChatMessage("system", "Be brief"), ChatMessage("user", "hello")

@@ -15,7 +15,6 @@ from ensemble_ray.definition.hierarchy import HierarchicalConstraints
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
@@ -25,6 +24,7 @@ from ensemble_ray.loader.tables import AGENT, TASK, TEAM
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.builtin import FileReadTool
+from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.loader.conftest import Load
 
 WHOLE = """

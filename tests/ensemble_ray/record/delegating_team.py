@@ -17,7 +17,7 @@ from ensemble_ray import (
     ToolCall,
     tool,
 )
-from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
 
 USAGE = TokenUsage(10, 5)
 

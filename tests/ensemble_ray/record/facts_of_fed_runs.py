@@ -1,7 +1,7 @@
 """Facts as fed runs record them; for the tests of what is folded of them and shown."""
 
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.map_reduce_data import group_fact, item_digest, items_fact
+from ensemble_ray.values.messages import Fact
 
 from .facts_of_runs import RUN, fact
 

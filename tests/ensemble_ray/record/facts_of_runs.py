@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from datetime import timedelta
 
-from ensemble_ray.messages import Fact
-from ensemble_ray.metrics import CostEstimate, TaskMetrics
-from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.trace import LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.metrics import CostEstimate, TaskMetrics
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
+from ensemble_ray.values.value import utc_of
 
 RUN = "run-1"
 COST = CostEstimate(input_cost="0.1", output_cost="0.2", total_cost="0.3")

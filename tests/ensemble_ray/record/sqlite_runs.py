@@ -10,9 +10,9 @@ from pathlib import Path
 from unittest.mock import patch
 
 import ensemble_ray
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.commit_count import COUNT, CountFile
 from ensemble_ray.record.sqlite_file import RECORD
+from ensemble_ray.values.messages import Fact
 
 RUN = "run-1"
 HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
@@ -20,8 +20,8 @@ HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
 _PROGRAM = """
 import asyncio, errno, os, pathlib, resource, sys
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.store_sqlite import SqliteStore
 

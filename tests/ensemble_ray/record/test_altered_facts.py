@@ -19,14 +19,12 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
-from ensemble_ray.config import home_directory
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
 from ensemble_ray.forking import offer_fork
 from ensemble_ray.loader import Runnable
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
+from ensemble_ray.process.config import home_directory
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 from ensemble_ray.record.progress import tasks_done
@@ -34,6 +32,8 @@ from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_tree
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 #: What takes the place of a value; the first one leaves it out.
 WRONG = ("<left out>", None, [], {}, "x", -1, True, [1], {"a": [None]}, 10**30)

@@ -11,10 +11,10 @@ import pytest
 
 from ensemble_ray import Agent, CaptureMode, Ensemble, Task, inline, tool
 from ensemble_ray.inline import InlineRuntime, SystemClock
-from ensemble_ray.messages import Fact, ToolCall
-from ensemble_ray.outputs import EnsembleOutput
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.testing import ScriptedModel
+from ensemble_ray.values.messages import Fact, ToolCall
+from ensemble_ray.values.outputs import EnsembleOutput
 from tests.ensemble_ray.execute.running import Bench, Search, writer
 
 HOUR_S = 3600.0
@@ -123,7 +123,7 @@ async def test_task_that_goes_on_under_an_earlier_clock_has_no_negative_duration
 def _facts(run_id: str) -> list[Fact]:
     import asyncio
 
-    from ensemble_ray.config import home_directory
+    from ensemble_ray.process.config import home_directory
     from ensemble_ray.record.store_sqlite import SqliteStore
 
     return asyncio.run(SqliteStore(home_directory()).facts(run_id))

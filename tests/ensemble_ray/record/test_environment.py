@@ -6,7 +6,7 @@ import pytest
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.record.environment import CAPTURE_MODE_VARIABLE, effective_capture_mode
-from ensemble_ray.trace import CaptureMode
+from ensemble_ray.values.trace import CaptureMode
 
 NAME = "ENSEMBLE_RAY_CAPTURE_MODE"
 

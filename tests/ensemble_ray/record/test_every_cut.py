@@ -10,9 +10,9 @@ from pathlib import Path
 import pydantic
 
 from ensemble_ray import Agent, Ensemble, EnsembleOutput, InlineRuntime, Task, ToolCall, aresume, tool
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolSpec
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolSpec
+from ensemble_ray.values.outputs import RunState
 
 USAGE = TokenUsage(10, 5)
 

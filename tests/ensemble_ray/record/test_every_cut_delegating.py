@@ -19,12 +19,12 @@ from ensemble_ray import (
     InlineRuntime,
     aresume,
 )
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.trace import DelegationTrace, TaskTrace
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.trace import DelegationTrace, TaskTrace
 
 from .delegating_team import Counted
 

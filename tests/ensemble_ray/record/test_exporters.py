@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.record.exporters import JsonTraceExporter, effective_exporter, export_safely
-from ensemble_ray.trace import CaptureMode, ExecutionTrace
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.trace import CaptureMode, ExecutionTrace
+from ensemble_ray.values.value import utc_of
 
 
 def _trace(ensemble_id: str = "run-1") -> ExecutionTrace:

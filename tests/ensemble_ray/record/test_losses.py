@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.commit_count import COUNT, CountFile, read_count
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.wal_scan import scan_log
+from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
 LOG = f"{RECORD}-wal"

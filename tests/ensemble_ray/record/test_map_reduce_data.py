@@ -12,7 +12,6 @@ import pydantic
 import pytest
 
 from ensemble_ray import OpenAIChatModel
-from ensemble_ray.ids import instance_of
 from ensemble_ray.record.digest import differences
 from ensemble_ray.record.map_reduce_data import (
     DIRECT,
@@ -27,6 +26,7 @@ from ensemble_ray.record.map_reduce_data import (
     work_of,
 )
 from ensemble_ray.record.rerun import check_same, what_differs
+from ensemble_ray.values.ids import instance_of
 
 MODEL = OpenAIChatModel("gpt-4o-mini", base_url="https://me:pw@example.org/v1", api_key="sk-secret")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome, fails_on_item, refusal_of
 from ensemble_ray.schedule.map_reduce_words import StartReduce
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.map_reduce_data import items_fact
@@ -15,6 +13,8 @@ from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_rows, render_tree, tree_rows
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 from .facts_of_fed_runs import begun as fed
 from .facts_of_fed_runs import group, pulled

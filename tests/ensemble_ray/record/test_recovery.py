@@ -6,11 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ensemble_ray.errors import AgentExecutionError, RecordError
-from ensemble_ray.errors_data import error_data
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.rendering import in_json_form
@@ -22,7 +19,10 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.error_data import error_data
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
+from ensemble_ray.values.value import utc_of
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 

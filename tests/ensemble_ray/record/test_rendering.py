@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState, TaskOutput
 from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, data_of, in_json_form, plain_data, text_of
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState, TaskOutput
+from ensemble_ray.values.value import utc_of
 
 JSON_VALUES = st.recursive(
     st.none()

@@ -3,8 +3,8 @@
 import pytest
 
 from ensemble_ray.errors import RunExistsError, ValidationError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
+from ensemble_ray.values.outputs import RunState
 
 from .facts_of_runs import RUN, begun, completed, ended, failed, header, node, output
 

@@ -9,13 +9,13 @@ import pytest
 
 from ensemble_ray import Ensemble, Task
 from ensemble_ray.errors import RecordError, ValidationError
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.retention import age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RunSummary
-from ensemble_ray.values import utc_now
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_now
 
 DAY = timedelta(days=1)
 LATER = utc_now() + 40 * DAY

@@ -10,9 +10,9 @@ import pytest
 
 import ensemble_ray
 from ensemble_ray.errors import RecordError, ValidationError
-from ensemble_ray.outputs import RunState
 from ensemble_ray.record.runs import RunDirectory, find_run, list_runs, read_facts
-from ensemble_ray.values import utc_of
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_of
 
 
 def _run(home: Path, run_id: str, state: RunState = RunState.COMPLETED, at: float = 100.0) -> RunDirectory:
@@ -43,7 +43,7 @@ def test_run_is_interrupted_when_its_process_was_killed(tmp_path: Path) -> None:
     """S-SET-14: no lock outlives its process."""
     code = (
         "import os, pathlib, signal, sys\n"
-        "from ensemble_ray.outputs import RunState\n"
+        "from ensemble_ray.values.outputs import RunState\n"
         "from ensemble_ray.record.runs import RunDirectory\n"
         "owner = RunDirectory(pathlib.Path(sys.argv[1]), 'a')\n"
         "owner.begin('')\n"

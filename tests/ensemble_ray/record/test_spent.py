@@ -9,11 +9,11 @@ import pytest
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.limits.budget import Amount, RunBudget
-from ensemble_ray.messages import Fact
-from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.record.run_budget import budget_data, check_larger, options_again, recorded_budget
 from ensemble_ray.record.spent import spent_of, with_account
+from ensemble_ray.values.amounts import Amount, RunBudget
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.metrics import CostConfiguration
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 
 READ = node("read", "Read Ray")

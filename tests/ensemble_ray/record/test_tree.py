@@ -9,7 +9,7 @@ from ensemble_ray import InlineRuntime
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_tree, tree_rows
-from ensemble_ray.trace import ExecutionTrace
+from ensemble_ray.values.trace import ExecutionTrace
 
 from .delegating_team import Counted
 from .facts_of_runs import begun, completed, ended, failed, intent, model, node, output, task_trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ensemble_ray.record.map_reduce_view import FedView
 from ensemble_ray.record.tree import render_rows, render_tree
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
-from ensemble_ray.trace import LlmInteraction
+from ensemble_ray.values.trace import LlmInteraction
 
 from .facts_of_fed_runs import begun as fed
 from .facts_of_fed_runs import failed, group, pulled, resumed

@@ -6,7 +6,6 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
@@ -25,6 +24,7 @@ from ensemble_ray.schedule.map_reduce_words import (
     WorkCompleted,
     WorkFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 Work = tuple[int, int]
 #: What a reduce is made of, all the way down to the items: a number for a map, a tuple for a reduce.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
@@ -18,6 +17,7 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 
 STARTED = RunStarted(at=0.0)
 CANCEL = CancelRequested(at=5.0)

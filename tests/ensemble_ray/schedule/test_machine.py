@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.states import InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import Stimulus, TaskCompleted, TaskExited, stimulus_fields
+from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
     CANCELLED,

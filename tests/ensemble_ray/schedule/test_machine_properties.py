@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
@@ -21,6 +20,7 @@ from ensemble_ray.schedule.stimuli import (
     TaskExited,
     TaskFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.

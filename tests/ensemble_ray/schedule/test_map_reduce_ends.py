@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import (
     CancelRequested,
@@ -27,6 +26,7 @@ from ensemble_ray.schedule.map_reduce_words import (
     WorkExited,
     WorkFailed,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,
     CANCELLED,

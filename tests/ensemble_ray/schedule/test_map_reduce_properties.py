@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.schedule.map_reduce_words import (
     CancelRequested,
     Grouping,
@@ -20,6 +19,7 @@ from ensemble_ray.schedule.map_reduce_words import (
     StartReduce,
     WorkExited,
 )
+from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.feeding import Feed, Work, leaves
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.

@@ -17,11 +17,11 @@ from ensemble_ray import (
     InlineRuntime,
     build_system_prompt,
 )
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import Replay, replay
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.delegating_team import Counted
 
 Kind = Literal["hierarchy", "peers"]
@@ -82,7 +82,7 @@ def test_request_of_a_worker_that_differs_is_told_with_its_way(
     def brief(agent: Agent) -> str:
         return build_system_prompt(agent) + ("\nBe brief." if agent.role == "Checker" else "")
 
-    monkeypatch.setattr("ensemble_ray.execute.agent_loop.build_system_prompt", brief)
+    monkeypatch.setattr("ensemble_ray.execute.agent.loop.build_system_prompt", brief)
     where, what = _difference(replay(kind, _team(kind), home=tmp_path))
     task = "manager" if kind == "hierarchy" else "ask"
     assert where == f"task '{task}', turn 0, call 0 (Researcher), turn 0, call 0 (Checker), turn 0, model call"
@@ -113,7 +113,7 @@ def test_result_of_a_worker_that_differs_is_told(kind: Kind, tmp_path: Path, mon
     def louder(_: object, text: str | None) -> str:
         return f"{text}!"
 
-    monkeypatch.setattr("ensemble_ray.execute.agent_loop.AgentLoop._checked", louder)
+    monkeypatch.setattr("ensemble_ray.execute.agent.loop.AgentLoop._checked", louder)
     where, what = _difference(replay(kind, _team(kind), home=tmp_path))
     assert what == "the output"
     assert where.endswith("(Writer), its end")

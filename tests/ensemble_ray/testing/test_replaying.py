@@ -23,13 +23,13 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
-from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import RunState
+from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.output_format import correction_prompt
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay
 from ensemble_ray.testing.scripted import Entry
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import RunState
 
 CALLED: list[str] = []
 #: titles that are refused, and why
@@ -131,7 +131,7 @@ def test_message_that_differs_is_told_with_its_place(
     def brief(agent: Agent) -> str:
         return build_system_prompt(agent) + "\nBe brief."
 
-    monkeypatch.setattr("ensemble_ray.execute.agent_loop.build_system_prompt", brief)
+    monkeypatch.setattr("ensemble_ray.execute.agent.loop.build_system_prompt", brief)
     found = replay(recorded, _team(), home=tmp_path)
     assert _differs(found) == ("task 'facts', turn 0, model call", "message 1 (system) of the request")
     assert found.difference is not None
@@ -232,7 +232,7 @@ def test_captured_messages_are_compared_when_the_run_kept_them(tmp_path: Path, m
     def politely(kind: type[object], *, problem: str, response: str) -> str:
         return correction_prompt(kind, problem=problem, response=response) + "\nPlease."
 
-    monkeypatch.setattr("ensemble_ray.execute.structured.correction_prompt", politely)
+    monkeypatch.setattr("ensemble_ray.execute.agent.structured.correction_prompt", politely)
     found = replay("one", _team(), home=tmp_path)
     assert _differs(found) == ("task 'facts', turn 2, model call", "message 2 (user) of the request")
 

@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from ensemble_ray.context import log_context
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError
 from ensemble_ray.events import Event, FileChangedEvent
+from ensemble_ray.process.context import log_context
 from ensemble_ray.tools import AgentTool, CustomSchemaAgentTool, ToolContext, ToolResult, current_tool_context, tool
 from ensemble_ray.tools.call import call_tool
 from ensemble_ray.tools.outcome import ToolOutcome
@@ -251,7 +251,7 @@ async def test_loop_goes_on_when_a_tool_blocks() -> None:
 
 
 def _fields() -> Mapping[str, str]:
-    from ensemble_ray.context import current_log_context
+    from ensemble_ray.process.context import current_log_context
 
     return current_log_context()
 

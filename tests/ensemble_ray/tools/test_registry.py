@@ -11,7 +11,6 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.messages import Effect
 from ensemble_ray.tools import AbstractTypedAgentTool, CustomSchemaAgentTool, DynamicToolProvider, ToolResult, tool
 from ensemble_ray.tools.registry import (
     TRACE,
@@ -21,6 +20,7 @@ from ensemble_ray.tools.registry import (
     expand_providers,
     resolve_tools,
 )
+from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.tools.doubles import Plain, Safe
 
 

@@ -1,0 +1,86 @@
+"""`ensemble-ray cancel`: end a run, wherever it runs. Room: cli."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.cli.inputs.records import RunName, own_store
+from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.stores import RunStore, RunSummary
+
+__all__ = ["cancel"]
+
+#: How long a run may take to end, s; its owner looks once a second and gives its tasks a few.
+_PATIENCE_S = 30.0
+_POLL_S = 0.2
+
+
+def cancel(run: RunName) -> int:
+    """End a run, keeping what is done.
+
+    A running one ends within seconds, wherever its owner is; an interrupted one is marked as cancelled. Both can be
+    resumed.
+
+    Exit codes: 0 it is cancelled, 1 its owner did not end it, 2 there is no such run or it has ended.
+    """
+    from ensemble_ray.process.loop import run_blocking
+
+    return run_blocking(_cancel(own_store(), run))
+
+
+async def _cancel(store: RunStore, name: str) -> int:
+    import asyncio
+    import time
+
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.values.outputs import RunState
+
+    found: RunSummary | None = await store.find(name)
+    assert found is not None  # noqa: S101  it was found
+    run_id = found.run_id
+    if found.state.is_final:
+        raise ValidationError(f"Run '{run_id}' has ended: it is {found.state.value}")
+    if found.state is not RunState.INTERRUPTED:
+        await store.ask_cancel(run_id)
+        say(f"Ending run {run_id}")
+    deadline = time.monotonic() + _PATIENCE_S
+    while found is not None and time.monotonic() < deadline:
+        if found.state is RunState.INTERRUPTED:
+            await _mark(store, run_id)
+        elif found.state.is_final:
+            show(f"Run {run_id}: {found.state.value}")
+            return FINE
+        else:
+            await asyncio.sleep(_POLL_S)
+        found = await store.summary(run_id)
+    owner = f" ({found.owner})" if found is not None and found.owner else ""
+    say(
+        f"Error: run '{run_id}' was asked to end, and its owner{owner} has not ended it within {_PATIENCE_S:.0f} s. "
+        f"If that process hangs, take the run from it: {own_command()} resume {run_id} --take-over"
+    )
+    return FAILED
+
+
+async def _mark(store: RunStore, run_id: str) -> None:
+    """Write the end of a run that nobody owns."""
+    import time
+
+    from ensemble_ray.errors import RunExistsError
+    from ensemble_ray.ports import Until
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.outputs import ExitReason, RunState
+
+    try:
+        owned = await store.take(run_id)
+    except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
+        await store.ask_cancel(run_id)
+        return
+    data = {"state": RunState.CANCELLED.value, "exit_reason": ExitReason.CANCELLED.value, "errors": []}
+    end = Fact(run=run_id, kind="end", name="run", at=time.time(), data=data, epoch=owned.epoch)
+    try:
+        if owned.earlier:  # else it never began, and its id stays free for a run that does
+            await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)
+    finally:
+        await owned.close(RunState.CANCELLED)

@@ -1,0 +1,371 @@
+"""What `doctor` looks at. Room: cli. Each check gives findings; none raises, none changes anything that stays."""
+
+from __future__ import annotations
+
+import http.client
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+from urllib.parse import unquote, urlsplit
+
+from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.process.config import home_directory
+from ensemble_ray.process.private_files import exposed_bits
+from ensemble_ray.process.ray_files import private_ray_directory, token_file
+
+__all__ = [
+    "Finding",
+    "all_checks",
+    "check_embedded",
+    "check_endpoint",
+    "check_model",
+    "check_packages",
+    "check_python",
+    "check_ray",
+    "check_ray_token",
+    "check_records",
+    "check_store",
+]
+
+State = Literal["ok", "note", "failed"]
+
+_GIGABYTE = 1_000_000_000
+_LITTLE_GIGABYTES, _TOO_LITTLE_GIGABYTES = 1.0, 0.05
+_ENDPOINT_TIMEOUT_S = 10.0
+#: A busy machine of two cores has been seen to take more than a minute.
+_RAY_TIMEOUT_S = 300.0
+_REFUSED = {401, 403}
+_SHOWN = 300
+_OLDEST_PYTHON = (3, 11)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    name: str
+    state: State
+    detail: str
+    #: what to do; empty where nothing has to be done
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        """As JSON data."""
+        return asdict(self)
+
+
+Check = Callable[[], Iterator[Finding]]
+
+
+def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
+    """The checks in order, quick ones first."""
+    checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
+    if llm is not None:
+        checks.append(lambda: check_model(llm))
+    if with_ray:
+        checks += [check_ray_token, check_ray]
+    return checks
+
+
+def check_python() -> Iterator[Finding]:
+    """The interpreter."""
+    detail = f"{sys.version.split()[0]} ({sys.executable})"
+    if sys.version_info >= _OLDEST_PYTHON:
+        yield Finding(name="Python", state="ok", detail=detail)
+    else:
+        wanted = ".".join(map(str, _OLDEST_PYTHON))
+        yield Finding(name="Python", state="failed", detail=detail, advice=f"Install Python {wanted} or newer")
+
+
+def check_packages() -> Iterator[Finding]:
+    """What the package needs, as its own metadata says."""
+    try:
+        required = importlib.metadata.requires("ensemble-ray") or []
+        own = importlib.metadata.version("ensemble-ray")
+    except importlib.metadata.PackageNotFoundError:
+        yield Finding(
+            name="Packages",
+            state="failed",
+            detail="ensemble-ray runs, but is not installed in this environment",
+            advice="Install it: pip install . (worker processes on other machines need it too)",
+        )
+        return
+    found = [f"ensemble-ray {own}"]
+    wrong: list[str] = []
+    for requirement in required:
+        parsed = re.match(r"([\w.-]+)(?:\[[^\]]*\])?\s*(?:>=\s*([\d.]+))?[^;]*(;.*)?$", requirement)
+        if parsed is None or (parsed[3] and "extra" in parsed[3]):
+            continue
+        name, least = parsed[1], parsed[2]
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{name} is missing")
+            continue
+        found.append(f"{name} {version}")
+        if least and _numbers(version) < _numbers(least):
+            wrong.append(f"{name} {version} is older than {least}")
+    if wrong:
+        yield Finding(
+            name="Packages",
+            state="failed",
+            detail="; ".join(wrong),
+            advice="Install again: pip install --upgrade ensemble-ray",
+        )
+    yield Finding(name="Packages", state="ok", detail=", ".join(found))
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+
+
+def check_records() -> Iterator[Finding]:
+    """The directory where runs are recorded: writable, and not full."""
+    home = home_directory()
+    advice = "Choose another: export ENSEMBLE_RAY_HOME=DIRECTORY"
+    try:
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.NamedTemporaryFile(dir=home, prefix="doctor-") as probe:
+            probe.write(b"\0" * 4096)
+            probe.flush()
+        free = shutil.disk_usage(home).free / _GIGABYTE
+    except OSError as error:
+        detail = f"{home} cannot be written: {error.strerror or error}"
+        yield Finding(name="Records", state="failed", detail=detail, advice=advice)
+        return
+    detail = f"{home}, {free:.1f} GB free"
+    if free < _TOO_LITTLE_GIGABYTES:
+        yield Finding(name="Records", state="failed", detail=detail, advice=f"Make room there. {advice}")
+    elif free < _LITTLE_GIGABYTES:
+        yield Finding(name="Records", state="note", detail=detail, advice="That is little room for records")
+    else:
+        yield Finding(name="Records", state="ok", detail=detail)
+
+
+def check_store() -> Iterator[Finding]:
+    """The database of `ENSEMBLE_RAY_STORE`: whether runs can be recorded there. Nothing is made; no password is shown."""
+    import asyncio
+
+    from ensemble_ray.errors import RecordError, ValidationError
+    from ensemble_ray.record.stores import StoreAddress, store_at
+
+    address = StoreAddress.of()
+    if not address.url:
+        return
+    try:
+        store_at(address)
+        from ensemble_ray.record.postgres_database import Database
+
+        database = Database(address.url, patience_s=0.0)
+        runs = asyncio.run(database.examine())
+    except ValidationError as error:
+        advice = "Correct ENSEMBLE_RAY_STORE, or unset it: runs are recorded in ENSEMBLE_RAY_HOME then"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    except RecordError as error:
+        advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
+        yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
+    else:
+        what = "the first run makes its tables" if runs is None else counted(runs, "run")
+        yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
+
+
+def check_embedded() -> Iterator[Finding]:
+    """The embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
+    from ensemble_ray.llm.weights import find_weights
+
+    if importlib.util.find_spec("xllamacpp") is None:
+        detail = "its engine is not installed"
+        yield Finding(
+            name="Embedded model", state="note", detail=detail, advice="To have it: pip install 'ensemble-ray[local]'"
+        )
+    weights = find_weights()
+    if weights is None:
+        detail = "its weights are not installed"
+        yield Finding(
+            name="Embedded model", state="note", detail=detail, advice="To have it: ensemble-ray models install"
+        )
+    else:
+        yield Finding(name="Embedded model", state="ok", detail=str(weights))
+
+
+def check_endpoint() -> Iterator[Finding]:
+    """The endpoint of `openai:` models: does it answer, does it take the key. Costs no tokens."""
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.llm.openai import OpenAIChatModel
+
+    key = os.environ.get("OPENAI_API_KEY", "").strip()
+    if not key and not os.environ.get("OPENAI_BASE_URL", "").strip():
+        detail = "not set up; only llm='local' works"
+        advice = "To have it: export OPENAI_API_KEY=..., and OPENAI_BASE_URL=... for an endpoint of your own"
+        yield Finding(name="Endpoint", state="note", detail=detail, advice=advice)
+        return
+    try:
+        url = OpenAIChatModel("any").base_url.rstrip("/")
+    except ValidationError as error:
+        yield Finding(name="Endpoint", state="failed", detail=str(error), advice="Correct OPENAI_BASE_URL")
+        return
+    yield _asked(url, key)
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: a key is for the endpoint that it was given for."""
+
+    def redirect_request(self, *_: object, **__: object) -> None:
+        """Take the answer as it is."""
+
+
+def _asked(url: str, key: str) -> Finding:
+    from ensemble_ray.llm.places import shown_url
+
+    shown = shown_url(url)
+    parts = urlsplit(url)
+    if key and parts.username is not None:
+        return Finding(
+            name="Endpoint",
+            state="failed",
+            detail=f"{shown} has a user in its URL, and there is a key: a request can carry one of them",
+            advice="Unset OPENAI_API_KEY, or take the user out of OPENAI_BASE_URL",
+        )
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if parts.username is not None:
+        user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
+    place = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    request = urllib.request.Request(f"{place}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
+    try:
+        with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
+            return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code in _REFUSED:
+                return Finding(
+                    name="Endpoint",
+                    state="failed",
+                    detail=f"{shown} refuses the {'key' if key else 'call without a key'} (HTTP {error.code})",
+                    advice="Set OPENAI_API_KEY to a key of that endpoint",
+                )
+            return Finding(
+                name="Endpoint",
+                state="note",
+                detail=f"{shown} answers, but lists no models (HTTP {error.code})",
+                advice="Check a model: ensemble-ray doctor --llm openai:MODEL",
+            )
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        # Other errors repeat parts of the URL.
+        reason = getattr(error, "reason", None) or error if isinstance(error, OSError) else type(error).__name__
+        return Finding(
+            name="Endpoint",
+            state="failed",
+            detail=f"{shown} cannot be reached: {reason}",
+            advice="Check OPENAI_BASE_URL, the network, and whether the server runs",
+        )
+
+
+def check_model(llm: str) -> Iterator[Finding]:
+    """That very model: it is asked for one word."""
+    import asyncio
+    import time
+
+    from ensemble_ray.llm.factory import resolve_llm
+    from ensemble_ray.process.threads import call_user
+    from ensemble_ray.values.messages import ChatMessage
+
+    began = time.monotonic()
+    try:
+        model = resolve_llm(llm)
+        asyncio.run(call_user(model.chat, [ChatMessage("user", "Say yes.")]))
+    except Exception as error:  # noqa: BLE001  whatever it is, it is the finding
+        detail = f"{llm}: {message_of(error)}"
+        yield Finding(name="Model", state="failed", detail=detail[:_SHOWN])
+        return
+    yield Finding(name="Model", state="ok", detail=f"{llm} answered in {time.monotonic() - began:.1f} s")
+
+
+def check_ray_token() -> Iterator[Finding]:
+    """The file with the token of local Ray instances: who knows it can run programs in them."""
+    path = token_file()
+    if path is None:
+        yield Finding(name="Ray's token", state="ok", detail="RAY_AUTH_TOKEN")
+        return
+    try:
+        wide = exposed_bits(path)
+    except FileNotFoundError:
+        yield Finding(name="Ray's token", state="ok", detail=f"none yet; the first local run makes {path}")
+    except (EnsembleError, OSError) as error:
+        advice = "Remove it, or set RAY_AUTH_TOKEN_PATH to a file of yours"
+        yield Finding(name="Ray's token", state="failed", detail=message_of(error), advice=advice)
+    else:
+        if wide:
+            detail = f"{path} is open to other users of this machine (mode {0o600 | wide:03o})"
+            yield Finding(name="Ray's token", state="failed", detail=detail, advice=f"Have a new one made: rm {path}")
+        else:
+            yield Finding(name="Ray's token", state="ok", detail=f"{path}, for its owner only")
+
+
+def check_ray() -> Iterator[Finding]:
+    """A run of one task on Ray, in a process of its own, so that a hanging start can be ended."""
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
+        command = [
+            sys.executable,
+            "-m",
+            "ensemble_ray.cli",
+            "run",
+            "ensemble_ray.cli.demo.probe:probe",
+            "--runtime",
+            "ray",
+            "-q",
+        ]
+        environment = {**os.environ, "ENSEMBLE_RAY_HOME": home}
+        process = subprocess.Popen(  # noqa: S603  our own module in our own interpreter
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=home,
+        )
+        try:
+            output, errors = process.communicate(timeout=_RAY_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            _end(process)
+            yield Finding(
+                name="Ray",
+                state="failed",
+                detail=f"a run of one task did not end within {_RAY_TIMEOUT_S:.0f} s",
+                advice=f"Look into Ray's logs: {private_ray_directory() / 'session_latest/logs'}; or use --runtime inline",
+            )
+            return
+    address = os.environ.get("RAY_ADDRESS", "").strip()
+    where = f"the cluster at {address}" if address else "a local instance"
+    if process.returncode == 0 and output.strip() == "ready":
+        yield Finding(name="Ray", state="ok", detail=f"{where} ran a task")
+        return
+    yield Finding(
+        name="Ray",
+        state="failed",
+        detail=f"{where} did not run a task: {' '.join(errors.split())[-_SHOWN:] or f'exit code {process.returncode}'}",
+        advice="Check RAY_ADDRESS" if address else "Free memory and disk space, or use --runtime inline",
+    )
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Kindly first, so that it takes its own processes along."""
+    process.terminate()
+    try:
+        process.communicate(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()

@@ -1,0 +1,96 @@
+"""`ensemble-ray fork`: a new run that uses what another one recorded. Room: cli."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.commands.resume import AllowChanges, RuntimeAgain, recorded_team, runtime_of
+from ensemble_ray.cli.commands.run import AsJson, Inputs, InputsFile, Quiet, RunId, TraceFile, show_run
+from ensemble_ray.cli.inputs.records import RunName, own_store
+from ensemble_ray.cli.view.terminal import FINE, one_line, say, show
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.forking import ForkOffer
+
+__all__ = ["fork"]
+
+_SHOWN = 80
+
+
+def fork(
+    run: RunName,
+    *,
+    from_task: Annotated[
+        str, typer.Option("--from", metavar="TASK", help="The first task that is done again.", show_default=False)
+    ],
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="TARGET", help="The team, where it is not the one that the run began with."),
+    ] = None,
+    inputs: Inputs = None,
+    inputs_file: InputsFile = None,
+    run_id: RunId = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be done again.")] = False,
+    allow_changes: AllowChanges = False,
+    runtime: RuntimeAgain = None,
+    as_json: AsJson = False,
+    trace: TraceFile = None,
+    quiet: Quiet = False,
+) -> int:
+    """Begin a new run that uses what a run recorded before a task.
+
+    Done again are that task and everything after it: all later tasks of a sequential run, in a parallel one all that
+    depend on it; and tasks that gave no output. The team, and inputs, may have been changed in what is done again.
+
+    Exit codes: as run.
+    """
+    from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
+    from ensemble_ray.cli.view.run_view import RunView  # the help does not need them
+    from ensemble_ray.forking import accept_fork, offer_fork
+    from ensemble_ray.loader import load_ensemble
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.run_head import read_head
+
+    given = read_inputs(inputs or (), inputs_file)
+    store = own_store()
+    found = run_blocking(store.find(run))
+    head = run_blocking(read_head(store, found.run_id))
+    team = recorded_team(head) if target is None else load_ensemble(target)
+    chosen = runtime_of(runtime, head)
+    offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=given, runtime=chosen))
+    told = "\n".join([*input_warnings(inputs or (), offer.ensemble, given), *_told(offer)])
+    if dry_run:
+        show(told)
+        return FINE
+    if not quiet:
+        say(told)
+    title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
+    return show_run(
+        lambda listener: run_blocking(
+            accept_fork(offer, runtime=chosen, new_run_id=run_id, allow_changes=allow_changes, listeners=(listener,))
+        ),
+        RunView(title, is_quiet=quiet),
+        as_json=as_json,
+        trace=trace,
+    )
+
+
+def _told(offer: ForkOffer) -> list[str]:
+    lines = [f"Fork of run {offer.run_id} from task '{offer.from_task}'"]
+    lines += _listed("Used as recorded", offer, offer.plan.reused)
+    lines += _listed("Done again", offer, offer.plan.again)
+    if offer.differences:
+        lines += ["Defined otherwise now, though used:", *(f"  {each}" for each in offer.differences)]
+    return lines
+
+
+def _listed(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
+    if not keys:
+        return [f"{title}: nothing"]
+    width = max(map(len, keys))
+    return [f"{title}:", *(f"  {key:<{width}}  {one_line(offer.descriptions[key], _SHOWN)}" for key in keys)]

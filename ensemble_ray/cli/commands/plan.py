@@ -1,0 +1,240 @@
+"""`ensemble-ray plan`: what would run, in which order; no model is called. Room: cli.
+
+In: a team and its inputs. Out: tasks by level or a manager with its tasks, agents with tools and models, inputs that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
+from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
+from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.terminal import one_line, say, show, show_json
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.plan.plan import Node, Plan
+    from ensemble_ray.plan.planner import Planned
+
+__all__ = ["levels_of", "plan", "plan_data", "plan_lines"]
+
+_TEXT = 72
+
+
+def plan(
+    target: Target,
+    *,
+    inputs: Inputs = None,
+    inputs_file: InputsFile = None,
+    workflow: Workflow = None,
+    llm: Llm = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> None:
+    """Show what would run, without a model call.
+
+    Tasks by level, or a manager with its rules; agents with tools and models, inputs that are missing. Needs no key.
+    """
+    from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
+    from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.loader import load_runnable
+    from ensemble_ray.resuming import planned_form
+
+    given = read_inputs(inputs or (), inputs_file)
+    loaded = load_runnable(target, llm=llm, needs_keys=False)
+    if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
+        told = map_reduce_data(loaded)
+        if as_json:
+            show_json(told)
+        else:
+            show("\n".join(map_reduce_lines(target, told)))
+        return
+    ensemble = planned_form(loaded)
+    if workflow is not None:
+        ensemble = ensemble.replace(workflow=workflow.value)
+    for line in input_warnings(inputs or (), ensemble, given):
+        say(line)
+    data = plan_data(ensemble, given)
+    if as_json:
+        show_json(data)
+    else:
+        show("\n".join(plan_lines(target, data)))
+
+
+def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
+    """The plan as JSON data; a variable without a value stays in the texts.
+
+    Raises:
+        ValidationError: the team cannot run.
+    """
+    from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
+    from ensemble_ray.plan.plan import MANAGER_KEY
+    from ensemble_ray.plan.planner import plan_run
+    from ensemble_ray.run_handle import check
+
+    needed = needed_inputs(ensemble.tasks)
+    missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}
+    placeholders = {name: f"{{{name}}}" for name in missing}
+    resolved = check(ensemble, {**inputs, **placeholders})
+    planned = plan_run(ensemble, resolved)
+    plan = planned.plan
+    manager = manager_data(ensemble, planned)
+    keys = {task.object_id: key for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
+    return {
+        "workflow": plan.workflow,
+        "error_strategy": plan.error_strategy,
+        "max_parallel_tasks": plan.max_parallel_tasks,
+        "levels": [] if manager else [[node.key for node in level] for level in levels_of(plan)],
+        "tasks": [_given(task, keys, ensemble, planned) for task in resolved.tasks]
+        if manager
+        else [_task(node, ensemble) for node in plan.nodes],
+        "agents": [_agent(key, planned, ensemble) for key in planned.agents if not (manager and key == MANAGER_KEY)],
+        "manager": manager,
+        "delegation": delegation_data(ensemble, planned),
+        "inputs": {name: value for name, value in plan.inputs.items() if name not in missing},
+        "missing_inputs": missing,
+    }
+
+
+def levels_of(plan: Plan) -> list[list[Node]]:
+    """Tasks that can run at the same time, level by level; one by one where the workflow is sequential."""
+    if plan.workflow == "sequential":
+        return [[node] for node in plan.nodes]
+    nodes = {node.key: node for node in plan.nodes}
+    level: dict[str, int] = {}
+    waiting = list(plan.nodes)
+    while waiting:
+        # Cycles were refused before there was a plan, so that each round places at least one.
+        for node in list(waiting):
+            if all(key in level for key in node.context):
+                level[node.key] = 1 + max((level[key] for key in node.context), default=-1)
+                waiting.remove(node)
+    return [
+        [nodes[key] for key in nodes if level[key] == depth] for depth in range(max(level.values(), default=-1) + 1)
+    ]
+
+
+def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
+    task = next(each for each in ensemble.tasks if each.object_id == node.object_id)
+    made = node.agent_key is None and task.handler is None
+    return {
+        "key": node.key,
+        "agent": node.agent_key,
+        "role": node.agent_role,
+        "description": node.description,
+        "expected_output": node.expected_output,
+        "context": list(node.context),
+        "model": _model(task.llm or ensemble.llm) if made else None,
+        "tools": _names(task.tools) if made else [],
+        "streams": node.is_streaming,
+    }
+
+
+def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
+    """A task that a manager is given; who does it is its choice, and the task's agent a suggestion."""
+    made = task.agent is None
+    found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
+    return {
+        "key": keys[task.object_id],
+        "agent": found,
+        "role": "(synthesized)" if task.agent is None else task.agent.role,
+        "description": task.description,
+        "expected_output": task.expected_output,
+        "context": [keys[entry.object_id] for entry in task.context if entry.object_id in keys],
+        "model": _model(task.llm or ensemble.llm) if made else None,
+        "tools": _names(task.tools) if made else [],
+        "streams": False,
+    }
+
+
+def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
+    agent = planned.agents[key]
+    return {
+        "key": key,
+        "role": agent.role,
+        "goal": agent.goal,
+        "model": _model(agent.llm),
+        "tools": _names(agent.tools),
+        "max_iterations": agent.max_iterations,
+        "allow_delegation": agent.allow_delegation,
+        "on_incomplete": agent.on_incomplete or ensemble.on_incomplete,
+    }
+
+
+def _model(llm: object) -> str | None:
+    """How a model shows itself; no model shows its key."""
+    return None if llm is None else repr(llm)
+
+
+def _names(tools: Sequence[object]) -> list[str]:
+    from ensemble_ray.tools.registry import resolve_tools  # teams without tools do not pay for it
+    from ensemble_ray.tools.tool import DynamicToolProvider
+
+    names: list[str] = []
+    for entry in tools:
+        if isinstance(entry, DynamicToolProvider):
+            names.append(f"({type(entry).__name__}: known when a task begins)")
+        else:
+            names.extend(resolve_tools([entry]).names)
+    return names
+
+
+def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
+    """The plan as text."""
+    tasks = {task["key"]: task for task in data["tasks"]}
+    cap = data["max_parallel_tasks"]
+    rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
+    parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
+    lines = [
+        f"{target}: {data['workflow']}{parallel}, {counted(len(tasks), 'task')}, {counted(len(data['agents']), 'agent')}"
+    ]
+    if data["manager"]:
+        lines += manager_lines(data["manager"], data["delegation"])
+    keys = [*tasks, *(agent["key"] for agent in data["agents"])]
+    width = min(32, max((len(key) for key in keys), default=0))
+    for number, level in enumerate(data["levels"], start=1):
+        lines.append(
+            f"\nLevel {number}" if data["workflow"] == "parallel" else ("\nIn this order" if number == 1 else "")
+        )
+        lines += [line for key in level for line in _task_lines(tasks[key], width)]
+    lines = [line for line in lines if line]
+    if data["manager"]:
+        lines.append("\nTasks of the manager")
+        lines += [line for task in data["tasks"] for line in _task_lines(task, width)]
+    if data["agents"]:
+        lines.append("\nWorkers" if data["manager"] else "\nAgents")
+    for agent in data["agents"]:
+        lines.append(f"  {agent['key']:<{width}}  {one_line(agent['role'], _TEXT)}: {one_line(agent['goal'], _TEXT)}")
+        lines.append(f"  {'':<{width}}  model {agent['model']}{_tools(agent)}")
+    if data["delegation"] and not data["manager"]:
+        lines += peer_lines(data["delegation"])
+    if data["missing_inputs"]:
+        lines.append("\nMissing inputs")
+        lines += [
+            f"  --input {name}=...  (used by {', '.join(users)})" for name, users in data["missing_inputs"].items()
+        ]
+    lines.append("\nNo model was called.")
+    return lines
+
+
+def _task_lines(task: Mapping[str, Any], width: int) -> list[str]:
+    who = one_line(task["role"], _TEXT)
+    context = f" <- {', '.join(task['context'])}" if task["context"] else ""
+    lines = [f"  {task['key']:<{width}}  {who}{context}: {one_line(task['description'], _TEXT)}"]
+    if task["model"]:
+        lines.append(f"  {'':<{width}}  model {task['model']}{_tools(task)}")
+    return lines
+
+
+def _tools(owner: Mapping[str, Any]) -> str:
+    tools = f", tools [{', '.join(owner['tools'])}]" if owner["tools"] else ""
+    if owner.get("allow_delegation"):
+        tools += ", may delegate"
+    # `warn` is the rule.
+    policy = owner.get("on_incomplete", "warn")
+    return tools if policy == "warn" else f"{tools}, on_incomplete {policy}"

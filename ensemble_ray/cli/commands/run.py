@@ -1,0 +1,362 @@
+"""`ensemble-ray run`: run a team and print what it gave. Room: cli."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Generator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ensemble_ray.cli.inputs.records import say_where
+from ensemble_ray.cli.view.terminal import (
+    FAILED,
+    FINE,
+    INTERRUPTED,
+    is_terminal,
+    own_command,
+    say,
+    show_answer,
+    show_json,
+)
+
+if TYPE_CHECKING:
+    from ensemble_ray.cli.view.display import Display
+    from ensemble_ray.cli.view.run_view import RunView
+    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.errors import EnsembleError
+    from ensemble_ray.events.listeners import EnsembleListener
+    from ensemble_ray.fed.run import MapReduceRun
+    from ensemble_ray.loader import Runnable
+    from ensemble_ray.run_handle import Run
+    from ensemble_ray.values.outputs import EnsembleOutput
+    from ensemble_ray.values.trace import ExecutionTrace
+
+__all__ = [
+    "AsJson",
+    "MaxCost",
+    "MaxTokens",
+    "Quiet",
+    "RunId",
+    "RuntimeChoice",
+    "RuntimeName",
+    "Target",
+    "TraceFile",
+    "WorkflowName",
+    "budget_options",
+    "carry_out",
+    "run",
+    "show_run",
+]
+
+#: How long an interrupted run may take to let go, s.
+_RELEASE_S = 15.0
+
+
+class RuntimeName(StrEnum):
+    """Where runs live."""
+
+    ray = "ray"
+    inline = "inline"
+
+
+class WorkflowName(StrEnum):
+    """How tasks follow each other."""
+
+    sequential = "sequential"
+    parallel = "parallel"
+    hierarchical = "hierarchical"
+
+
+Target = Annotated[str, typer.Argument(metavar="TARGET", help="A YAML file, or module:attribute.")]
+Inputs = Annotated[
+    list[str] | None, typer.Option("--input", "-i", metavar="NAME=VALUE", help="A value for {NAME}; repeatable.")
+]
+InputsFile = Annotated[
+    Path | None, typer.Option("--inputs-file", metavar="FILE", help="JSON object of inputs; --input wins over it.")
+]
+Llm = Annotated[
+    str | None,
+    typer.Option(
+        "--llm", metavar="MODEL", help="A model in place of every other: openai:NAME, local, local:PATH.gguf."
+    ),
+]
+Workflow = Annotated[WorkflowName | None, typer.Option("--workflow", help="In place of the team's own workflow.")]
+RuntimeChoice = Annotated[
+    RuntimeName | None, typer.Option("--runtime", help="Default: ENSEMBLE_RAY_RUNTIME, else ray.")
+]
+RunId = Annotated[
+    str | None,
+    typer.Option("--run-id", metavar="ID", help="Name of the record; a finished run of that name is not run again."),
+]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option("--max-tokens", metavar="N", help="Tokens that the run may spend, input and output together."),
+]
+MaxCost = Annotated[
+    float | None,
+    typer.Option("--max-cost", metavar="C", help="Money that the run may spend; the team says what tokens cost."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the whole output as JSON.")]
+TraceFile = Annotated[Path | None, typer.Option("--trace", metavar="FILE", help="Write the trace there as JSON.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes; errors only.")]
+
+
+def run(
+    target: Target,
+    *,
+    inputs: Inputs = None,
+    inputs_file: InputsFile = None,
+    runtime: RuntimeChoice = None,
+    workflow: Workflow = None,
+    llm: Llm = None,
+    run_id: RunId = None,
+    max_tokens: MaxTokens = None,
+    max_cost: MaxCost = None,
+    as_json: AsJson = False,
+    trace: TraceFile = None,
+    quiet: Quiet = False,
+) -> int:
+    """Run a team and print its output.
+
+    Progress goes to standard error, the output to standard output.
+
+    Exit codes: 0 the run completed, 1 it failed or spent its budget, 2 the command or the team is wrong, 130 interrupted.
+    """
+    from ensemble_ray.cli.inputs.arguments import check_inputs, input_warnings, read_inputs
+    from ensemble_ray.ensemble import Ensemble
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.loader import load_runnable
+
+    given = read_inputs(inputs or (), inputs_file)
+    ensemble = load_runnable(target, llm=llm)
+    if workflow is not None:
+        if not isinstance(ensemble, Ensemble):
+            raise ValidationError(f"--workflow: '{target}' is a {type(ensemble).__name__}, which has no other workflow")
+        chosen = {**ensemble.source.overrides, "workflow": workflow.value}
+        ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
+    if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
+        check_inputs(ensemble, given)
+    if not quiet:
+        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, given):
+            say(line)
+    from ensemble_ray.process.config import Settings
+
+    title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
+    return carry_out(
+        ensemble,
+        given,
+        runtime=runtime,
+        run_id=run_id,
+        options=budget_options(max_tokens, max_cost),
+        title=title,
+        as_json=as_json,
+        trace=trace,
+        is_quiet=quiet,
+    )
+
+
+def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions | None:
+    """The options of a run with that budget; None where none was given.
+
+    Raises:
+        ValidationError: one is not above 0.
+    """
+    if max_tokens is None and max_cost is None:
+        return None
+    from ensemble_ray.definition.run_rules import RunOptions
+
+    return RunOptions(max_tokens=max_tokens, max_cost=max_cost)
+
+
+def carry_out(
+    ensemble: Runnable,
+    inputs: Mapping[str, object],
+    *,
+    runtime: RuntimeName | None,
+    run_id: str | None = None,
+    options: RunOptions | None = None,
+    title: str,
+    as_json: bool = False,
+    trace: Path | None = None,
+    is_quiet: bool = False,
+    view: RunView | None = None,
+) -> int:
+    """Run an ensemble with progress, print its output, say where the record lies; gives the exit code.
+
+    What is shown is up to the view; without one it follows from the ensemble.
+
+    Raises:
+        EnsembleError: the run failed, or cannot begin; its record was named.
+    """
+    from ensemble_ray.cli.view.run_view import view_of  # the help does not need it
+
+    source = ensemble.source
+    return show_run(
+        lambda listener: (
+            ensemble.with_additional_listener(listener)
+            .with_origin(source.place, source.overrides)
+            .begin(
+                inputs,
+                runtime=None if runtime is None else runtime.value,
+                run_id=run_id,
+                options=options,
+                is_watched=False,
+            )
+        ),
+        view or view_of(ensemble, title, is_quiet=is_quiet),
+        as_json=as_json,
+        trace=trace,
+    )
+
+
+def show_run(
+    begin: Callable[[EnsembleListener], Run | MapReduceRun],
+    view: RunView,
+    *,
+    as_json: bool = False,
+    trace: Path | None = None,
+) -> int:
+    """Begin a run that the view's display listens to, and show it as `carry_out` does; gives the exit code.
+
+    Raises:
+        EnsembleError: the run failed, or cannot begin; its record was named.
+    """
+    from ensemble_ray.errors import EnsembleError  # the help does not need it
+
+    if trace is not None and (refused := _unwritable(trace)) is not None:
+        say(refused)
+        return FAILED
+    watched = _Watched()
+    try:
+        output, is_cancelled = watched.result(begin, view.display)
+        view.ended(watched.run, output)
+    except EnsembleError as error:
+        view.ended(watched.run)
+        _show_failed(error, watched.run_id, view, trace)
+        raise
+    is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
+    is_traced = _write_trace(output.trace if output.trace.ensemble_id else None, trace)  # it never began
+    text = None
+    if as_json:
+        show_json(_as_data(view, output))
+    elif not is_cancelled:
+        text = view.text(output)
+    if text is not None:
+        show_answer(text)
+    if not view.is_quiet:
+        if is_terminal() and text is not None:
+            say("")
+        say("\n".join(view.summary(output)))
+        if not output.is_complete:
+            say(f"The run ended early: {output.exit_reason.value}")
+        say_where(str(output.run_id))
+    code = INTERRUPTED if is_cancelled else view.code(output)
+    return code if is_traced or code != FINE else FAILED
+
+
+def _show_failed(error: EnsembleError, run_id: str | None, view: RunView, trace: Path | None) -> None:
+    """Show what is left of a run that failed, where it had begun."""
+    from ensemble_ray.errors import RecordError, StaleEpochError
+
+    began = error.run_id is not None or isinstance(error, RecordError | StaleEpochError)
+    if not began or run_id is None:
+        return
+    _write_trace(error.trace, trace)
+    if not view.is_quiet:
+        say("\n".join(view.summary(None)))
+        say_where(run_id)
+
+
+class _Watched:
+    """A run with a display, in front of somebody who may interrupt it."""
+
+    def __init__(self) -> None:
+        #: None until it has begun
+        self.run: Run | MapReduceRun | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """None until it has begun."""
+        return None if self.run is None else self.run.id
+
+    def result(
+        self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
+    ) -> tuple[EnsembleOutput, bool]:
+        """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
+        with display, _terminable():
+            display.note("starting the runtime")
+            try:
+                with display.held():
+                    self.run = begin(display.listener)
+                    display.is_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
+                return self.run.result(), False
+            except KeyboardInterrupt:
+                begun = self.run
+                if begun is None:
+                    raise
+                display.note_line("Ending the run; Ctrl-C again leaves at once.")
+                begun.cancel()
+                try:
+                    if begun.join(_RELEASE_S):
+                        return begun.result(), True
+                    raise
+                except KeyboardInterrupt:
+                    if begun.is_recorded:
+                        display.note_line(f"Resume it: {own_command()} resume {begun.id}")
+                    raise
+
+
+@contextlib.contextmanager
+def _terminable() -> Generator[None]:
+    """Inside, a request to terminate ends the run as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    earlier = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, earlier)
+
+
+def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
+    from ensemble_ray.cli.inputs.records import own_store
+    from ensemble_ray.process.loop import run_blocking
+
+    found = run_blocking(own_store().summary(str(output.run_id)))
+    return {**view.data(output), "record": None if found is None else found.place}
+
+
+def _unwritable(file: Path) -> str | None:
+    """Why the trace cannot be written there, found before anything is paid for; None where it can be."""
+    is_there = file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab"):
+            pass
+        if not is_there:
+            file.unlink()
+    except OSError as error:
+        return f"{_trace_refusal(file, error)}. Nothing was run"
+    return None
+
+
+def _trace_refusal(file: Path, error: OSError) -> str:
+    return f"Error: --trace: '{file}' cannot be written: {error.strerror or error}"
+
+
+def _write_trace(found: ExecutionTrace | None, file: Path | None) -> bool:
+    """Write it where it is asked for; False: it cannot be, which was said."""
+    if file is None or found is None:
+        return True
+    try:
+        found.to_json(file)
+    except OSError as error:
+        say(_trace_refusal(file, error))
+        return False
+    return True

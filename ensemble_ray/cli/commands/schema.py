@@ -1,0 +1,24 @@
+"""`ensemble-ray schema`: the JSON Schema of team files. Room: cli."""
+
+from __future__ import annotations
+
+from ensemble_ray.cli.view.terminal import show
+
+__all__ = ["schema", "schema_text"]
+
+
+def schema() -> None:
+    """Print the JSON Schema of team files.
+
+    With it, editors complete and check them.
+    """
+    show(schema_text())
+
+
+def schema_text() -> str:
+    """The schema as it is published."""
+    import json  # the help does not need them
+
+    from ensemble_ray.loader.json_schema import team_schema
+
+    return json.dumps(team_schema(), indent=2)

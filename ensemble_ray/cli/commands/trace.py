@@ -1,0 +1,171 @@
+"""`ensemble-ray trace`: a recorded run as a tree. Room: cli."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.inputs.records import as_data, no_runs, own_store, where
+from ensemble_ray.cli.view.terminal import FINE, say, show, show_json, show_json_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ensemble_ray.record.map_reduce_view import FedView
+    from ensemble_ray.record.stores import RunStore, RunSummary
+    from ensemble_ray.record.tree import TreeRow
+    from ensemble_ray.values.messages import Fact
+
+__all__ = ["trace"]
+
+_LISTED = 20
+_STYLES = {
+    "run": "bold",
+    "level": "bold cyan",
+    "task": "cyan",
+    "model": "",
+    "tool": "magenta",
+    "answer": "dim",
+    "error": "red",
+}
+
+
+def trace(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RUN]", help="A run's id or the beginning of it, or 'latest'. Without: the newest runs."
+        ),
+    ] = None,
+    task: Annotated[
+        str | None, typer.Option("--task", metavar="TASK", help="Only that task, such as map-17 of a map-reduce.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print it as JSON.")] = False,
+) -> int:
+    """Show a recorded run as a tree.
+
+    With times, tokens and tool calls; also a run that is running or was interrupted. A map-reduce whose tasks are made
+    while it runs is shown by its levels.
+
+    Exit codes: 1 the record has lost something; what is left of it is shown.
+    """
+    import contextlib
+
+    from ensemble_ray.errors import EnsembleError, RecordError
+    from ensemble_ray.process.loop import run_blocking
+
+    store = own_store()
+    if run is None:
+        runs = run_blocking(store.runs())
+        if as_json:
+            show_json([as_data(each) for each in runs])
+        else:
+            _list(runs)
+        return FINE
+    named = run_blocking(store.find(run))
+    try:
+        _show_run(store, named, task, as_json=as_json)
+    except RecordError:
+        with contextlib.suppress(EnsembleError):  # the first error, which is raised, says what is wrong
+            _show_run(store, named, task, as_json=as_json, is_partial=True)
+        raise
+    return FINE
+
+
+def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: bool, is_partial: bool = False) -> None:
+    """Print a run; `is_partial`: what is left of its record."""
+    from ensemble_ray.errors import RecordError
+    from ensemble_ray.process.loop import run_blocking
+    from ensemble_ray.record.fold import fold_trace
+    from ensemble_ray.record.run_head import located, read_head
+    from ensemble_ray.record.tree import tree_rows
+
+    run_id = named.run_id
+    head = run_blocking(read_head(store, run_id, is_partial=is_partial))
+    if task is None and head.is_fed:
+        with located(named.place):
+            view = run_blocking(_view(store, named, is_partial=is_partial))
+            rows, data = tuple(view.rows()), view.data()
+        if as_json:
+            show_json(data)
+        else:
+            _print_tree(rows)
+        return
+    if task is None:
+        facts = run_blocking(store.facts(run_id, is_partial=is_partial))
+    else:
+        facts = run_blocking(_of_task(store, run_id, task, is_partial=is_partial))
+    if not facts:
+        raise RecordError(f"Run '{run_id}' has recorded nothing in {named.place}", named.place)
+    with located(named.place):
+        found = fold_trace(facts)
+    if head.forked_from is not None:
+        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from})
+    if as_json:
+        show_json_text(found.to_json())
+    else:
+        _print_tree(tree_rows(found))
+
+
+async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
+    """A fed run as its record tells of it."""
+    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+    from ensemble_ray.values.outputs import RunState
+
+    is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
+    view = FedView(run.run_id, is_running=is_running)
+    async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
+        view.take(page)
+    return view
+
+
+async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool) -> list[Fact]:
+    """The facts of the run as a whole, and of one task with what it handed on.
+
+    Raises:
+        ValidationError: nothing is recorded of such a task.
+    """
+    from ensemble_ray.errors import ValidationError
+    from ensemble_ray.values.ids import RUN, task_instance
+
+    facts: list[Fact] = []
+    is_known = False
+    async for page in store.read(run_id, is_partial=is_partial):
+        for fact in page:
+            key = task_instance(fact.name).rpartition("#")[0]
+            if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
+                facts.append(fact)
+                is_known |= key == task
+    if not is_known:
+        raise ValidationError(f"Run '{run_id}' has recorded nothing of a task '{task}'")
+    return facts
+
+
+def _list(runs: list[RunSummary]) -> None:
+    if not runs:
+        say(no_runs())
+        return
+    width = max(len(run.run_id) for run in runs[:_LISTED])
+    for run in runs[:_LISTED]:
+        created = run.created_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        show(f"{run.run_id:<{width}}  {created}  {run.state.value:<11}  {run.origin}".rstrip())
+    if len(runs) > _LISTED:
+        say(f"and {len(runs) - _LISTED} older ones in {where()}")
+
+
+def _print_tree(rows: Sequence[TreeRow]) -> None:
+    import sys
+
+    from ensemble_ray.record.tree import render_rows
+
+    text = render_rows(rows)
+    if not sys.stdout.isatty():
+        show(text)
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for row, line in zip(rows, text.split("\n"), strict=True):
+        console.print(Text(line, style="bold red" if row.is_bad else _STYLES[row.kind]))

@@ -1,0 +1,1 @@
+"""The demonstration: texts of this machine, read by a team."""

@@ -1,0 +1,94 @@
+"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Room: cli."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.commands.run import RuntimeName
+from ensemble_ray.cli.view.terminal import say
+
+if TYPE_CHECKING:
+    from ensemble_ray.cli.demo.passages import Selection
+    from ensemble_ray.ports import ChatModel
+
+__all__ = ["demo"]
+
+_PASSAGES = 8
+
+
+def demo(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[FILES]...", help="Texts to read. Without: topics of Python's language reference."),
+    ] = None,
+    *,
+    chunks: Annotated[int, typer.Option("--chunks", min=1, metavar="N", help="How many passages to read.")] = _PASSAGES,
+    runtime: Annotated[RuntimeName, typer.Option("--runtime", help="Where the agents live.")] = RuntimeName.ray,
+    llm: Annotated[
+        str, typer.Option("--llm", metavar="MODEL", help="Another model: openai:NAME, local:PATH.gguf.")
+    ] = "local",
+    crash: Annotated[
+        bool, typer.Option("--crash", help="Kill it half-way, resume it, and show that nothing was asked again.")
+    ] = False,
+    run_id: Annotated[str | None, typer.Option("--run-id", metavar="ID", help="Name of the record.")] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.")] = False,
+) -> int:
+    """Let a team read texts with the embedded model.
+
+    A map-reduce: notes of all passages are taken in parallel and joined level by level into a digest, on Ray actors,
+    without key or network.
+    """
+    from ensemble_ray.cli.commands.run import carry_out
+    from ensemble_ray.cli.demo.digest import render_digest
+    from ensemble_ray.cli.demo_team import demo_team
+    from ensemble_ray.cli.view.run_view import RunView
+
+    made = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
+    if crash:
+        from ensemble_ray.cli.demo.crash import crash_and_resume
+
+        options = ["--chunks", str(chunks), "--runtime", runtime.value, "--llm", llm, *map(str, files or ())]
+        slots = made.team.max_parallel_tasks or chunks
+        return crash_and_resume(options, run_id=run_id, passages=len(made.selection.passages), slots=slots)
+    if not quiet:
+        _introduce(made.selection, is_own=not files, llm=llm, runtime=runtime)
+    _warm_up(made.reader)
+    title = f"demo on {runtime.value}"
+    passages = made.selection.passages
+    view = RunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
+    return carry_out(made.team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
+
+
+def _threads() -> int | None:
+    """Threads of the engine: its own choice, but one where the machine is busy already.
+
+    Its threads wait for each other many times per token: where others want the cores, two are slower than one.
+    """
+    try:
+        load = os.getloadavg()[0]
+    except OSError:
+        return None
+    return 1 if load > (os.cpu_count() or 1) else None
+
+
+def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: RuntimeName) -> None:
+    count, available = len(selection.passages), selection.available
+    what = "topics of Python's language reference" if is_own else "the files"
+    say(f"Reading {count} of {available} passages of {what} with {llm}, on the {runtime.value} runtime.")
+    if count < available:
+        say(f"For more: --chunks {min(available, count * 2)}")
+
+
+def _warm_up(model: ChatModel) -> None:
+    """Let the embedded model load while the agents start; what fails here fails again where it is told."""
+    from ensemble_ray.llm import local_server  # the help does not need them
+    from ensemble_ray.llm.local import LocalChatModel
+    from ensemble_ray.process.loop import submit
+    from ensemble_ray.process.threads import call_user
+
+    if isinstance(model, LocalChatModel):
+        submit(call_user(local_server.acquire, model.spec))

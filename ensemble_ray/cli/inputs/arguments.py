@@ -1,0 +1,131 @@
+"""Inputs of a run from the command line. Room: cli.
+
+In: `--input name=value` and a JSON file. Out: a mapping. What is missing or unknown is told for all tasks at once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.errors import PromptTemplateError, ValidationError
+from ensemble_ray.loader.problems import suggestion
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.task import Task
+
+__all__ = ["check_inputs", "input_warnings", "needed_inputs", "read_inputs", "unused_inputs"]
+
+_SHOWN_TASKS = 3
+_SHOWN_VALUE = 60
+
+
+def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
+    """The inputs; pairs win over the file.
+
+    Raises:
+        ValidationError: a pair is none, or the file holds no JSON object.
+    """
+    values = {} if file is None else _from_file(file)
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip():
+            raise ValidationError(f"--input '{pair}' is not of the form name=value")
+        values[name.strip()] = value
+    return values
+
+
+def _from_file(file: Path) -> dict[str, object]:
+    try:
+        found: object = json.loads(file.read_text(encoding="utf-8-sig"))
+    except FileNotFoundError:
+        raise ValidationError(f"--inputs-file: there is no file '{file}'") from None
+    except OSError as error:
+        raise ValidationError(f"--inputs-file: cannot read '{file}': {error.strerror or error}") from None
+    except json.JSONDecodeError as error:
+        raise ValidationError(f"{file}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}") from None
+    except UnicodeDecodeError:
+        raise ValidationError(f"--inputs-file: '{file}' is not UTF-8 text") from None
+    except ValueError as error:  # a number of more digits than Python converts
+        raise ValidationError(f"--inputs-file: cannot read '{file}': {error}") from None
+    except RecursionError:
+        raise ValidationError(f"--inputs-file: cannot read '{file}': nested too deeply") from None
+    if not isinstance(found, dict):
+        raise ValidationError(f"--inputs-file: '{file}' must hold a JSON object of names and values")
+    return cast("dict[str, object]", found)
+
+
+def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
+    """Variables of the tasks' texts, each with the tasks that use it."""
+    from ensemble_ray.plan.templates import resolve_template  # the help does not need it
+
+    needed: dict[str, list[str]] = {}
+    for position, task in enumerate(tasks, start=1):
+        for text in (task.description, task.expected_output):
+            try:
+                resolve_template(text, {})
+            except PromptTemplateError as error:
+                for name in error.missing_variables:
+                    users = needed.setdefault(name, [])
+                    label = task.name or f"task {position}"
+                    if label not in users:
+                        users.append(label)
+    return needed
+
+
+def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> None:
+    """Let the run begin if no input is missing.
+
+    Raises:
+        PromptTemplateError: inputs are missing: all of them, each with the tasks that use it.
+    """
+    values = {**ensemble.inputs, **inputs}
+    needed = needed_inputs(ensemble.tasks)
+    missing = {name: users for name, users in needed.items() if name not in values}
+    if not missing:
+        return
+    spare = unused_inputs(ensemble, inputs)
+    lines = [f"{len(missing)} {'input is' if len(missing) == 1 else 'inputs are'} missing:"]
+    lines += [f"  {name} (used by {_some(users)})" for name, users in missing.items()]
+    lines += [f"  '{name}' was given and no task uses it.{suggestion(name, missing)}" for name in spare]
+    lines.append(f"  What to do: {' '.join(f'--input {name}=...' for name in missing)}")
+    raise PromptTemplateError("\n".join(lines), tuple(missing))
+
+
+def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:
+    """Names of given inputs that no task uses; likely mistyped."""
+    needed = needed_inputs(ensemble.tasks)
+    return [name for name in inputs if name not in needed]
+
+
+def input_warnings(
+    pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
+) -> list[str]:
+    """Lines about inputs that have no effect: pairs that a later pair replaces, and names that no task uses.
+
+    Args:
+        pairs: `name=value` as they were given.
+        ensemble: Says what is used; None: that is not known before its tasks are made.
+        inputs: All that were given, those of a file too.
+    """
+    values: dict[str, list[str]] = {}
+    for name, _, value in (pair.partition("=") for pair in pairs):
+        values.setdefault(name.strip(), []).append(value)
+    lines = [
+        f"Input '{name}' was given {len(given)} times: the last value counts, '{one_line(given[-1], _SHOWN_VALUE)}'"
+        for name, given in values.items()
+        if len(given) > 1
+    ]
+    if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
+        return lines
+    known = needed_inputs(ensemble.tasks)
+    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, known)}" for name in spare)]
+
+
+def _some(users: Sequence[str]) -> str:
+    more = f" and {len(users) - _SHOWN_TASKS} more" if len(users) > _SHOWN_TASKS else ""
+    return f"{', '.join(users[:_SHOWN_TASKS])}{more}"

@@ -1,0 +1,115 @@
+"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Room: cli."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ensemble_ray.cli.view.terminal import own_command, say
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from ensemble_ray.record.stores import RunStore, RunSummary
+
+__all__ = ["RunName", "age_of", "as_data", "no_runs", "own_store", "say_where", "where"]
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="A run's id, the beginning of it, or 'latest'.", show_default=False)
+]
+#: Seconds of each unit of an age, largest first.
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def own_store() -> RunStore:
+    """The store that the environment names.
+
+    Raises:
+        ValidationError: no store speaks that URL, or its extra is not installed.
+    """
+    from ensemble_ray.record.stores import StoreAddress, store_at  # the help does not need them
+
+    return store_at(StoreAddress.of())
+
+
+def where() -> str:
+    """Where its runs are, for people; never a password."""
+    from ensemble_ray.record.runs import runs_directory
+    from ensemble_ray.record.stores import StoreAddress
+
+    address = StoreAddress.of()
+    if not address.url:
+        from pathlib import Path
+
+        return str(runs_directory(Path(address.home)))
+    place = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
+    return f"the database {place.rpartition('@')[2]}"
+
+
+def no_runs() -> str:
+    """What is said where nothing was recorded."""
+    return f"There are no runs in {where()}. Make one: {own_command()} demo"
+
+
+def as_data(run: RunSummary) -> dict[str, object]:
+    """A run of a list as JSON data."""
+    return {
+        "run_id": run.run_id,
+        "state": run.state.value,
+        "created_at": run.created_at.isoformat(),
+        "origin": run.origin,
+        "place": run.place,
+        "owner": run.owner,
+    }
+
+
+def age_of(created_at: datetime, now: datetime) -> str:
+    """How long ago that was, in its largest unit."""
+    seconds = max(0, int((now - created_at).total_seconds()))
+    size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
+    return f"{seconds // size} {unit}"
+
+
+#: What can be done with a run that stands so.
+_NEXT: Mapping[str, str] = {
+    "interrupted": "Resume it: {command} resume {run}",
+    "cancelled": "Resume it: {command} resume {run}",
+    "budget_exhausted": "Go on with a larger budget: {command} resume {run} --max-tokens N, or --max-cost C",
+    "failed": "Use what it did: {command} fork {run} --from TASK",
+}
+
+#: The same of a failed map-reduce whose tasks were made while it ran (S-MR-163).
+_AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
+
+
+async def _next_of(run: RunSummary) -> str | None:
+    """What can be done with a run; None: nothing."""
+    from ensemble_ray.record.map_reduce_fold import refusal_of
+    from ensemble_ray.record.run_head import read_head
+
+    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_fed:
+        return None if refusal_of(head) else _AGAIN
+    return _NEXT.get(run.state.value)
+
+
+def say_where(run_id: str) -> None:
+    """Where a run's record lies, which command shows it, and how it goes on if it did not complete."""
+    from ensemble_ray.errors import EnsembleError, message_of
+    from ensemble_ray.process.loop import run_blocking
+
+    try:
+        found = run_blocking(own_store().summary(run_id))
+        told = None if found is None else run_blocking(_next_of(found))
+    except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
+        say(f"Record: cannot be looked at: {message_of(error)}")
+        return
+    if found is None:
+        say("Record: none was kept")
+        return
+    command = own_command()
+    lines = [f"Record: {found.place}", f"Show it: {command} trace {run_id}"]
+    if told is not None:
+        lines.append(told.format(command=command, run=run_id))
+    say("\n".join(lines))

@@ -1,0 +1,133 @@
+"""From an error to what is said of it: what happened, where, what to do. Room: cli. Pure.
+
+An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
+libraries are told by name, since a cause may have crossed processes as a stand-in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from ensemble_ray.cli.view.terminal import FAILED, USAGE, one_line
+from ensemble_ray.errors import (
+    EnsembleError,
+    ParallelExecutionError,
+    PromptTemplateError,
+    RecordError,
+    RunExistsError,
+    TaskExecutionError,
+    ValidationError,
+    message_of,
+)
+from ensemble_ray.errors.texts import brief, user_traceback
+
+__all__ = ["advice_of", "exit_code_of", "told"]
+
+_SHOWN = 120
+#: Texts of causes are cut where they repeat whole documents.
+_LONGEST = 2000
+_ENDPOINT = "Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL"
+
+#: Beginnings of messages about records that are damaged or gone; another directory is no help there.
+_OF_RECORDS = ("The record ", "The run's record ")
+
+#: What to do, by the class of the innermost error that has an entry. Errors of endpoints say most of it themselves.
+_ADVICE: Mapping[str, str] = {
+    "AuthenticationError": _ENDPOINT,
+    "PermissionDeniedError": _ENDPOINT,
+    "NotFoundError": _ENDPOINT,
+    "APIConnectionError": _ENDPOINT,
+    "InternalServerError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
+    "CircuitOpenError": "Try again when the endpoint is well, or be more patient: Ensemble(retry=RetryPolicy(max_wait=...)).",
+    "MaxIterationsExceededError": "Raise max_iterations of the agent (manager_max_iterations for a manager), or make the task smaller.",
+    "ConstraintViolationError": "Say in the tasks what these workers are for, or give the manager a stronger model: manager_llm.",
+    "RecordError": "Choose another directory for records: export ENSEMBLE_RAY_HOME=DIRECTORY",
+    "OutputParsingError": "Raise max_output_retries, simplify output_type, or use a stronger model.",
+}
+
+
+def exit_code_of(error: BaseException) -> int:
+    """2 where the user's command or definition is wrong, 1 where a run or a command failed."""
+    if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
+        return USAGE
+    return FAILED
+
+
+def told(error: BaseException) -> str:
+    """The message of an error, for people."""
+    lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
+    advice = advice_of(error)
+    if advice:
+        lines.append(f"  What to do: {advice}")
+    if not isinstance(error, EnsembleError):
+        lines.append("  The whole story: the same command with --debug")
+    return "\n".join(lines)
+
+
+def advice_of(error: BaseException) -> str:
+    """What to do about it; empty where the message itself says so."""
+    named = ""
+    for cause in _chain(error):
+        if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
+            return ""
+        for kind in type(cause).__mro__:
+            if kind.__name__ in _ADVICE:
+                named = _ADVICE[kind.__name__]
+                break
+    return named
+
+
+def _lines(error: BaseException) -> Iterator[str]:
+    if isinstance(error, ParallelExecutionError):
+        yield message_of(error).partition(": ")[0]
+        for description, cause in error.failed_task_causes.items():
+            yield f"  '{one_line(description, _SHOWN)}': {_why(list(_chain(cause)))}"
+            yield from _place(list(_chain(cause)))
+    elif isinstance(error, TaskExecutionError):
+        who = f" (agent '{error.agent_role}')" if error.agent_role else ""
+        chain = list(_chain(error))
+        why = _why(chain[1:] if error.__cause__ is not None else chain)
+        yield f"task '{one_line(error.task_description, _SHOWN)}'{who} failed:"
+        yield f"  {why}"
+        yield from _place(chain)
+    elif isinstance(error, EnsembleError):
+        yield message_of(error)
+    else:
+        yield f"{type(error).__name__}: {_cut(message_of(error))}"
+    done = len(getattr(error, "completed_task_outputs", ()))
+    if done:
+        yield f"  {done} {'task was' if done == 1 else 'tasks were'} completed before; the record has what they gave"
+
+
+def _why(chain: Sequence[BaseException]) -> str:
+    """The outermost text, and those of its causes up to the first that it tells already; deeper ones are details."""
+    told = ""
+    for cause in chain:
+        text = _cut(message_of(cause))
+        if brief(text).removesuffix("...").removesuffix(".") in told:
+            break
+        told = f"{told.removesuffix('.')}: {text}" if told else text
+    return told
+
+
+def _place(chain: Sequence[BaseException]) -> Iterator[str]:
+    """The line of user code that raised the innermost error, where user code did; the whole traceback: --debug."""
+    for cause in reversed(chain):
+        lines = [line.strip() for line in user_traceback(cause).splitlines()]
+        files = [line for line in lines if line.startswith('File "')]
+        if files:
+            yield f"  {files[-1]}"
+            return
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    at: BaseException | None = error
+    seen: set[int] = set()
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
+        yield at
+        at = at.__cause__
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."

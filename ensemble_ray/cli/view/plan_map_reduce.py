@@ -1,0 +1,74 @@
+"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together. Room: cli."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.record.callable_identity import identity_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.task import Task
+
+__all__ = ["map_reduce_data", "map_reduce_lines"]
+
+_SIDES = ("map", "reduce", "direct")
+_TEXT = 72
+
+
+def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
+    """The definition as JSON data; no item is read."""
+    reduced = definition if isinstance(definition, MapReduceDefinition) else None
+    factories = {side: getattr(definition, f"{side}_task", None) for side in _SIDES}
+    return {
+        "workflow": definition.shown_workflow,
+        "items": {"source": definition.item_source.place, "count": definition.item_source.count},
+        "tasks": {side: _side(factory, definition) for side, factory in factories.items() if factory is not None},
+        "mode": None if reduced is None else reduced.mode,
+        "ordered": None if reduced is None else reduced.ordered,
+        "token_budget": None if reduced is None else reduced.budget,
+        "chunk_size": None if reduced is None or reduced.is_adaptive else reduced.effective_chunk_size,
+        "on_item_error": definition.item_policy,
+        "results": None if definition.results is None else str(definition.results),
+        "dead_letters": None if definition.dead_letters is None else str(definition.dead_letters),
+    }
+
+
+def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
+    """A factory: the texts that it was made of, or its name."""
+    task: Task | None = getattr(factory, "task", None)
+    if task is None:
+        return {"factory": identity_of(factory)["callable"]}
+    agent = task.agent
+    model = task.llm if agent is None else TeamModels(definition).given_to(agent).llm
+    return {
+        "description": task.description,
+        "role": None if agent is None else agent.role,
+        "model": None if model is None else repr(model),
+    }
+
+
+def map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
+    """The same as text."""
+    count = data["items"]["count"]
+    lines = [f"{target}: {data['workflow']}, {'as many items as there are' if count is None else f'{count:,} items'}"]
+    lines += ["", "Items", f"  {data['items']['source']}", f"  a failed one: {data['on_item_error']}", "", "Tasks"]
+    for side, told in data["tasks"].items():
+        if "factory" in told:
+            lines.append(f"  {side:<7}  made by {told['factory']}")
+            continue
+        lines.append(f"  {side:<7}  {told['role'] or '(synthesized)'}: {one_line(told['description'], _TEXT)}")
+        if told["model"]:
+            lines.append(f"  {'':<7}  model {told['model']}")
+    if data["mode"] is not None:
+        size = f"{data['token_budget']:,} tokens" if data["token_budget"] else f"{data['chunk_size']} outputs"
+        order = ", in the order of the items" if data["ordered"] else ""
+        how = "level by level" if data["mode"] == "levels" else f"as outputs come{order}"
+        lines += ["", "Groups", f"  of {size}, {how}"]
+    places = {"rows": data["results"], "failed items": data["dead_letters"]}
+    if any(places.values()):
+        lines += ["", "Files", *(f"  {name}: {place}" for name, place in places.items() if place)]
+    return [*lines, "", "No model was called."]

@@ -1,0 +1,150 @@
+"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Floor: lowest but for texts.
+
+In: any error, any text. Out: one line of bounded length, or the frames of a traceback from the user's code on. Errors
+keep their whole text; only what is said of them elsewhere is cut.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from itertools import islice
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.text.foreign_text import whole_text
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import FrameType
+
+__all__ = [
+    "LONGEST",
+    "REMOTE",
+    "agent_failure",
+    "brief",
+    "describe",
+    "message_of",
+    "reason_of",
+    "remote_note",
+    "task_failure",
+    "tasks_failure",
+    "titled",
+    "user_frames",
+    "user_traceback",
+]
+
+#: Characters of a text that somebody else wrote, in a message or a log line of ours.
+LONGEST = 200
+#: Characters of a message that this library wrote; what others wrote in it is cut already.
+_LONGEST_OWN = 1500
+#: First line of the note that holds the traceback of another process.
+REMOTE = "Raised in another process (most recent call last):"
+#: Frames of a traceback that are kept, the innermost ones.
+_MOST_FRAMES = 30
+#: Errors of an exception group that are told.
+_MOST_OF_GROUP = 5
+#: Failed tasks whose reasons stand in the message of a run.
+_MOST_TOLD = 3
+#: Packages whose messages are bounded where they are made: this library's, and the endpoint errors that it makes.
+_BOUNDED = frozenset({"ensemble_ray", "actors", "serve", "openai"})
+#: Packages that call user code, or are called by this library, beside the standard library; no user code themselves.
+_CALLERS = frozenset({
+    "ensemble_ray", "actors", "serve", "openai", "httpx", "httpx2", "httpcore", "aiohttp", "anyio", "pydantic",
+    "pydantic_core", "ray", "loky", "cloudpickle",
+})  # fmt: skip
+
+
+def message_of(error: BaseException) -> str:
+    """Return the text of an error, or its class name where the text is empty (S-ENG-61)."""
+    return whole_text(str(error)) or type(error).__name__
+
+
+def brief(text: str, length: int = LONGEST) -> str:
+    """Return the text on one line, cut to that many characters, with `...` behind what was cut.
+
+    Characters that a terminal would obey are replaced: the text may be of a model, a provider or a customer.
+    """
+    line = "".join(char if char.isprintable() else "\ufffd" for char in " ".join(text[: 4 * length].split()))
+    return line if len(line) <= length and len(text) <= 4 * length else f"{line[:length].rstrip()}..."
+
+
+def describe(error: BaseException) -> str:
+    """Return the message and the class of an error on one line: `invalid key (AuthenticationError)`."""
+    name, text = type(error).__name__, str(error)
+    if not text.strip():
+        return name
+    is_bounded = type(error).__module__.partition(".")[0] in _BOUNDED
+    line = brief(text, _LONGEST_OWN if is_bounded else LONGEST)
+    return f"{line if line.endswith('...') else line.removesuffix('.')} ({name})"
+
+
+def titled(error: BaseException) -> str:
+    """Return the class and the whole message of an error, as Python prints it: `KeyError: 'zzz'`.
+
+    Of this library's own errors only the message: their class says nothing more.
+    """
+    name, text = type(error).__name__, str(error)
+    if not text or type(error).__module__.partition(".")[0] == "ensemble_ray":
+        return text or name
+    return f"{name}: {text}"
+
+
+def agent_failure(role: str, error: BaseException) -> str:
+    """Return the message of a task whose agent failed with that error (S-ENG-50)."""
+    return f"Agent '{brief(role)}': {describe(error)}"
+
+
+def task_failure(label: str, error: BaseException) -> str:
+    """Return what a failed task is told of with: its name or description, and why (S-ENG-13)."""
+    return f"Task '{brief(label)}' failed: {reason_of(error)}"
+
+
+def tasks_failure(count: int, total: int, causes: Mapping[str, BaseException]) -> str:
+    """Return what a run is told of with that went on beside failed tasks: how many, and why the first of them did."""
+    first = "; ".join(f"'{brief(label)}': {reason_of(error)}" for label, error in islice(causes.items(), _MOST_TOLD))
+    more = count - min(len(causes), _MOST_TOLD)
+    return f"{count} of {total} tasks failed: {first}{f'; and {more} more' if more > 0 else ''}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why a task failed. An agent's failure names the class behind it already."""
+    if type(error).__name__ == "AgentExecutionError":
+        return brief(message_of(error), _LONGEST_OWN)
+    return describe(error)
+
+
+def user_frames(error: BaseException) -> str:
+    """Return the traceback of an error from the first frame of user code on, without a heading; "" without any."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    first = next((place for place, (frame, _) in enumerate(frames) if not _is_caller(frame)), len(frames))
+    kept = frames[first:][-_MOST_FRAMES:]
+    return "".join(traceback.StackSummary.extract(iter(kept)).format())
+
+
+def user_traceback(error: BaseException) -> str:
+    """Return the traceback of an error in user code, for a log: that of this process, else of another; "" without any."""
+    frames = user_frames(error)
+    if frames:
+        return f"Traceback (most recent call last):\n{frames}".rstrip("\n")
+    notes: tuple[object, ...] = tuple(getattr(error, "__notes__", ()))
+    return next((each for each in notes if isinstance(each, str) and each.startswith(REMOTE)), "")
+
+
+def remote_note(error: BaseException) -> str:
+    """Return the note that tells another process where user code raised the error; "" where no user code did."""
+    frames = user_frames(error)
+    if not frames:
+        return ""
+    parts = [f"{REMOTE}\n{frames}"]
+    handled = error.__context__ if error.__cause__ is None and not error.__suppress_context__ else None
+    if handled is not None:
+        parts.append(f"while handling: {describe(handled)}\n{user_frames(handled)}")
+    if isinstance(error, BaseExceptionGroup):
+        group = cast("BaseExceptionGroup[BaseException]", error)
+        parts += [f"of the group: {describe(each)}\n{user_frames(each)}" for each in group.exceptions[:_MOST_OF_GROUP]]
+    return "".join(parts).rstrip("\n")
+
+
+def _is_caller(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+    return package in _CALLERS or package in sys.stdlib_module_names

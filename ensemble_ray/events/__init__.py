@@ -1,0 +1,261 @@
+"""What listeners, streams and the command line see: projections of facts, for people. Floor: above outputs.
+
+Nothing is folded over events: record, metrics and trace fold over facts. Every event is immutable (S-EVT-5) and
+names its run and its instance, so that a reader of several runs can tell them apart.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import ClassVar, Literal
+
+from ensemble_ray.values.delegation import DelegationRequest, DelegationResponse
+from ensemble_ray.values.messages import ChatMessage, ToolCall
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.trace import jsonable
+
+__all__ = [
+    "EVENT_TYPES",
+    "DelegationCompletedEvent",
+    "DelegationFailedEvent",
+    "DelegationStartedEvent",
+    "EnsembleCompletedEvent",
+    "EnsembleStartedEvent",
+    "Event",
+    "FileChangedEvent",
+    "LlmIterationCompletedEvent",
+    "LlmIterationStartedEvent",
+    "TaskCompleteEvent",
+    "TaskFailedEvent",
+    "TaskInputEvent",
+    "TaskStartEvent",
+    "TokenEvent",
+    "ToolCallEvent",
+    "ToolCallRequest",
+]
+
+#: What one tool request of an LLM iteration looks like in an event: the model's own request.
+ToolCallRequest = ToolCall
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Root of all events."""
+
+    #: name of the listener method that takes it; also the event's name in JSON
+    method: ClassVar[str] = ""
+    run_id: str = ""
+    #: which execution of which task: `facts#0`; empty for events of the run itself
+    instance: str = ""
+
+    def to_dict(self) -> dict[str, object]:
+        """A JSON-able form: `event` is the listener method without `on_`."""
+        fields = {field.name: jsonable(getattr(self, field.name)) for field in dataclasses.fields(self)}
+        return {"event": self.method.removeprefix("on_"), **fields}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleStartedEvent(Event):
+    """The run begins (S-EVT-30)."""
+
+    method: ClassVar[str] = "on_ensemble_started"
+    ensemble_id: str
+    workflow: str
+    total_tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsembleCompletedEvent(Event):
+    """The run ended without failure (S-EVT-31)."""
+
+    method: ClassVar[str] = "on_ensemble_completed"
+    ensemble_id: str
+    total_duration: timedelta
+    exit_reason: ExitReason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskStartEvent(Event):
+    """A task begins (S-EVT-32). `task_index` is 1-based."""
+
+    method: ClassVar[str] = "on_task_start"
+    task_description: str
+    agent_role: str
+    task_index: int
+    total_tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCompleteEvent(Event):
+    """A task succeeded (S-EVT-33)."""
+
+    method: ClassVar[str] = "on_task_complete"
+    task_description: str
+    agent_role: str
+    task_index: int
+    total_tasks: int
+    task_output: TaskOutput
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskFailedEvent(Event):
+    """A task failed; `cause` is the original error (S-EVT-34, S-EVT-13)."""
+
+    method: ClassVar[str] = "on_task_failed"
+    task_description: str
+    agent_role: str
+    task_index: int
+    total_tasks: int
+    cause: BaseException
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolCallEvent(Event):
+    """A tool was executed (S-EVT-35). `tool_arguments` is the model's JSON text, `tool_result` the full text."""
+
+    method: ClassVar[str] = "on_tool_call"
+    tool_name: str
+    tool_arguments: str
+    tool_result: str
+    structured_result: object = None
+    agent_role: str
+    duration: timedelta
+    task_index: int
+    outcome: Literal["success", "failure"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskInputEvent(Event):
+    """Prompts are built, before the first model call (S-EVT-36)."""
+
+    method: ClassVar[str] = "on_task_input"
+    task_index: int
+    task_description: str
+    expected_output: str
+    agent_role: str
+    agent_goal: str
+    agent_background: str | None
+    tool_names: Sequence[str]
+    assembled_context: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmIterationStartedEvent(Event):
+    """A model call begins (S-EVT-37). `iteration_index` counts from 0."""
+
+    method: ClassVar[str] = "on_llm_iteration_started"
+    agent_role: str
+    task_description: str
+    iteration_index: int
+    messages: Sequence[ChatMessage]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LlmIterationCompletedEvent(Event):
+    """A model call ended (S-EVT-38). Unknown token counts are 0 here (S-EVT-16)."""
+
+    method: ClassVar[str] = "on_llm_iteration_completed"
+    agent_role: str
+    task_description: str
+    iteration_index: int
+    response_type: Literal["tool_calls", "final_answer"]
+    response_text: str | None
+    tool_requests: Sequence[ToolCallRequest]
+    input_tokens: int
+    output_tokens: int
+    latency: timedelta
+    #: why the model stopped, in the provider's word, `length` where it was cut off; None: unknown
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenEvent(Event):
+    """A streamed fragment (S-EVT-39). `iteration` tells the turns of a tool loop apart (S-STR-2)."""
+
+    method: ClassVar[str] = "on_token"
+    token: str
+    agent_role: str
+    task_description: str
+    iteration: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationStartedEvent(Event):
+    """A worker is asked, after guards and policies (S-EVT-40). `instance` is the delegating task's."""
+
+    method: ClassVar[str] = "on_delegation_started"
+    #: `task_id` of the request; the same in the delegation's other event (S-DEL-50)
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    task_description: str
+    #: 1 for the first (S-DEL-53)
+    delegation_depth: int
+    request: DelegationRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationCompletedEvent(Event):
+    """A worker answered (S-EVT-41)."""
+
+    method: ClassVar[str] = "on_delegation_completed"
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    response: DelegationResponse
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelegationFailedEvent(Event):
+    """A delegation was refused, or its worker failed (S-EVT-42)."""
+
+    method: ClassVar[str] = "on_delegation_failed"
+    delegation_id: str
+    delegating_agent_role: str
+    worker_role: str
+    failure_reason: str
+    #: what the worker raised; None for a refusal (S-DEL-51)
+    cause: BaseException | None
+    response: DelegationResponse
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileChangedEvent(Event):
+    """A file tool wrote a file (S-EVT-43)."""
+
+    method: ClassVar[str] = "on_file_changed"
+    agent_role: str
+    file_path: str
+    change_type: Literal["created", "modified"]
+    lines_added: int
+    lines_removed: int
+    timestamp: datetime
+
+
+#: Listener method -> event type, in the order in which `on_*` listeners are registered (S-EVT-2).
+EVENT_TYPES: Mapping[str, type[Event]] = {
+    kind.method: kind
+    for kind in (
+        EnsembleStartedEvent,
+        EnsembleCompletedEvent,
+        TaskStartEvent,
+        TaskCompleteEvent,
+        TaskFailedEvent,
+        ToolCallEvent,
+        TaskInputEvent,
+        LlmIterationStartedEvent,
+        LlmIterationCompletedEvent,
+        TokenEvent,
+        DelegationStartedEvent,
+        DelegationCompletedEvent,
+        DelegationFailedEvent,
+        FileChangedEvent,
+    )
+}

@@ -1,0 +1,160 @@
+"""Brings events to listeners. Floor: above listeners.
+
+Each listener has a queue and a thread of its own, so a slow one delays only itself and none delays the run
+(S-SET-32, S-PAR-42). What a listener raises is logged and goes no further (S-EVT-3); only KeyboardInterrupt ends the
+run (S-SET-27).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ensemble_ray.events import Event
+from ensemble_ray.events.listeners import call_listener, wanted_by
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import log_context
+
+__all__ = ["Delivery", "listeners_of"]
+
+_log = bounded_logger(__name__)
+
+
+class HasListeners(Protocol):
+    """An ensemble, as far as listeners go."""
+
+    @property
+    def listeners(self) -> Sequence[object]:
+        """Listener objects."""
+        ...
+
+    @property
+    def callbacks(self) -> Mapping[str, tuple[Callable[..., object], ...]]:
+        """`on_*` callables by method."""
+        ...
+
+
+class _Recipient:
+    """One listener with its queue and thread."""
+
+    def __init__(self, listener: object, fields: dict[str, str], on_interrupt: Callable[[BaseException], None]) -> None:
+        self.wanted = wanted_by(listener)
+        self._listener = listener
+        self._fields = fields
+        self._on_interrupt = on_interrupt
+        self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.done = threading.Event()
+        threading.Thread(target=self._deliver, name="ensemble-ray-listener", daemon=True).start()
+
+    def put(self, event: Event | None) -> None:
+        self._queue.put(event)
+
+    def _deliver(self) -> None:
+        with log_context(self._fields):
+            while (event := self._queue.get()) is not None:
+                self._call(event)
+        if self._loop is not None:
+            self._loop.close()
+        self.done.set()
+
+    def _call(self, event: Event) -> None:
+        try:
+            outcome = call_listener(self._listener, event)
+            if inspect.isawaitable(outcome):
+                self._await(outcome)
+        except Exception:  # noqa: BLE001  S-EVT-3: whatever a listener raises stays with it
+            _log.warning("Listener %s.%s raised", type(self._listener).__name__, event.method, exc_info=True)
+        except BaseException as stop:  # noqa: BLE001  KeyboardInterrupt and SystemExit end the run, not this thread
+            self._on_interrupt(stop)
+
+    def _await(self, outcome: object) -> None:
+        """Async callbacks run on this thread's loop (S-SET-33)."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+
+        async def wait() -> None:
+            if inspect.isawaitable(outcome):
+                await outcome
+
+        self._loop.run_until_complete(wait())
+
+
+def _ignore(_stop: BaseException) -> None:
+    """Nobody waits for an interrupt."""
+
+
+class Delivery:
+    """The listeners of one run. An `EventSink`: takes events in order, never waits."""
+
+    def __init__(
+        self,
+        listeners: Sequence[object],
+        *,
+        fields: dict[str, str] | None = None,
+        on_interrupt: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._recipients = [_Recipient(listener, dict(fields or {}), on_interrupt or _ignore) for listener in listeners]
+        self.interest: frozenset[str] = frozenset[str]().union(*(r.wanted for r in self._recipients))
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether any listener overrides that event's method."""
+        return kind.method in self.interest
+
+    def emit(self, event: Event) -> None:
+        """Queue the event for everybody who wants it."""
+        for recipient in self._recipients:
+            if event.method in recipient.wanted:
+                recipient.put(event)
+
+    async def close(self) -> None:
+        """Return when every queued event was delivered (S-EVT-6)."""
+        loop = asyncio.get_running_loop()
+        for recipient in self._recipients:
+            recipient.put(None)
+        for recipient in self._recipients:
+            if not recipient.done.is_set():
+                await _wait(loop, recipient.done)
+
+
+async def _wait(loop: asyncio.AbstractEventLoop, done: threading.Event) -> None:
+    """Wait for a thread's event without holding the loop."""
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def watch() -> None:
+        done.wait()
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(lambda: None if ready.done() else ready.set_result(None))
+
+    threading.Thread(target=watch, name="ensemble-ray-delivery-wait", daemon=True).start()
+    await ready
+
+
+class _Callbacks:
+    """One `on_*` callable as a listener: an object with a method for each kind of event it was registered for."""
+
+    def __init__(self, function: Callable[..., object]) -> None:
+        self.function = function
+
+
+def listeners_of(definition: HasListeners) -> tuple[object, ...]:
+    """All listeners in order: `listeners`, then the `on_*` callables in table order (S-EVT-2).
+
+    A callable that is registered for several kinds of events is one listener: it is told of them in their order
+    (S-EVT-22). Registered twice for the same kind, it is told twice.
+    """
+    added: list[_Callbacks] = []
+    for method, functions in definition.callbacks.items():
+        for function in functions:
+            # Methods of an object are made anew at each look at them: equal, not the same.
+            mine = (each for each in added if each.function == function and not hasattr(each, method))
+            listener = next(mine, None)
+            if listener is None:
+                added.append(listener := _Callbacks(function))
+            setattr(listener, method, function)
+    return (*definition.listeners, *added)

@@ -1,0 +1,132 @@
+"""From a task's declared type to the JSON schema that an endpoint can enforce. Room: execute. Pure: a type in, data out.
+
+Endpoints agree on the form of values (types, fields, choices) and differ in whatever else a schema can say, so the
+schema tells the form only and the parser judges the rest. Must never happen: a field that the parser would refuse, or
+a schema called strict that leaves the subset which strict endpoints take.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
+
+from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.messages import JsonSchema
+
+__all__ = ["answer_schema"]
+
+_log = bounded_logger(__name__)
+
+Node = Mapping[str, Any]
+
+#: What an endpoint takes as a schema's name.
+_NOT_IN_NAMES = re.compile(r"[^a-zA-Z0-9_-]")
+_LONGEST_NAME = 64
+#: Keywords that are taken over as they are.
+_PLAIN = ("type", "enum", "const", "required", "description")
+#: Formats whose absence would cost corrections: the parser refuses other spellings.
+_FORMATS = frozenset({"date", "time", "date-time", "duration", "uuid"})
+_SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
+
+
+@lru_cache(maxsize=256)
+def answer_schema(kind: Hashable) -> JsonSchema | None:
+    """The schema of a type's JSON; None where an endpoint cannot be held to it (S-OUT-46).
+
+    Args:
+        kind: Whatever a task's `output_type` may be.
+    """
+    try:
+        generated: Node = adapter_of(kind).json_schema(schema_generator=_Generator)
+        root = _root(generated)
+    except Exception as error:  # noqa: BLE001  a type's own hooks may raise anything; the prompt asks for it all the same
+        _log.debug("No JSON schema for %s: %s", _name(kind), error)
+        return None
+    if root.get("type") != "object":
+        return None
+    return JsonSchema(name=_name(kind), schema=root, strict=_is_strict(root))
+
+
+class _Generator(GenerateJsonSchema):
+    """Pydantic's own, for a writer of JSON: every field that can be given is to be given."""
+
+    def field_is_required(self, field: Any, total: bool) -> bool:  # noqa: FBT001  pydantic's signature
+        """Defaults or not; only keys of a `TypedDict` may say that they can be absent."""
+        return bool(field.get("required", total)) if field["type"] == "typed-dict-field" else True
+
+    def field_is_present(self, field: Any) -> bool:
+        """Not those that the class makes by itself: given, they would be refused."""
+        return field.get("init") is not False and super().field_is_present(field)
+
+    def emit_warning(self, kind: JsonSchemaWarningKind, detail: str) -> None:
+        """Quiet: what cannot be said of defaults and the like is left out here anyway."""
+
+
+def _name(kind: object) -> str:
+    name = kind.__name__ if isinstance(kind, type) else str(kind)
+    return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
+
+
+def _root(generated: Node) -> dict[str, Any]:
+    """The form of the whole; a recursive type's root is a mere reference, which endpoints do not take."""
+    definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}
+    root = _form(generated)
+    reference: object = root.get("$ref")
+    if isinstance(reference, str):
+        root = dict(definitions[reference.rpartition("/")[2]])
+    return {**root, "$defs": definitions} if definitions else root
+
+
+def _form(node: Node) -> dict[str, Any]:
+    """What that schema says of the form, in keywords that endpoints know."""
+    if "$ref" in node:
+        return {"$ref": node["$ref"]}  # nothing may stand beside it
+    form: dict[str, Any] = {name: node[name] for name in _PLAIN if name in node}
+    if node.get("format") in _FORMATS:
+        form["format"] = node["format"]
+    choices = [_form(each) for each in (*node.get("anyOf", ()), *node.get("oneOf", ()))]
+    if choices:
+        form["anyOf"] = choices
+    if "allOf" in node:
+        form["allOf"] = [_form(each) for each in node["allOf"]]
+    if "items" in node:
+        form["items"] = _form(node["items"]) if isinstance(node["items"], Mapping) else {}
+    if "prefixItems" in node:
+        form["prefixItems"] = [_form(each) for each in node["prefixItems"]]
+        form |= {name: node[name] for name in ("minItems", "maxItems") if name in node}
+    if node.get("type") == "object":
+        form["properties"] = {name: _form(each) for name, each in node.get("properties", {}).items()}
+        form.setdefault("required", [])
+        form["additionalProperties"] = _more(node)
+    return form
+
+
+def _more(node: Node) -> object:
+    """What an object may hold beside its fields."""
+    by_pattern = tuple(node.get("patternProperties", {}).values())
+    more: object = node.get("additionalProperties", by_pattern[0] if len(by_pattern) == 1 else bool(by_pattern))
+    return _form(cast("Node", more)) if isinstance(more, Mapping) else more
+
+
+def _is_strict(node: Node) -> bool:
+    """Whether endpoints that enforce to the letter take it (S-OUT-45)."""
+    if not all(map(_is_strict, node.get("$defs", {}).values())):
+        return False
+    if "$ref" in node:
+        return True
+    if "anyOf" in node:
+        return "type" not in node and all(map(_is_strict, cast("Sequence[Node]", node["anyOf"])))
+    match node.get("type"):
+        case "object":
+            fields = cast("Mapping[str, Node]", node["properties"])
+            is_whole = node["additionalProperties"] is False and set(node["required"]) == set(fields)
+            return is_whole and all(map(_is_strict, fields.values()))
+        case "array":
+            return "prefixItems" not in node and "items" in node and _is_strict(node["items"])
+        case kind:
+            return isinstance(kind, str) and kind in _SCALARS and "allOf" not in node

@@ -1,0 +1,155 @@
+"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows. Room: execute.
+
+In: a call to make. Out: its answer, or the error of the last attempt. Each attempt asks its endpoint's breaker and limit
+first, and takes a permit of its rate limit by itself; waiting holds neither. Must never happen: a second attempt after
+a refusal, after an error of user code, or of a stream that has begun (S-DUR-61).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import CircuitOpenError
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.llm.faults import Fault, fault_of, status_of
+from ensemble_ray.llm.retry import backoff_s, patience_asked_s
+from ensemble_ray.process.bounded_log import bounded_logger
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.retry_policy import RetryPolicy
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.limits.endpoints import Visit
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.values.messages import ChatResponse
+
+__all__ = ["Attempts"]
+
+_log = bounded_logger(__name__)
+
+
+class Attempts:
+    """Makes the attempts of one task's model calls, one answer after the other."""
+
+    def __init__(self, scope: TaskScope, model: ChatModel) -> None:
+        self._scope = scope
+        self._model = model
+        self._policy = scope.frame.retry
+        #: of the newest answer: why each attempt before it failed
+        self.failed: list[str] = []
+
+    async def answer(self, send: Callable[[], Awaitable[ChatResponse]], has_begun: Callable[[], bool]) -> ChatResponse:
+        """Ask until there is an answer, or no further attempt is allowed.
+
+        Args:
+            send: Makes one attempt.
+            has_begun: Whether a part of the answer has been passed on already.
+
+        Raises:
+            CircuitOpenError: the endpoint fails for everybody, and the policy's patience is used up.
+        """
+        self.failed = []
+        self._scope.effects.attempts = 0
+        if self._policy is None:
+            self._scope.effects.attempts = 1
+            return await send()
+        visit = self._visit()
+        try:
+            return await self._repeated(self._policy, visit, send, has_begun)
+        finally:
+            if visit is not None:
+                visit.end()
+
+    def _visit(self) -> Visit | None:
+        """None for a model that does not say which endpoint it asks: there is nothing to know of others' failures."""
+        endpoint: object = getattr(self._model, "endpoint_id", "")
+        return self._scope.ports.endpoints.visit(endpoint) if isinstance(endpoint, str) and endpoint else None
+
+    async def _repeated(
+        self,
+        policy: RetryPolicy,
+        visit: Visit | None,
+        send: Callable[[], Awaitable[ChatResponse]],
+        has_begun: Callable[[], bool],
+    ) -> ChatResponse:
+        left_s = policy.max_wait.total_seconds()
+        last: BaseException | None = None
+        try:
+            while True:
+                if visit is not None and not visit.try_go():
+                    left_s -= await _waited(visit, left_s, last)
+                self._scope.effects.attempts += 1
+                try:
+                    response = await send()
+                except BaseException as error:
+                    fault = fault_of(error)
+                    _tell(visit, error, fault)
+                    delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
+                    if fault is None or delay_s is None:
+                        raise
+                    self._note(policy, fault, delay_s)
+                    last = error
+                else:
+                    if visit is not None:
+                        visit.answered()
+                    return response
+                await self._scope.ports.clock.sleep(delay_s)
+                left_s -= delay_s
+        finally:
+            del last  # its traceback holds this frame
+
+    def _delay(self, policy: RetryPolicy, fault: Fault, left_s: float) -> float | None:
+        """How long to wait before the next attempt; None: there is none (S-DUR-62)."""
+        attempt = len(self.failed) + 1
+        if attempt >= policy.max_attempts:
+            return None
+        delay_s = patience_asked_s(fault.retry_after, self._scope.ports.clock.now())
+        if delay_s is None:
+            delay_s = backoff_s(
+                attempt,
+                first_s=policy.first_delay.total_seconds(),
+                longest_s=policy.max_delay.total_seconds(),
+                jitter=random.random(),  # noqa: S311  spreads load, keeps no secret
+            )
+        return delay_s if delay_s <= left_s else None
+
+    def _note(self, policy: RetryPolicy, fault: Fault, delay_s: float) -> None:
+        """Count a retry, and say so (S-DUR-66)."""
+        self.failed.append(_brief(fault))
+        self._scope.effects.retry_count += 1
+        order = self._scope.order
+        _log.warning(
+            "Task '%s': attempt %d of %d at %s failed, again in %.3g s: %s",
+            order.key,
+            len(self.failed),
+            policy.max_attempts,
+            getattr(self._model, "endpoint_id", "") or type(self._model).__name__,
+            delay_s,
+            _brief(fault),
+        )
+
+
+async def _waited(visit: Visit, patience_s: float, last: BaseException | None) -> float:
+    try:
+        return await visit.wait(patience_s)
+    except CircuitOpenError as is_open:
+        raise is_open from last
+
+
+def _tell(visit: Visit | None, error: BaseException, fault: Fault | None) -> None:
+    """Let the endpoint's breaker and limit know what came of an attempt."""
+    if visit is None:
+        return
+    if fault is None:
+        # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
+        known = visit.left if status_of(error) is None else visit.answered
+        known()
+    elif fault.is_refusal_for_now:
+        visit.refused()
+    else:
+        visit.failed(_brief(fault), ago_s=fault.ago_s)
+
+
+def _brief(fault: Fault) -> str:
+    return f"{fault.what}: {brief(fault.text)}"

@@ -1,0 +1,73 @@
+"""Incomplete answers: what is said of them, and how several requests for one answer are told as one. Room: execute. Pure.
+
+Rules:
+1. An answer is incomplete where the provider says that it cut it off, or where it is empty (S-ENG-36).
+2. One that is not accepted is asked for again `MOST_REPEATS` times at most, with the same conversation (S-ENG-38).
+3. What all requests for an answer spent is spent: tokens are added up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ensemble_ray.errors.texts import brief
+from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.values.messages import TokenUsage
+from ensemble_ray.values.metrics import add_tokens
+
+__all__ = ["MOST_REPEATS", "asked_again", "incomplete_text", "joined"]
+
+#: Further requests for an answer that is not accepted.
+MOST_REPEATS = 2
+_ADVICE = {
+    "content_filter": "Reword the task, or ask another model.",
+    "empty": "Reword the task, raise max_tokens of its model, or ask another model.",
+}
+_CUT_OFF_ADVICE = "Raise max_tokens of its model, or ask for a shorter answer."
+
+
+def incomplete_text(role: str, reason: str) -> str:
+    """Return what is wrong with an answer and what to do about it."""
+    return f"Agent '{brief(role)}': {_what(reason)}. {_ADVICE.get(reason, _CUT_OFF_ADVICE)}"
+
+
+def asked_again(role: str, reason: str, repeat: int) -> str:
+    """Return the log line of a further request."""
+    return f"Agent '{brief(role)}': {_what(reason)}; asked again ({repeat} of {MOST_REPEATS})"
+
+
+def joined(before: ModelEffect, reason: str, after: ModelEffect) -> ModelEffect:
+    """Return the later of two answers to one request, with what both of them took."""
+    usage = (before.response.usage or TokenUsage(), after.response.usage or TokenUsage())
+    spent = TokenUsage(
+        add_tokens(each.input_tokens for each in usage), add_tokens(each.output_tokens for each in usage)
+    )
+    failed = (*before.attempts_failed, _what(reason), *after.attempts_failed)
+    return replace(
+        after,
+        response=replace(after.response, usage=spent),
+        attempts_failed=failed,
+        estimated=_estimated(before, after),
+    )
+
+
+def _what(reason: str) -> str:
+    if reason == "empty":
+        return "the model's answer is empty"
+    by = " by the provider's content filter" if reason == "content_filter" else ""
+    return f"the model's answer was cut off{by} (finish_reason '{reason}')"
+
+
+def _estimated(before: ModelEffect, after: ModelEffect) -> tuple[int, int] | None:
+    """Return what a budget counted for both; None where the provider counted all of it."""
+    if before.estimated is None and after.estimated is None:
+        return None
+    first, second = (_counted(effect) for effect in (before, after))
+    return first[0] + second[0], first[1] + second[1]
+
+
+def _counted(effect: ModelEffect) -> tuple[int, int]:
+    if effect.estimated is not None:
+        return effect.estimated
+    usage = effect.response.usage or TokenUsage()
+    return usage.input_tokens, usage.output_tokens

@@ -1,0 +1,202 @@
+"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Room: execute.
+
+Carries out what `ReactMachine` and `structured` decide; the order of steps is the specification's (03, agent executor).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import MaxIterationsExceededError
+from ensemble_ray.errors.texts import LONGEST, brief
+from ensemble_ray.events import TaskInputEvent
+from ensemble_ray.execute.agent.model_calls import ModelCalls
+from ensemble_ray.execute.agent.react import ReactMachine, stop_text
+from ensemble_ray.execute.agent.steps import (
+    CallModel,
+    CallTools,
+    Fail,
+    Finish,
+    ModelAnswered,
+    StepInstruction,
+    ToolsReturned,
+)
+from ensemble_ray.execute.agent.structured import StructuredMachine
+from ensemble_ray.execute.effects import ToolEffect
+from ensemble_ray.execute.tools.calls import ToolCalls
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.prompts.agent import build_system_prompt
+from ensemble_ray.prompts.context import context_section
+from ensemble_ray.prompts.task import build_user_prompt
+from ensemble_ray.values.trace import TaskPrompts
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.scope import TaskScope
+
+__all__ = ["AgentLoop"]
+
+_log = bounded_logger(__name__)
+#: Below DEBUG; full responses of models (S-ENG-30).
+TRACE_LEVEL = 5
+
+
+class AgentLoop:
+    """Runs one task with one agent."""
+
+    def __init__(self, scope: TaskScope, agent: Agent) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._agent = agent
+        self._effects = scope.effects
+        self._is_verbose = scope.frame.is_verbose or agent.verbose
+        self._models = ModelCalls(scope, agent)
+        self._asked_again = 0
+        #: the latest answer's text
+        self._latest = ""
+
+    async def run(self) -> tuple[str, object]:
+        """The answer's text and, with an output type, the parsed object."""
+        system_prompt, user_prompt = self._prompts()
+        tools = await ToolCalls.of(self._scope, self._agent)
+        self._announce_input(tools)
+        machine = ReactMachine(
+            system_prompt=system_prompt,
+            user_prompt=user_prompt,
+            max_iterations=self._agent.max_iterations,
+            has_tools=bool(tools.specs),
+        )
+        self._machine, self._tools, self._system_prompt = machine, tools, system_prompt
+        return await self._answered(machine.start())
+
+    @property
+    def may_ask_again(self) -> bool:
+        """Whether a guardrail that refuses the answer may have another one (S-GRD-17)."""
+        return self._asked_again < self._order.task.max_output_retries
+
+    async def again(self, why: str) -> tuple[str, object]:
+        """Another answer, since a guardrail wants one for that reason; as `run` gives it."""
+        self._asked_again += 1
+        most = self._order.task.max_output_retries
+        _log.info(
+            "Agent '%s' is asked again by a guardrail (%d/%d): %s",
+            self._order.agent_role, self._asked_again, most, brief(why),
+        )  # fmt: skip
+        self._models.begin_anew()
+        return await self._answered(self._machine.ask_again(why, answer=self._latest, turn=len(self._effects.models)))
+
+    async def _answered(self, step: StepInstruction) -> tuple[str, object]:
+        text = self._latest = self._checked(await self._loop(step))
+        if self._order.task.output_type is None:
+            return text, None
+        return text, await self._structured(text)
+
+    def _prompts(self) -> tuple[str, str]:
+        clock = self._scope.ports.clock
+        began = clock.now()
+        system_prompt = build_system_prompt(self._agent)
+        user_prompt = build_user_prompt(self._order.task, self._order.context)
+        self._effects.prompt_build_s = clock.now() - began
+        self._effects.prompts = TaskPrompts(system_prompt=system_prompt, user_prompt=user_prompt)
+        if self._is_verbose:
+            _log.info("System prompt:\n%s", system_prompt)
+            _log.info("User prompt:\n%s", user_prompt)
+        elif _log.isEnabledFor(logging.DEBUG):
+            _log.debug("System prompt (%d characters):\n%s", len(system_prompt), system_prompt)
+            _log.debug("User prompt (%d characters):\n%s", len(user_prompt), user_prompt)
+        return system_prompt, user_prompt
+
+    def _announce_input(self, tools: ToolCalls) -> None:
+        order, agent = self._order, self._agent
+        self._scope.emit(
+            TaskInputEvent,
+            lambda: TaskInputEvent(
+                task_index=order.index,
+                task_description=order.task.description,
+                expected_output=order.task.expected_output,
+                agent_role=order.agent_role,
+                agent_goal=agent.goal,
+                agent_background=agent.background,
+                tool_names=tuple(spec.name for spec in tools.specs),
+                assembled_context=context_section(order.context),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    async def _loop(self, step: StepInstruction) -> str | None:
+        machine, tools = self._machine, self._tools
+        while True:
+            match step:
+                case CallModel():
+                    response = await self._models.call(machine.messages, tools.specs, step.turn)
+                    step = machine.handle(ModelAnswered(response=response))
+                    self._models.settle(machine.messages, is_final=isinstance(step, Finish))
+                    self._models.accept()
+                case CallTools():
+                    self._effects.tool_call_count = machine.tool_call_count
+                    step = machine.handle(ToolsReturned(texts=await self._call_tools(step, tools)))
+                case Finish() if (reminder := tools.reminder()) is not None:
+                    _log.info("Agent '%s' wanted to finish and is reminded: %s", self._order.agent_role, reminder)
+                    step = machine.remind(reminder)
+                case Finish():
+                    return step.text
+                case Fail():
+                    raise MaxIterationsExceededError(
+                        self._order.agent_role,
+                        self._order.task.description,
+                        self._agent.max_iterations,
+                        step.tool_calls_made,
+                    )
+
+    async def _call_tools(self, step: CallTools, tools: ToolCalls) -> list[str]:
+        model = self._effects.models[-1]
+        texts: list[str] = []
+        for effect, text in await tools.run(step.allowed, step.turn):
+            model.tools.append(effect)
+            texts.append(text)
+        if step.allowed:
+            tools.turn_ended()  # once they stand in the trace
+        limit = self._agent.max_iterations
+        now = self._scope.ports.clock.now()
+        for position, call in enumerate(step.stopped):
+            count = step.stop_count - len(step.stopped) + position + 1
+            _log.warning(
+                "Agent '%s' exceeded max iterations (%d). Stop message sent (%d/3).",
+                self._order.agent_role, limit, count,
+            )  # fmt: skip
+            model.tools.append(
+                ToolEffect(
+                    call=call, outcome="skipped_max_iterations", text=stop_text(limit), started_at=now, duration_s=0.0
+                )
+            )
+        return texts
+
+    def _checked(self, text: str | None) -> str:
+        """The empty-text rule (S-ENG-34), and the answer in the log (S-ENG-30)."""
+        if text is None or not text.strip():
+            _log.warning(
+                "Agent '%s' returned empty response for task '%s'",
+                self._order.agent_role,
+                brief(self._order.task.description),
+            )
+            return ""
+        _log.log(logging.INFO if self._is_verbose else TRACE_LEVEL, "Response:\n%s", text)
+        return text
+
+    async def _structured(self, text: str) -> object:
+        """Parse, and ask for corrections until it parses or the attempts are used up (S-OUT-30 to S-OUT-38)."""
+        machine = StructuredMachine(self._order.task, agent_role=self._order.agent_role, first_response=text)
+        while (prompt := machine.next_prompt()) is not None:
+            self._log_lines(machine)
+            answer = await self._models.correct(self._system_prompt, prompt, len(self._effects.models))
+            self._latest = answer or ""
+            machine.told(answer)
+        self._log_lines(machine)
+        return machine.result()
+
+    @staticmethod
+    def _log_lines(machine: StructuredMachine) -> None:
+        for level, line in machine.log_lines():
+            _log.log(level, "%s", brief(line, 2 * LONGEST))

@@ -1,0 +1,350 @@
+"""A task's model calls: events around them, the record, streaming, the errors they become. Room: execute.
+
+A call that the journal has an answer for is not made again; its recorded answer is used. No request is sent before
+everything that it depends on is in the record (S-DUR-2).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
+from ensemble_ray.errors.texts import agent_failure, describe
+from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
+from ensemble_ray.execute.agent.attempts import Attempts
+from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
+from ensemble_ray.execute.agent.recorded_model import effect_of, fact_data
+from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.ports import StreamingChatModel, StructuredChatModel, Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import use_effect_key
+from ensemble_ray.process.threads import USER_ERRORS, call_user
+from ensemble_ray.text.foreign_text import WholePieces
+from ensemble_ray.values.ids import effect_name, uuid_of
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    JsonSchema,
+    OnIncomplete,
+    TokenUsage,
+    ToolSpec,
+    incomplete_reason,
+    whole_response,
+)
+from ensemble_ray.values.trace import CaptureMode
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.scope import TaskScope
+
+__all__ = ["ModelCalls"]
+
+_log = bounded_logger(__name__)
+#: What came of tool requests that may have left no fact: calls of unknown tools, and calls beyond the limit.
+_WITHOUT_FACTS = frozenset({"failure", "skipped_max_iterations"})
+
+
+class ModelCalls:
+    """Makes the model calls of one task, one after the other."""
+
+    def __init__(self, scope: TaskScope, agent: Agent) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._effects = scope.effects
+        self._model = agent.llm
+        self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.frame.on_incomplete
+        self._has_warned = False
+        self._stream = self._streaming_model(scope.order.is_streaming)
+        self._structured = self._structured_form(scope.order.task.output_type)
+        self._attempts = Attempts(scope, agent.llm)
+        self._digest = hashlib.sha256()
+        self._digested = 0
+        self._turn = 0
+        #: whether the last answer is on its way to the record, and nothing that follows it has been waited for
+        self._is_underway = False
+
+    async def call(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], turn: int) -> ChatResponse:
+        """Ask with the whole conversation.
+
+        Raises:
+            AgentExecutionError: the model failed, or gave something that is no answer (S-ENG-50, S-ENG-57).
+        """
+        self._turn = turn
+        self._started(messages, turn)
+        return await self._ask(messages, tools, turn, stream=self._stream)
+
+    async def correct(self, system_prompt: str, prompt: str, turn: int) -> str | None:
+        """One correction turn of structured output: two messages, no tools, no streaming (S-OUT-31)."""
+        self._turn = turn
+        messages = (ChatMessage(role="system", content=system_prompt), ChatMessage(role="user", content=prompt))
+        self.begin_anew()
+        self._started(messages, turn)
+        response = await self._ask(messages, (), turn, stream=None)
+        self.settle((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
+        self.accept()
+        return response.text
+
+    def begin_anew(self) -> None:
+        """The next request's digest is of its whole conversation: messages in its middle may have changed."""
+        self._digest, self._digested = hashlib.sha256(), 0
+
+    def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
+        """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
+        effect = self._effects.models[-1]
+        effect.is_final = is_final
+        if self._scope.frame.capture_mode.is_at_least(CaptureMode.STANDARD):
+            effect.messages = captured(messages)
+        order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
+        self._scope.emit(
+            LlmIterationCompletedEvent,
+            lambda: LlmIterationCompletedEvent(
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration_index=self._turn,
+                response_type="final_answer" if is_final else "tool_calls",
+                response_text=response.text,
+                tool_requests=() if is_final else tuple(response.tool_calls),
+                input_tokens=max(0, usage.input_tokens),
+                output_tokens=max(0, usage.output_tokens),
+                latency=timedelta(seconds=effect.latency_s),
+                finish_reason=response.finish_reason,
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    def accept(self) -> None:
+        """Do with the last answer what is to be done with an incomplete one (S-ENG-37); nothing to a whole one.
+
+        Raises:
+            AgentExecutionError: it is not accepted.
+        """
+        reason = incomplete_reason(self._effects.models[-1].response)
+        if reason is None:
+            return
+        order = self._order
+        text = incomplete_text(order.agent_role, reason)
+        if self._on_incomplete != "warn":
+            raise AgentExecutionError(text, order.agent_role, order.task.description)
+        # Of an empty one its own line tells (S-ENG-34).
+        if reason != "empty" and not self._has_warned:
+            self._has_warned = True
+            _log.warning("Task '%s': %s It is used as it is.", order.key, text)
+
+    def _started(self, messages: Sequence[ChatMessage], turn: int) -> None:
+        order = self._order
+        self._scope.emit(
+            LlmIterationStartedEvent,
+            lambda: LlmIterationStartedEvent(
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration_index=turn,
+                messages=tuple(messages),
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    async def _ask(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        turn: int,
+        *,
+        stream: StreamingChatModel | None,
+    ) -> ChatResponse:
+        name = effect_name(self._order.instance, turn)
+        request_digest = self._request_digest(messages)
+        recorded = self._scope.recorded(name, "model")
+        if recorded is not None:
+            compare = self._scope.ports.compare
+            if compare is not None:
+                compare(name, recorded, request_digest, messages)
+            effect = effect_of(recorded)
+            self._scope.effects.retry_count += effect.retries
+        else:
+            await self._settle_record()
+            effect = await self._whole(name, messages, tools, stream)
+            await self._record(name, request_digest, effect)
+        self._effects.models.append(effect)
+        return effect.response
+
+    async def _whole(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        stream: StreamingChatModel | None,
+    ) -> ModelEffect:
+        """Ask the model, and where its answer is incomplete and the policy is `retry` ask again (S-ENG-38)."""
+        effects = self._scope.effects
+        effect = await self._send(name, messages, tools, stream)
+        if self._on_incomplete != "retry":
+            return effect
+        for repeat in range(1, MOST_REPEATS + 1):
+            reason = incomplete_reason(effect.response)
+            if reason is None:
+                break
+            _log.warning("Task '%s': %s", self._order.key, asked_again(self._order.agent_role, reason, repeat))
+            effects.retry_count += 1
+            requests = effects.attempts
+            # Not streamed: the pieces that were passed on cannot be taken back.
+            effect = joined(effect, reason, await self._send(f"{name}/again-{repeat}", messages, tools, None))
+            effects.attempts += requests
+        return effect
+
+    async def _send(
+        self,
+        name: str,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        stream: StreamingChatModel | None,
+    ) -> ModelEffect:
+        """Ask the model, again if its provider fails; the latency is that of the attempt that was answered.
+
+        `name` tells one effect from another: an endpoint that keeps answers by key is asked for another answer.
+        """
+        clock = self._scope.ports.clock
+        key = uuid_of(f"{self._order.run_id}/{name}")
+        started_at = 0.0
+        pieces: list[str] = []
+
+        async def attempt() -> ChatResponse:
+            nonlocal started_at
+            started_at = clock.now()
+            # The same for every attempt: it is one effect (S-DUR-27).
+            with use_effect_key(key):
+                if stream is None:
+                    return await self._plain(messages, tools)
+                return await self._streamed(stream, messages, tools, pieces)
+
+        spending, request = self._scope.ports.spending, None
+        send = attempt
+        if spending is not None:
+            kind = self._order.agent_key or self._order.agent_role
+            request = spending.request(kind, self._model, messages, tools)
+            send = partial(request.send, attempt)
+        try:
+            response = await self._attempts.answer(send, lambda: bool(pieces))
+        except (asyncio.CancelledError, ExitEarlyError):
+            raise
+        except USER_ERRORS as error:
+            raise self._failure(error, is_streaming=stream is not None) from error
+        failed = tuple(self._attempts.failed)
+        latency_s = clock.now() - started_at
+        return ModelEffect(
+            started_at=started_at,
+            latency_s=latency_s,
+            response=response,
+            is_final=True,
+            attempts_failed=failed,
+            estimated=None if request is None else request.estimated,
+        )
+
+    async def _record(self, name: str, request_digest: str, effect: ModelEffect) -> None:
+        """Note an answer. What follows waits for it: a tool's intent or result, or the task's own output.
+
+        Only corrections of structured output follow an answer directly.
+        """
+        is_last = not effect.response.tool_calls and self._order.task.output_type is not None
+        self._is_underway = not is_last
+        until = Until.WRITTEN if is_last else Until.TAKEN
+        await self._scope.note("model", name, fact_data(request_digest, effect), until=until)
+
+    async def _settle_record(self) -> None:
+        """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""
+        if self._is_underway and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
+            await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+        self._is_underway = False
+
+    async def _plain(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> ChatResponse:
+        # A list of its own per call: a model may keep what it is given.
+        if tools:
+            response: object = await call_user(self._model.chat, list(messages), tuple(tools))
+        elif self._structured is not None:
+            model, schema = self._structured
+            response = await call_user(model.chat_structured, list(messages), schema)
+        else:
+            response = await call_user(self._model.chat, list(messages))
+        if not isinstance(response, ChatResponse):
+            raise TypeError(f"model returned {type(response).__name__} instead of a ChatResponse")
+        return whole_response(response)
+
+    async def _streamed(
+        self,
+        model: StreamingChatModel,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+        parts: list[str],
+    ) -> ChatResponse:
+        """The answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
+        turn = self._turn
+        closing: ChatResponse | None = None
+        whole = WholePieces()
+        async for piece in model.stream(list(messages), tuple(tools)):
+            if isinstance(piece, ChatResponse):
+                closing = whole_response(piece)
+                continue
+            parts.append(whole.feed(piece))
+            self._emit_token(parts[-1], turn)
+        if rest := whole.finish():
+            parts.append(rest)
+            self._emit_token(rest, turn)
+        text = "".join(parts)
+        if closing is None:  # S-STR-10
+            return ChatResponse(text=text)
+        return replace(closing, text=text or closing.text)
+
+    def _emit_token(self, token: str, turn: int) -> None:
+        order = self._order
+        self._scope.emit(
+            TokenEvent,
+            lambda: TokenEvent(
+                token=token,
+                agent_role=order.agent_role,
+                task_description=order.task.description,
+                iteration=turn,
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )
+
+    def _streaming_model(self, is_streaming: bool) -> StreamingChatModel | None:  # noqa: FBT001  a single private flag
+        if not is_streaming:
+            return None
+        if isinstance(self._model, StreamingChatModel):
+            return self._model
+        _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
+        return None
+
+    def _structured_form(self, kind: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
+        """Whom to hold to which schema where no tools are offered and nothing is streamed (S-OUT-40, S-OUT-41)."""
+        if kind is None or not isinstance(self._model, StructuredChatModel):
+            return None
+        from ensemble_ray.execute.agent.answer_schema import (
+            answer_schema,  # loads pydantic's generator: typed tasks pay
+        )
+
+        schema = answer_schema(cast("Hashable", kind))
+        return None if schema is None else (self._model, schema)
+
+    def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:
+        role = self._order.agent_role
+        text = f"Streaming failed for agent '{role}': {describe(error)}" if is_streaming else agent_failure(role, error)
+        return AgentExecutionError(text, role, self._order.task.description)
+
+    def _request_digest(self, messages: Sequence[ChatMessage]) -> str:
+        """SHA-256 over the conversation; only new messages are hashed, so a long loop stays linear."""
+        for message in messages[self._digested :]:
+            calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+            line = json.dumps((message.role, message.content, calls, message.tool_call_id))
+            self._digest.update(line.encode())
+        self._digested = len(messages)
+        return self._digest.hexdigest()

@@ -1,0 +1,125 @@
+"""Answers of models as facts and back, and a model that keeps its answers so. Room: execute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.process.threads import call_user
+from ensemble_ray.values.messages import (
+    ChatMessage,
+    ChatResponse,
+    Fact,
+    TokenUsage,
+    ToolCall,
+    ToolSpec,
+    told_finish_reason,
+    whole_response,
+)
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.ports import ChatModel
+
+__all__ = ["RecordedModel", "effect_of", "fact_data"]
+
+
+def fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
+    """Return the data of a `model` fact: an answer, and what it took to get it."""
+    response = effect.response
+    usage = response.usage or TokenUsage()
+    data: dict[str, object] = {
+        "request_digest": request_digest,
+        "started_at": effect.started_at,
+        "latency_s": effect.latency_s,
+        "text": response.text,
+        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+    }
+    if (reason := told_finish_reason(response)) is not None:
+        data["finish_reason"] = reason
+    if effect.estimated is not None:
+        data["estimated_tokens"] = list(effect.estimated)
+    if effect.retries:
+        data |= {"retries": effect.retries, "attempts_failed": list(effect.attempts_failed)}
+    return data
+
+
+def effect_of(fact: Fact) -> ModelEffect:
+    """Return the answer that was recorded."""
+    data = fact.data
+    calls = cast("Sequence[dict[str, str]]", data["tool_calls"])
+    response = ChatResponse(
+        text=cast("str | None", data["text"]),
+        tool_calls=tuple(ToolCall(id=c["id"], name=c["name"], arguments=c["arguments"]) for c in calls),
+        usage=TokenUsage(cast("int", data["input_tokens"]), cast("int", data["output_tokens"])),
+        finish_reason=cast("str | None", data.get("finish_reason")),
+    )
+    return ModelEffect(
+        started_at=cast("float", data["started_at"]),
+        latency_s=cast("float", data["latency_s"]),
+        response=response,
+        is_final=True,
+        attempts_failed=tuple(cast("Sequence[str]", data.get("attempts_failed", ()))),
+    )
+
+
+class RecordedModel:
+    """A model whose calls outside any task become facts: those of an LLM-based synthesizer (S-SET-46)."""
+
+    def __init__(
+        self,
+        model: ChatModel,
+        run_id: str,
+        name: str,
+        keep: Callable[[Fact], object],
+        *,
+        known: Sequence[Fact] = (),
+        spending: Spending | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            model: Whom it asks.
+            run_id: The run's id.
+            name: The name of its facts.
+            keep: Takes them.
+            known: The answers that the record has of a run that goes on, in the order of the calls.
+            spending: What may be spent for others; None: as much as it likes.
+        """
+        self._model = model
+        self._run_id = run_id
+        self._name = name
+        self._keep = keep
+        self._known = iter(known)
+        self._spending = spending
+
+    async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
+        """Ask the model and note its answer; one that is recorded is given instead."""
+        known = next(self._known, None)
+        if known is not None:
+            return effect_of(known).response
+        started_at = 0.0
+
+        async def ask() -> ChatResponse:
+            nonlocal started_at
+            started_at = time.time()
+            offered = (tools,) if tools else ()
+            return whole_response(await call_user(self._model.chat, messages, *offered))
+
+        estimated: tuple[int, int] | None = None
+        if self._spending is None:
+            response = await ask()
+        else:
+            request = self._spending.request("synthesis", self._model, messages, tools)
+            response = await request.send(ask)
+            estimated = request.estimated
+        latency_s = time.time() - started_at
+        effect = ModelEffect(
+            started_at=started_at, latency_s=latency_s, response=response, is_final=True, estimated=estimated
+        )
+        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=fact_data("", effect)))
+        return response

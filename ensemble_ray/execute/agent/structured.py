@@ -1,0 +1,253 @@
+"""From an answer's text to the declared type. Room: execute. Pure: no model, clock or log is touched here.
+
+In: texts of a model. Out: parsed objects, correction prompts, and at the end an object or `OutputParsingError`.
+
+Rules of the retries (`StructuredMachine`):
+1. There are 1 + max_output_retries attempts; the agent's own answer is the first (S-OUT-30).
+2. Each further one is one model call with the system prompt and a correction prompt, which holds the latest answer and
+   what was wrong with it (S-OUT-31).
+3. The first attempt that parses ends it; when none is left, the error tells of every one (S-OUT-32, S-OUT-33).
+4. An empty answer is a failed attempt (S-OUT-38).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar, cast
+
+import pydantic
+
+from ensemble_ray.errors import IllegalStateError, OutputParsingError
+from ensemble_ray.execute.agent.type_adapters import adapter_of
+from ensemble_ray.prompts.output_format import correction_prompt, describe_schema
+from ensemble_ray.text.foreign_text import whole_data, whole_json
+from ensemble_ray.text.json_search import find_json
+
+__all__ = [
+    "ParseResult",
+    "StructuredMachine",
+    "StructuredTask",
+    "describe_schema",
+    "extract_json",
+    "parse_output",
+    "restore_output",
+]
+
+#: Levels of log lines as the runner's `logging` numbers them; a machine tells lines, it does not log.
+_INFO, _WARNING = 20, 30
+
+T = TypeVar("T")
+
+#: A fenced block: its tag and its content. Tags other than json are matched too, so that fences pair up rightly.
+_FENCED = re.compile(r"```([\w+#.-]*+)(.*?)```", re.DOTALL)
+#: Where an object or array may begin.
+_OPENING = re.compile(r'\{(?=\s*+["}])|\[(?=\s*+[\]\[{"\-\dtfn])')
+#: Characters of an answer without JSON that its error shows (S-OUT-21).
+_SHOWN = 200
+#: Mistakes of an answer that its correction prompt names; an answer may have one for every two of its characters.
+_SHOWN_MISTAKES = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParseResult(Generic[T]):
+    """What came of parsing one text (S-OUT-20)."""
+
+    #: the object; None where parsing failed
+    value: T | None = None
+    #: why parsing failed; None where it did not
+    error_message: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        """Whether there is an object."""
+        return self.error_message is None
+
+
+def extract_json(raw: str | None) -> str | None:
+    """The JSON object or array in a model's answer, as text; None when there is none.
+
+    In order: the first fenced block that looks like one, the whole text if it looks like one, the first one in prose
+    that decodes (S-OUT-10 to S-OUT-12).
+
+    Example:
+        >>> extract_json('Here it is: {"city": "Bern"}. Anything else?')
+        '{"city": "Bern"}'
+    """
+    text = (raw or "").strip()
+    for tag, content in _FENCED.findall(text):
+        if tag.lower() in {"", "json"} and _looks_like_json(content.strip()):
+            return str(content).strip()
+    if _looks_like_json(text):
+        return text
+    found = find_json(text, _OPENING)
+    return None if found is None else text[found.start : found.end]
+
+
+def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
+    """A model's answer as an object of that type.
+
+    Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
+    where the type takes one.
+
+    Args:
+        raw: The answer.
+        kind: Any type that pydantic can validate.
+    """
+    text = (raw or "").strip()
+    if not text:
+        return ParseResult(error_message="LLM produced an empty response")
+    found = extract_json(text)
+    try:
+        # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
+        value = adapter_of(cast("Hashable", kind)).validate_json(whole_json(found or text))
+    except pydantic.ValidationError as error:
+        if found is None:
+            shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
+            return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
+        return ParseResult(error_message=f"JSON could not be deserialized as {_name(kind)}: {_detail(error)}")
+    return ParseResult(value=cast("T", value))
+
+
+def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
+    """Recorded JSON data as an object of that type again.
+
+    Args:
+        data: What the record holds.
+        kind: Any type that pydantic can validate.
+    """
+    try:
+        # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
+        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(whole_data(data)))
+    except (ValueError, RecursionError, pydantic.errors.PydanticUserError) as error:
+        return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
+    return ParseResult(value=cast("T", value))
+
+
+class StructuredTask(Protocol):
+    """What the machine needs to know of a task."""
+
+    @property
+    def description(self) -> str:
+        """What is to be done."""
+        ...
+
+    @property
+    def output_type(self) -> type[object] | None:
+        """Type of the answer."""
+        ...
+
+    @property
+    def max_output_retries(self) -> int:
+        """How many corrections may be asked for."""
+        ...
+
+
+class StructuredMachine:
+    """Decides whether an answer is good, is to be corrected, or was the last one.
+
+    Args:
+        task: Its description, output type and retries.
+        agent_role: Who answers.
+        first_response: The agent's own answer.
+
+    Raises:
+        IllegalStateError: the task has no output type.
+    """
+
+    def __init__(self, task: StructuredTask, *, agent_role: str, first_response: str | None) -> None:
+        if task.output_type is None:
+            msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
+            raise IllegalStateError(msg)
+        self._kind: type[object] = task.output_type
+        self._description = task.description
+        self._agent_role = agent_role
+        self._attempts = 1 + max(0, task.max_output_retries)
+        self._errors: list[str] = []
+        self._log: list[tuple[int, str]] = []
+        self._response = ""
+        self._parsed: ParseResult[object] = ParseResult()
+        self._judge(first_response)
+
+    def next_prompt(self) -> str | None:
+        """The correction prompt of the next attempt; None when nothing is left to ask."""
+        if self._parsed.is_success or len(self._errors) >= self._attempts:
+            return None
+        return correction_prompt(self._kind, problem=self._errors[-1], response=self._response)
+
+    def told(self, response: str | None) -> None:
+        """Take the answer to the last prompt.
+
+        Raises:
+            IllegalStateError: none was asked for.
+        """
+        if self.next_prompt() is None:
+            msg = f"Task '{self._description[:80]}': an answer came after the last attempt"
+            raise IllegalStateError(msg)
+        self._judge(response)
+
+    def result(self) -> object:
+        """The parsed object.
+
+        Raises:
+            OutputParsingError: no attempt gave one.
+            IllegalStateError: an attempt is still open.
+        """
+        if self._parsed.is_success:
+            return self._parsed.value
+        if self.next_prompt() is not None:
+            msg = f"Task '{self._description[:80]}': attempt {len(self._errors) + 1} has not been answered"
+            raise IllegalStateError(msg)
+        text = (
+            f"Structured output parsing failed for task '{self._description[:80]}' "
+            f"after {self._attempts} attempt(s). Expected type: {_name(self._kind)}"
+        )
+        raise OutputParsingError(
+            text,
+            self._response,
+            self._kind,
+            tuple(self._errors),
+            self._attempts,
+            self._description,
+            self._agent_role,
+        )
+
+    def log_lines(self) -> list[tuple[int, str]]:
+        """(level, text) of what happened since the last call, for the runner to log (S-OUT-36)."""
+        lines, self._log = self._log, []
+        return lines
+
+    def _judge(self, response: str | None) -> None:
+        self._response = response or ""
+        self._parsed = parse_output(self._response, self._kind)
+        attempt = f"attempt {len(self._errors) + 1}/{self._attempts}"
+        whose = f"Agent '{self._agent_role}': structured output"
+        if self._parsed.error_message is None:
+            self._log.append((_INFO, f"{whose} parsed on {attempt}"))
+            return
+        self._errors.append(self._parsed.error_message)
+        self._log.append((_WARNING, f"{whose} not parsed on {attempt}: {self._parsed.error_message}"))
+
+
+# Parts of parsing.
+
+
+def _looks_like_json(text: str) -> bool:
+    return len(text) > 1 and text[0] + text[-1] in {"{}", "[]"}
+
+
+def _detail(error: pydantic.ValidationError) -> str:
+    """What was wrong and where, without the values: the answer is shown beside it."""
+    mistakes = error.errors(include_url=False, include_context=False, include_input=False)
+    parts: list[str] = []
+    for found in mistakes[:_SHOWN_MISTAKES]:
+        where = ".".join(str(part) for part in found["loc"])
+        parts.append(f"'{where}': {found['msg']}" if where else found["msg"])
+    if len(mistakes) > _SHOWN_MISTAKES:
+        parts.append(f"and {len(mistakes) - _SHOWN_MISTAKES} more")
+    return "; ".join(parts)
+
+
+def _name(kind: type[object]) -> str:
+    return kind.__name__ if isinstance(kind, type) else str(kind)

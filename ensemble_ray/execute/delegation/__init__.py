@@ -1,0 +1,1 @@
+"""Work that an agent hands to another."""

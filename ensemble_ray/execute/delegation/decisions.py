@@ -1,0 +1,195 @@
+"""What is decided of the calls that hand work on, before anybody is asked. Room: execute.
+
+In: a turn's calls of the delegation tool. Out: a decision for each, on record. Rules:
+1. Calls are decided in request order, and the decisions are on record, before any worker of that turn starts
+   (S-SET-45): a cap of three lets three of fifty calls pass, also when the process dies in between.
+2. A decision that is on record is recalled, never made again: no policy is asked twice about one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.errors.texts import user_traceback
+from ensemble_ray.execute.callables import callable_path
+from ensemble_ray.execute.delegation.calls import Asked, read_call
+from ensemble_ray.execute.delegation.gates import Gate, Refusal
+from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS
+from ensemble_ray.text.foreign_text import Line
+from ensemble_ray.values.delegation import (
+    Colleague,
+    DelegationPolicyContext,
+    DelegationPolicyResult,
+    DelegationRequest,
+)
+from ensemble_ray.values.ids import effect_name, uuid_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.values.messages import Fact, ToolCall
+
+__all__ = ["Decision", "Decisions"]
+
+_log = bounded_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What was decided of one call."""
+
+    request: DelegationRequest
+    #: who is asked; None: nobody
+    worker: Colleague | None
+    #: when the request was made, Unix time, s
+    at: float
+    #: turn and index of the call
+    position: tuple[int, int]
+    #: role whose cap it counts for; None: none's
+    charged: str | None = None
+    refusal: Refusal | None = None
+    #: whether a policy failed, so that the model is told of an error
+    is_error: bool = False
+
+
+class Decisions:
+    """The decisions of one task."""
+
+    def __init__(self, scope: TaskScope, gate: Gate, text_field: str) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._context = scope.frame.delegation
+        self._gate = gate
+        self._text_field = text_field
+        self._made: dict[str, Decision] = {}
+        #: error texts of calls that ask for nothing
+        self._malformed: dict[str, str] = {}
+
+    def of(self, name: str) -> Decision | str:
+        """What was decided of the call of that name, or the error text of one that asks for nothing."""
+        return self._malformed[name] if name in self._malformed else self._made[name]
+
+    async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
+        """Decide these calls of a turn, by their index, in request order; return when that is on record.
+
+        Raises:
+            IllegalStateError: a policy gave no verdict (S-DEL-43).
+        """
+        is_new = False
+        for index in sorted(calls):
+            name = effect_name(self._order.instance, turn, f"call-{index}")
+            asked = read_call(calls[index].arguments, self._text_field, self._context.roles)
+            if isinstance(asked, str):
+                self._malformed[name] = asked
+                continue
+            fact = self._scope.recorded(name, "delegation")
+            if fact is not None:
+                self._made[name] = self._recalled(fact, (turn, index))
+                continue
+            decision = self._made[name] = await self._decided(name, asked, (turn, index))
+            await self._scope.note("delegation", name, _data_of(decision))
+            is_new = True
+        if is_new:
+            await self._written()
+
+    async def _written(self) -> None:
+        """Return when everything that the task noted is on record."""
+        await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
+
+    async def _decided(self, name: str, asked: Asked, position: tuple[int, int]) -> Decision:
+        at = self._scope.ports.clock.now()
+        request = DelegationRequest(
+            task_id=uuid_of(f"{self._order.run_id}/{name}"),
+            agent_role=asked.agent_role,
+            task_description=asked.task_description,
+        )
+        found = self._gate.find(asked.agent_role)
+        refusal = found if isinstance(found, Refusal) else self._gate.approve(found)
+        if refusal is not None:
+            return Decision(request=request, worker=None, at=at, position=position, refusal=refusal)
+        return await self._under_policies(request, cast("Colleague", found), at, position)
+
+    async def _under_policies(
+        self, request: DelegationRequest, worker: Colleague, at: float, position: tuple[int, int]
+    ) -> Decision:
+        """Ask the policies in order; the attempt counts for the worker that it ends with (S-DEL-41, S-HIER-46)."""
+        charged = worker.role
+        if self._context.policies:  # user code depends on the answer, and on what was decided before, from here on
+            await self._written()
+        for index, name in enumerate(self._context.policies):
+            try:
+                verdict = await self._asked_policy(index, request)
+            except (ExitEarlyError, IllegalStateError, asyncio.CancelledError):
+                raise
+            except USER_ERRORS as error:
+                # What it raised is told with the delegation's failure; here is where it did.
+                where = Line(f"\n{user_traceback(error)}")
+                _log.warning("Delegation policy '%s' raised %s%s", name, type(error).__name__, where)
+                reason = Refusal(f"Error: {message_of(error)}")
+                return Decision(
+                    request=request,
+                    worker=None,
+                    at=at,
+                    position=position,
+                    charged=charged,
+                    refusal=reason,
+                    is_error=True,
+                )
+            if verdict.verdict == "reject":
+                reason = Refusal(f"Delegation rejected by policy: {verdict.reason}")
+                return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=reason)
+            if verdict.request is not None:
+                request = verdict.request  # under the id that it has (S-DEL-50)
+        target = self._gate.change(worker, request.agent_role)
+        if isinstance(target, Refusal):
+            return Decision(request=request, worker=None, at=at, position=position, charged=charged, refusal=target)
+        return Decision(request=request, worker=target, at=at, position=position, charged=target.role)
+
+    async def _asked_policy(self, index: int, request: DelegationRequest) -> DelegationPolicyResult:
+        context = DelegationPolicyContext(
+            delegating_agent_role=self._order.agent_role,
+            current_depth=self._gate.depth,
+            max_depth=self._context.max_depth,
+            available_worker_roles=self._gate.roles,
+        )
+        answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
+        return cast("DelegationPolicyResult", answer)
+
+    def _recalled(self, fact: Fact, position: tuple[int, int]) -> Decision:
+        """The decision that is on record; what it counted for counts again."""
+        data = fact.data
+        told = as_mapping(data.get("refusal"))
+        key = data.get("worker")
+        worker = next((each for each in self._context.colleagues if each.key == key), None)
+        charged = data.get("charged")
+        if isinstance(charged, str):
+            self._gate.recall(charged)
+        return Decision(
+            request=request_of(fact),
+            worker=worker,
+            at=began_at(fact),
+            position=position,
+            charged=charged if isinstance(charged, str) else None,
+            refusal=Refusal(str(told.get("reason", "")), str(told.get("hint", ""))) if told else None,
+            is_error=data.get("is_error") is True,
+        )
+
+
+def _data_of(decision: Decision) -> dict[str, object]:
+    """What is recorded of a decision."""
+    refusal = decision.refusal
+    data: dict[str, object] = {
+        "request": decision.request.model_dump(mode="json"),
+        "worker": None if decision.worker is None else decision.worker.key,
+        "charged": decision.charged,
+        "started_at": decision.at,
+    }
+    if refusal is not None:
+        data |= {"refusal": {"reason": refusal.reason, "hint": refusal.hint}, "is_error": decision.is_error}
+    return data

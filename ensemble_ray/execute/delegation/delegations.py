@@ -1,0 +1,389 @@
+"""A task's delegations: decided, then carried out by other agents. Room: execute.
+
+In: a model's calls of the delegation tool. Out: what each worker gave, as the tool's text. Rules:
+1. Nothing is asked of a worker before it was decided and the decision is on record (`delegation_decisions`).
+2. A worker's task has an instance of its own inside the call's name. Handing it out again repeats nothing that it
+   recorded.
+3. Every attempt leaves a request and a response in the trace, in the order of the attempts; malformed calls leave none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.task import Task
+from ensemble_ray.errors import (
+    AgentExecutionError,
+    ExitEarlyError,
+    IllegalStateError,
+    ManagerStalledError,
+    RecordError,
+    StaleEpochError,
+)
+from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent, DelegationStartedEvent
+from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
+from ensemble_ray.execute.delegation.decisions import Decision, Decisions
+from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
+from ensemble_ray.execute.delegation.peers import Colleagues
+from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
+from ensemble_ray.execute.exits import exit_of
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.recorded import as_mapping, trace_of, typed_output
+from ensemble_ray.plan.plan import HierarchyRules
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.schedule.hierarchy import DelegationEnforcer, rules_text
+from ensemble_ray.values.delegation import Colleague, DelegationResponse, DelegationStatus
+from ensemble_ray.values.ids import delegated_instance
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.values.messages import ToolCall, ToolSpec
+
+__all__ = ["Delegations"]
+
+_log = bounded_logger(__name__)
+#: How long a worker that was stopped may take to let go, before its asker goes on without knowing what it did, s.
+_PATIENCE_S = 5.0
+#: What came of a delegation whose asking task was stopped.
+_STOPPED = "Stopped before the worker was done"
+
+
+class Delegations:
+    """The delegations of one task."""
+
+    def __init__(self, scope: TaskScope, gate: Gate, spec: ToolSpec) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._gate = gate
+        self.spec = spec
+        self._context = scope.frame.delegation
+        text_field = "task_description" if scope.is_manager else "task"
+        self._decisions = Decisions(scope, gate, text_field)
+        cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
+        self._places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+        #: attempts that wait for a worker, by the call's name, and those of them whose worker was asked
+        self._open: dict[str, tuple[Decision, Colleague]] = {}
+        self._begun: set[str] = set()
+        #: what a worker gave that ends more than its task
+        self._beyond: BaseException | None = None
+
+    @classmethod
+    def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
+        """Those of a task that an agent does; None where it may delegate nothing."""
+        order, context = scope.order, scope.frame.delegation
+        if scope.is_manager:
+            rules = scope.frame.hierarchy or HierarchyRules()
+            scope.effects.is_manager = True
+            gate = ManagerGate(context, DelegationEnforcer(rules, context.roles))
+            return cls(scope, gate, manager_tool(context, rules, rules_text(rules)))
+        if not agent.allow_delegation:
+            return None
+        # A worker of a manager is at depth 1 already (S-HIER-27).
+        peer = PeerGate(context, role=agent.role, depth=order.depth)
+        return cls(scope, peer, peer_tool(context, agent.role))
+
+    async def decide(self, calls: Mapping[int, ToolCall], turn: int) -> None:
+        """Decide these calls of a turn, by their index, in request order; return when that is on record.
+
+        Raises:
+            IllegalStateError: a policy gave no verdict (S-DEL-43).
+        """
+        await self._decisions.make(calls, turn)
+
+    def reminder(self) -> str | None:
+        """What a model is told that wants to finish too early; None: it may."""
+        return self._gate.reminder()
+
+    def turn_ended(self) -> None:
+        """All calls of a turn returned.
+
+        Raises:
+            ManagerStalledError: nothing has been achieved for too many turns.
+        """
+        if self._gate.turn_ended():
+            rules = self._scope.frame.hierarchy or HierarchyRules()
+            told = [each.text for each in self._scope.effects.delegations]
+            raise ManagerStalledError(rules.stall_turns, told[-rules.stall_turns :], self._order.task.description)
+
+    # Carrying out.
+
+    async def call(self, call: ToolCall, name: str) -> tuple[ToolEffect, Until]:
+        """Carry out what was decided of a call; gives its effect, and how safe its record must be before anything follows.
+
+        A worker's result is on record as the worker's own output, and a refusal as the decision: from them the same effect
+        comes again. What became of a worker that gave nothing only its asker knows.
+
+        Args:
+            call: As the model wrote it.
+            name: The effect's name.
+
+        Raises:
+            ExitEarlyError: the worker ended the run (S-DEL-5).
+            IllegalStateError: the worker is set up wrongly (S-DEL-5).
+            StaleEpochError, RecordError: this run's record is somebody else's, or cannot be written.
+        """
+        decision = self._decisions.of(name)
+        if isinstance(decision, str):
+            now = self._scope.ports.clock.now()
+            malformed = ToolEffect(call=call, outcome="failure", text=decision, started_at=now, duration_s=0.0)
+            return malformed, Until.TAKEN
+        if decision.worker is None:
+            return self._refused(call, decision), Until.TAKEN
+        self._open[name] = (decision, decision.worker)
+        async with self._places:
+            if self._beyond is not None:  # what has not begun when a run ends does not begin (S-PAR-30)
+                del self._open[name]
+                self._noted(decision, decision.worker.role, _STOPPED, errors=(_STOPPED,))
+                raise self._beyond
+            result = await self._performed(name, decision, decision.worker)
+        effect = self._concluded(name, decision, decision.worker, result)
+        return self._tool_effect(call, effect), Until.WRITTEN if effect.output is None else Until.TAKEN
+
+    async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
+        """A call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
+        decision = self._decisions.of(name)
+        if isinstance(decision, str):
+            return
+        if decision.worker is None:
+            self._refused(call, decision, took_s=recorded.duration_s)
+            return
+        self._announce_start(decision, decision.worker)
+        result = await self._recorded_result(name, decision, decision.worker, recorded)
+        effect = self._concluded(name, decision, decision.worker, result, took_s=recorded.duration_s)
+        effect.text = recorded.text
+
+    async def _recorded_result(
+        self, name: str, decision: Decision, worker: Colleague, recorded: ToolEffect
+    ) -> TaskResult:
+        """What a worker gave, as the record has it."""
+        order = self._worker_order(name, decision, worker)
+        known = await self._scope.ports.journal.known(order.instance)
+        if recorded.outcome != "success":
+            error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
+            failed = known.get((order.instance, "task_failed"))
+            return replace(self._failed_result(order, error), trace=None if failed is None else trace_of(failed))
+        fact = known.get((order.instance, "output"))
+        if fact is not None:
+            output = typed_output(as_mapping(fact.data.get("output")))
+        else:  # in a run whose facts are written later (durability `run`), the last ones may be lost
+            output = TaskOutput(
+                raw=recorded.text,
+                task_description=order.task.description,
+                agent_role=worker.role,
+                completed_at=utc_of(recorded.started_at + recorded.duration_s),
+                duration=timedelta(seconds=recorded.duration_s),
+            )
+        return replace(self._failed_result(order, None), status="completed", output=output)
+
+    async def _performed(self, name: str, decision: Decision, worker: Colleague) -> TaskResult:
+        order = self._worker_order(name, decision, worker)
+        self._announce_start(decision, worker)
+        _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
+        colleagues = self._scope.colleagues
+        if colleagues is None:
+            raise IllegalStateError("This process cannot reach other agents")
+        self._begun.add(name)
+        limit = self._context.timeout_s
+        work = asyncio.ensure_future(colleagues.perform(order))
+        try:
+            async with self._scope.slot.waiting():
+                result = await self._within(limit, work, order, colleagues)
+        finally:
+            work.cancel()  # where this task is cancelled itself; else it is done
+        del self._open[name]
+        if (beyond := _beyond_the_worker(result)) is not None:
+            self._beyond = self._beyond or beyond
+            reason = message_of(beyond)
+            effect = self._noted(decision, worker.role, reason, errors=(reason,))
+            effect.is_started, effect.instance, effect.trace = True, order.instance, result.trace
+            if isinstance(beyond, IllegalStateError):  # an early end is no failure (S-DEL-52)
+                self._announce_failure(effect, reason, beyond)
+            raise beyond
+        return result
+
+    async def _within(
+        self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, colleagues: Colleagues
+    ) -> TaskResult:
+        """The result, or that it did not come in time, with what the worker had done until then (S-HIER-85, S-TRC-43)."""
+        await asyncio.wait([work], timeout=limit_s)
+        if work.done() or limit_s is None:
+            return work.result()
+        colleagues.stop((order.instance,))
+        await asyncio.wait([work], timeout=_PATIENCE_S)
+        stopped = work.result() if work.done() else None
+        if stopped is not None and stopped.status == "completed":
+            return stopped  # it was done at that very moment
+        text = f"Agent '{order.agent_role}' was stopped, since it did not finish within {limit_s:g} s"
+        failed = self._failed_result(order, AgentExecutionError(text, order.agent_role, order.task.description))
+        return failed if stopped is None else replace(failed, trace=stopped.trace)
+
+    def _worker_order(self, name: str, decision: Decision, worker: Colleague) -> TaskOrder:
+        instance = delegated_instance(name)
+        task = Task(description=decision.request.task_description, expected_output=EXPECTED_OUTPUT)
+        return TaskOrder(
+            run_id=self._order.run_id,
+            key=instance.rpartition("#")[0],
+            instance=instance,
+            epoch=self._order.epoch,
+            index=0,
+            task=task,
+            agent_key=worker.key,
+            agent_role=worker.role,
+            is_streaming=worker.is_streaming,
+            depth=self._order.depth + 1,
+            caller_role=self._order.agent_role,
+            delegation_id=decision.request.task_id,
+        )
+
+    def _failed_result(self, order: TaskOrder, error: BaseException | None) -> TaskResult:
+        now = self._scope.ports.clock.now()
+        return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=error)
+
+    def stopped(self) -> None:
+        """The task is cancelled: its trace tells what it was waiting for."""
+        for name, (decision, worker) in self._open.items():
+            effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
+            if name in self._begun:
+                effect.is_started, effect.instance = True, delegated_instance(name)
+        self._open.clear()
+
+    # What came of it.
+
+    def _refused(self, call: ToolCall, decision: Decision, *, took_s: float | None = None) -> ToolEffect:
+        refusal = decision.refusal or Refusal("")
+        found = self._context.find(decision.request.agent_role)
+        role = decision.request.agent_role if found is None else found.role
+        effect = self._noted(decision, role, refusal.text, errors=(refusal.reason,), took_s=took_s)
+        self._announce_failure(effect, refusal.reason, None)
+        # A refusal is an answer of the tool, and no failure of it (S-EVT-14); a policy that broke is one.
+        return self._tool_effect(call, effect, "error" if decision.is_error else "success")
+
+    def _concluded(
+        self, name: str, decision: Decision, worker: Colleague, result: TaskResult, *, took_s: float | None = None
+    ) -> DelegationEffect:
+        output = result.output
+        if output is None:
+            error = result.error or RuntimeError("the worker gave no result")
+            reason = message_of(error)
+            effect = self._noted(decision, worker.role, f"Error: {reason}", errors=(reason,), took_s=took_s)
+        else:
+            error, reason = None, ""
+            notice = self._gate.succeeded(worker.role, decision.request.task_description)
+            text = f"{output.raw}\n\n{notice}" if notice else output.raw
+            effect = self._noted(decision, worker.role, text, raw=output.raw, took_s=took_s)
+        effect.is_started, effect.instance, effect.output = True, delegated_instance(name), output
+        effect.trace = result.trace if output is None else output.trace
+        if error is None:
+            self._announce_success(effect)
+        else:
+            self._announce_failure(effect, reason, error)
+        return effect
+
+    def _noted(
+        self,
+        decision: Decision,
+        worker_role: str,
+        text: str,
+        *,
+        errors: Sequence[str] = (),
+        raw: str | None = None,
+        took_s: float | None = None,
+    ) -> DelegationEffect:
+        took = self._scope.ports.clock.now() - decision.at if took_s is None else took_s
+        response = DelegationResponse(
+            task_id=decision.request.task_id,
+            status=DelegationStatus.FAILURE if errors else DelegationStatus.SUCCESS,
+            worker_role=worker_role,
+            raw_output=raw,
+            errors=tuple(errors),
+            duration=timedelta(seconds=max(0.0, took)),
+        )
+        effect = DelegationEffect(
+            request=decision.request,
+            response=response,
+            worker_role=worker_role,
+            depth=self._gate.depth,
+            started_at=decision.at,
+            position=decision.position,
+            text=text,
+        )
+        # Workers end in any order; attempts are told in theirs (S-DEL-31).
+        insort(self._scope.effects.delegations, effect, key=lambda each: each.position)
+        return effect
+
+    def _tool_effect(self, call: ToolCall, effect: DelegationEffect, outcome: Outcome | None = None) -> ToolEffect:
+        return ToolEffect(
+            call=call,
+            outcome=outcome or ("success" if effect.is_success else "error"),
+            text=effect.text,
+            started_at=effect.started_at,
+            duration_s=effect.response.duration.total_seconds(),
+        )
+
+    def _announce_start(self, decision: Decision, worker: Colleague) -> None:
+        self._scope.emit(
+            DelegationStartedEvent,
+            lambda: DelegationStartedEvent(
+                delegation_id=decision.request.task_id,
+                delegating_agent_role=self._order.agent_role,
+                worker_role=worker.role,
+                task_description=decision.request.task_description,
+                delegation_depth=self._gate.depth + 1,
+                request=decision.request,
+                run_id=self._order.run_id,
+                instance=self._order.instance,
+            ),
+        )
+
+    def _announce_success(self, effect: DelegationEffect) -> None:
+        self._scope.emit(
+            DelegationCompletedEvent,
+            lambda: DelegationCompletedEvent(
+                delegation_id=effect.request.task_id,
+                delegating_agent_role=self._order.agent_role,
+                worker_role=effect.worker_role,
+                response=effect.response,
+                duration=effect.response.duration,
+                run_id=self._order.run_id,
+                instance=self._order.instance,
+            ),
+        )
+
+    def _announce_failure(self, effect: DelegationEffect, reason: str, cause: BaseException | None) -> None:
+        _log.warning("Delegation by '%s' to '%s' failed: %s", self._order.agent_role, effect.worker_role, brief(reason))
+        self._scope.emit(
+            DelegationFailedEvent,
+            lambda: DelegationFailedEvent(
+                delegation_id=effect.request.task_id,
+                delegating_agent_role=self._order.agent_role,
+                worker_role=effect.worker_role,
+                failure_reason=reason,
+                cause=cause,
+                response=effect.response,
+                duration=effect.response.duration,
+                run_id=self._order.run_id,
+                instance=self._order.instance,
+            ),
+        )
+
+
+def _beyond_the_worker(result: TaskResult) -> BaseException | None:
+    """What is no failure of the worker's task, but of more than that, and goes on in the asking task (S-DEL-5)."""
+    error = result.error
+    if result.status == "exited":
+        return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)
+    if isinstance(error, IllegalStateError | StaleEpochError | RecordError):
+        return error
+    cause = None if error is None else error.__cause__
+    return cause if isinstance(error, AgentExecutionError) and isinstance(cause, IllegalStateError) else None

@@ -1,0 +1,189 @@
+"""Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Room: execute.
+
+Pure. In: the role that a model wrote. Out: the colleague it means, or the sentence that the model is told instead.
+Must never happen: a worker that is asked although a rule forbids it, however its role is spelled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from ensemble_ray.schedule.hierarchy import DelegationEnforcer
+from ensemble_ray.values.delegation import Colleague, DelegationContext, spoken_role
+
+__all__ = ["Gate", "ManagerGate", "PeerGate", "Refusal"]
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a worker is not asked."""
+
+    #: what events and the response say
+    reason: str
+    #: what helps the model to do better, told behind the reason
+    hint: str = ""
+
+    @property
+    def text(self) -> str:
+        """What the model is told."""
+        return f"{self.reason}\n{self.hint}" if self.hint else self.reason
+
+
+class Gate(Protocol):
+    """The rules of one delegating task."""
+
+    @property
+    def depth(self) -> int:
+        """How deep the delegating task is; 0 for one of the plan (S-DEL-11)."""
+        ...
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """The roles that may be asked, as policies see them (S-DEL-44)."""
+        ...
+
+    def find(self, role: str) -> Colleague | Refusal:
+        """The guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
+        ...
+
+    def approve(self, worker: Colleague) -> Refusal | None:
+        """What stands before the policies; an approved attempt counts from here on (S-HIER-41)."""
+        ...
+
+    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
+        """Who is asked after the policies, which may have changed the target (S-DEL-77, S-DEL-78, S-HIER-46)."""
+        ...
+
+    def recall(self, charged: str) -> None:
+        """An attempt that the record says was approved for that role counts again."""
+        ...
+
+    def succeeded(self, role: str, description: str) -> str:
+        """A worker gave its result; a notice for the asking model, or nothing."""
+        ...
+
+    def turn_ended(self) -> bool:
+        """All calls of a turn returned; whether nothing has been achieved for so long that it should end."""
+        ...
+
+    def reminder(self) -> str | None:
+        """What the asking model is told that wants to finish too early; None: it may."""
+        ...
+
+
+def _listed(roles: tuple[str, ...]) -> str:
+    return f"[{', '.join(roles)}]"
+
+
+def _modified(role: str) -> str:
+    return f"A policy modified agent_role to '{role}'"
+
+
+class PeerGate:
+    """An agent with `allow_delegation` asks a colleague."""
+
+    def __init__(self, context: DelegationContext, *, role: str, depth: int) -> None:
+        self._context = context
+        self._role = role
+        self.depth = depth
+        self.roles = tuple(each for each in context.roles if not self._is_self(each))
+
+    def find(self, role: str) -> Colleague | Refusal:
+        """Depth, then self, then unknown."""
+        most = self._context.max_depth
+        if self.depth >= most:
+            return Refusal(
+                f"Delegation depth limit reached (max: {most}, current: {self.depth}). "
+                "Complete this task yourself without further delegation."
+            )
+        if self._is_self(role):
+            return Refusal(f"Cannot delegate to yourself (role: '{self._role}'). Choose a different agent.")
+        roles = _listed(self._context.roles)
+        found = self._context.find(role)
+        return found or Refusal(f"Agent not found with role '{role.strip()}'. Available roles: {roles}")
+
+    def approve(self, worker: Colleague) -> Refusal | None:  # noqa: ARG002  between peers nothing is counted
+        """Nothing stands before the policies."""
+        return None
+
+    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:  # noqa: ARG002  nothing was charged
+        """Unknown, then self."""
+        found = self._context.find(role)
+        if found is None:
+            roles = _listed(self._context.roles)
+            return Refusal(f"{_modified(role)} but no agent found with that role. Available roles: {roles}")
+        if self._is_self(role):
+            return Refusal(f"{_modified(role)} which results in self-delegation. Choose a different agent.")
+        return found
+
+    def recall(self, charged: str) -> None:
+        """Nothing is counted."""
+
+    def succeeded(self, role: str, description: str) -> str:  # noqa: ARG002  nothing is counted
+        """No notice."""
+        return ""
+
+    def turn_ended(self) -> bool:
+        """An agent's own limit of tool calls ends it."""
+        return False
+
+    def reminder(self) -> str | None:
+        """It may finish when it likes."""
+        return None
+
+    def _is_self(self, role: str) -> bool:
+        return spoken_role(role) == spoken_role(self._role)
+
+
+class ManagerGate:
+    """A manager asks a worker, under its constraints."""
+
+    depth = 0
+
+    def __init__(self, context: DelegationContext, enforcer: DelegationEnforcer) -> None:
+        self._context = context
+        self._enforcer = enforcer
+        self.roles = context.roles
+
+    def find(self, role: str) -> Colleague | Refusal:
+        """Only whether there is one."""
+        roles = _listed(self._context.roles)
+        found = self._context.find(role)
+        return found or Refusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
+
+    def approve(self, worker: Colleague) -> Refusal | None:
+        """The constraints, by the worker's own role (S-HIER-45)."""
+        reason = self._enforcer.approve(worker.role)
+        return None if reason is None else self._rejected(reason)
+
+    def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
+        """Unknown, then the constraints of the new target, which is charged instead (S-HIER-46)."""
+        found = self._context.find(role)
+        if found is None:
+            roles = _listed(self._context.roles)
+            return Refusal(f"{_modified(role)} but no agent found with that role. Available roles: {roles}")
+        if found.key != asked.key and (reason := self._enforcer.move(asked.role, found.role)) is not None:
+            return self._rejected(reason)
+        return found
+
+    def recall(self, charged: str) -> None:
+        """It counts as when it was approved."""
+        self._enforcer.recall(charged)
+
+    def succeeded(self, role: str, description: str) -> str:
+        """Tell a manager that repeats itself."""
+        notice = self._enforcer.repeated(role, description)
+        self._enforcer.completed(role, description)
+        return notice or ""
+
+    def turn_ended(self) -> bool:
+        """So many turns without progress are a stall."""
+        return self._enforcer.turn_ended()
+
+    def reminder(self) -> str | None:
+        """Once, of required workers that are missing."""
+        return self._enforcer.reminder()
+
+    def _rejected(self, reason: str) -> Refusal:
+        return Refusal(f"Delegation rejected by policy: {reason}", self._enforcer.hint())

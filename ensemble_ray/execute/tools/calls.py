@@ -1,0 +1,310 @@
+"""A task's tool calls: the agent's own tool set, the record around each call, events, several calls at once.
+
+Room: execute. A call whose result is recorded is not made again (S-DUR-22). What may change the world is on the disk as
+begun before it is called (S-DUR-3); its result is in the record before anything depends on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import AgentExecutionError, IllegalStateError, ValidationError
+from ensemble_ray.errors.texts import agent_failure, brief
+from ensemble_ray.events import Event, ToolCallEvent
+from ensemble_ray.execute.delegation.delegations import Delegations
+from ensemble_ray.execute.effects import Outcome, ToolEffect
+from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
+from ensemble_ray.tools.call import call_tool, truncate_output
+from ensemble_ray.tools.registry import ResolvedTools, expand_providers, resolve_tools
+from ensemble_ray.tools.tool import ToolContext
+from ensemble_ray.values.ids import effect_name
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.tools.outcome import ToolOutcome
+    from ensemble_ray.tools.registry import BoundTool
+    from ensemble_ray.values.messages import Fact, ToolCall, ToolSpec
+
+__all__ = ["MOST_TRIES", "ToolCalls"]
+
+_log = bounded_logger(__name__)
+#: How often one tool may ask the model of one task to try again (S-TOOL-54).
+MOST_TRIES = 3
+
+
+def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
+    """The result that was recorded."""
+    data = fact.data
+    return ToolEffect(
+        call=call,
+        outcome=cast("Outcome", data["outcome"]),
+        text=str(data["text"]),
+        started_at=cast("float", data["started_at"]),
+        duration_s=cast("float", data["duration_s"]),
+        structured_output=data["structured_output"],
+        asks_again=data.get("asks_again") is True,
+    )
+
+
+def _data_of(effect: ToolEffect) -> dict[str, object]:
+    """What is recorded of a result."""
+    return {
+        "outcome": effect.outcome,
+        "text": effect.text,
+        "structured_output": effect.structured_output,
+        "started_at": effect.started_at,
+        "duration_s": effect.duration_s,
+        **({"asks_again": True} if effect.asks_again else {}),
+    }
+
+
+class ToolCalls:
+    """Resolves and calls the tools of one task."""
+
+    def __init__(self, scope: TaskScope, tools: ResolvedTools, delegations: Delegations | None = None) -> None:
+        self._scope = scope
+        self._order = scope.order
+        self._tools = tools
+        self._delegations = delegations
+        #: calls of the turn that have not returned
+        self._open = 0
+        #: calls (tool, arguments) that the model asks for again knowing that they may have been made in what is lost
+        self._warned: set[tuple[str, str]] = set()
+        #: how often each tool has asked the model to try again
+        self._tries: Counter[str] = Counter()
+        #: what the model is told; the library's own tool comes first (S-TOOL-30)
+        self.specs: Sequence[ToolSpec] = tools.specs if delegations is None else (delegations.spec, *tools.specs)
+
+    @classmethod
+    async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
+        """The tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
+
+        Raises:
+            ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
+        """
+        delegations = Delegations.of(scope, agent)
+        tools = resolve_tools(await expand_providers(agent.tools))
+        if delegations is not None and tools.get(delegations.spec.name) is not None:
+            raise ValidationError(f"Duplicate tool name: '{delegations.spec.name}'")  # S-TOOL-34
+        return cls(scope, tools, delegations)
+
+    def reminder(self) -> str | None:
+        """What a model is told that wants to finish too early; None: it may."""
+        return None if self._delegations is None else self._delegations.reminder()
+
+    async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
+        """Run the requests of one turn, several at the same time; effect and text for the model, in request order.
+
+        Raises:
+            AgentExecutionError: the batch took longer than its limit (S-TOOL-83).
+            AgentExecutionError: a tool is set up wrongly (S-ENG-58).
+            ExitEarlyError: a tool ended the run (S-TOOL-85).
+            UnknownOutcomeError: what was begun before a crash fails the task (S-DUR-24).
+        """
+        if not calls:
+            return []
+        settled = await self._settled(calls, turn)
+        self._open = len(calls) - len(settled)
+        self._scope.slot.begin(self._open)
+        try:
+            await self._decide(calls, turn, settled)
+            effects = await call_batch(
+                [partial(self._call, call, turn, index, settled.get(index)) for index, call in enumerate(calls)],
+                agent_role=self._order.agent_role,
+                task_description=self._order.task.description,
+                # A worker may take hours; its own limit is the ensemble's.
+                limit_s=None if any(map(self._is_delegation, calls)) else BATCH_LIMIT_S,
+            )
+        except IllegalStateError as error:
+            role = self._order.agent_role
+            raise AgentExecutionError(agent_failure(role, error), role, self._order.task.description) from error
+        except asyncio.CancelledError:  # here, since the calls of a turn are told of it only later
+            if self._delegations is not None:
+                self._delegations.stopped()
+            raise
+        await self._scope.slot.take()
+        for effect in effects:
+            self._announce(effect)
+        limit = self._scope.frame.max_tool_output_length
+        return [
+            # what we tell of an unknown outcome is no tool's output, and of no use when cut
+            (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
+            for effect in effects
+        ]
+
+    def turn_ended(self) -> None:
+        """What a turn's calls gave is noted.
+
+        Raises:
+            ManagerStalledError: nothing has been achieved for too many turns.
+        """
+        if self._delegations is not None:
+            self._delegations.turn_ended()
+
+    async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
+        """What of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
+
+        One after the other, and before any call is made: a person may be asked, and the task may fail.
+        """
+        settled: dict[int, ToolEffect] = {}
+        warned: set[tuple[str, str]] = set()
+        for index, call in enumerate(calls):
+            name = effect_name(self._order.instance, turn, f"call-{index}")
+            recorded = self._scope.recorded(name, "tool_result")
+            if recorded is not None:
+                settled[index] = effect = _from_fact(call, recorded)
+                self._tries[call.name] += effect.asks_again
+                if self._is_behind_loss(recorded):
+                    warned.add((call.name, call.arguments))
+                continue
+            bound = self._tools.get(call.name)
+            intent = self._scope.recorded(name, "tool_intent")
+            if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
+                intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
+                warned.add((call.name, call.arguments))
+            if intent is not None and effect_of(intent, "none" if bound is None else bound.effect) == "once":
+                text = await settle_unknown(self._scope, intent)
+                if text is not None:
+                    settled[index] = await self._lost(call, intent, text)
+                    continue
+            if bound is None and not self._is_delegation(call):
+                settled[index] = self._unknown_tool(call)
+        self._warned |= warned  # at the end: what one turn asks for twice was asked for before the model was told
+        return settled
+
+    def _is_behind_loss(self, recorded: Fact) -> bool:
+        return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
+
+    def _is_delegation(self, call: ToolCall) -> bool:
+        return self._delegations is not None and call.name == self._delegations.spec.name
+
+    async def _decide(self, calls: Sequence[ToolCall], turn: int, settled: Mapping[int, ToolEffect]) -> None:
+        """Decide all delegations of a turn before the first worker starts (S-SET-45)."""
+        if self._delegations is None:
+            return
+        handed = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
+        await self._delegations.decide(handed, turn)
+        for index, call in handed.items():
+            if index in settled:
+                name = effect_name(self._order.instance, turn, f"call-{index}")
+                await self._delegations.recall(call, name, settled[index])
+
+    async def _lost(self, call: ToolCall, intent: Fact, text: str) -> ToolEffect:
+        """A call that was begun before a crash, and has an unknown outcome for good."""
+        effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
+        await self._scope.note("tool_result", intent.name, _data_of(effect), until=Until.WRITTEN)
+        return effect
+
+    def _unknown_tool(self, call: ToolCall) -> ToolEffect:
+        _log.warning("Agent '%s' asked for unknown tool '%s'", self._order.agent_role, brief(call.name))
+        text = f"Error: Unknown tool '{call.name}'"
+        now = self._scope.ports.clock.now()
+        return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
+
+    async def _call(self, call: ToolCall, turn: int, index: int, settled: ToolEffect | None) -> ToolEffect:
+        if settled is not None:
+            return settled
+        name = effect_name(self._order.instance, turn, f"call-{index}")
+        if self._delegations is not None and self._is_delegation(call):
+            return await self._delegate(self._delegations, call, name)
+        bound = cast("BoundTool", self._tools.get(call.name))  # unknown ones are settled
+        clock = self._scope.ports.clock
+        started_at = clock.now()
+        # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
+        await self._scope.note(
+            "tool_intent",
+            name,
+            {"tool_name": call.name, "arguments": call.arguments, "effect": bound.effect},
+            # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
+            until=Until.WRITTEN if bound.effect == "none" else Until.SYNCED,
+        )
+        try:
+            outcome = self._bounded(
+                call, await call_tool(bound, call.arguments, context=self._context(call.name, name))
+            )
+        finally:
+            self._open -= 1
+            self._scope.slot.ended()
+        effect = ToolEffect(
+            call=call,
+            outcome=outcome.outcome,
+            text=outcome.text,
+            started_at=started_at,
+            duration_s=max(0.0, clock.now() - started_at),
+            structured_output=outcome.structured_output,
+            asks_again=outcome.asks_again,
+        )
+        # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
+        is_safe_later = bound.effect == "none" and self._open > 0
+        await self._scope.note(
+            "tool_result", name, _data_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN
+        )
+        return effect
+
+    def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
+        """The outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
+        if not outcome.asks_again:
+            return outcome
+        if self._tries[call.name] < MOST_TRIES:
+            self._tries[call.name] += 1
+            return outcome
+        text = f"Tool error: TryAgain: {outcome.text} (it was tried again {MOST_TRIES} times)"
+        return replace(outcome, text=text, outcome="error", asks_again=False)
+
+    async def _delegate(self, delegations: Delegations, call: ToolCall, name: str) -> ToolEffect:
+        """Hand work on. There is no intent to note: the decision is on record, and a repetition repeats nothing."""
+        try:
+            effect, until = await delegations.call(call, name)
+        finally:
+            self._open -= 1
+            self._scope.slot.ended()
+        await self._scope.note("tool_result", name, _data_of(effect), until=until)
+        return effect
+
+    def _context(self, tool_name: str, effect: str) -> ToolContext:
+        order = self._order
+        return ToolContext(
+            tool_name=tool_name,
+            agent_role=order.agent_role,
+            metrics=self._scope.ports.tool_metrics,
+            idempotency_key=key_of(self._scope, effect),
+            emit=self._emit,
+            run_id=order.run_id,
+            instance=order.instance,
+            task_index=order.index,
+            log_truncate_length=self._scope.frame.tool_log_truncate_length,
+        )
+
+    def _emit(self, event: Event) -> None:
+        if self._scope.ports.events.wants(type(event)):
+            self._scope.ports.events.emit(event)
+
+    def _announce(self, effect: ToolEffect) -> None:
+        if self._tools.get(effect.call.name) is None and not self._is_delegation(effect.call):  # S-SET-25
+            return
+        order = self._order
+        self._scope.emit(
+            ToolCallEvent,
+            lambda: ToolCallEvent(
+                tool_name=effect.call.name,
+                tool_arguments=effect.call.arguments,
+                tool_result=effect.text,
+                structured_result=effect.structured_output,
+                agent_role=order.agent_role,
+                duration=timedelta(seconds=effect.duration_s),
+                task_index=order.index,
+                outcome="success" if effect.outcome == "success" else "failure",
+                run_id=order.run_id,
+                instance=order.instance,
+            ),
+        )

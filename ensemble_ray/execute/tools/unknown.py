@@ -1,0 +1,249 @@
+"""Effects that were begun before a crash and have no result on record. Room: execute.
+
+In: the intent of an effect that must not be done twice. Out: what the model is told, or that it is done again, or the
+error that fails the task (S-DUR-23 to S-DUR-26). A decision is on the disk before anything is done because of it.
+Never: a silent repetition of what may have been done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
+from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
+from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.tools.tool import check_effect, strongest_effect
+from ensemble_ray.values.ids import uuid_of
+from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.scope import TaskScope
+
+__all__ = ["HANDLER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
+
+_log = bounded_logger(__name__)
+
+#: What is decided of an unknown outcome.
+Answer = Literal["done", "repeat", "fail"]
+#: The call of a task's handler: in the name of its effect, and as the name of the tool.
+HANDLER = "handler"
+#: Name of the driver's service that asks.
+_SERVICE = "unknown_effect"
+#: Characters of the arguments that a question shows.
+_SHOWN = 500
+#: Questions of several tasks come one after the other.
+_terminal = threading.Lock()
+
+
+def key_of(scope: TaskScope, name: str) -> str:
+    """The idempotency key of an effect of a task: the same for its every repetition."""
+    return uuid_of(f"{scope.order.run_id}/{name}")
+
+
+def effect_of(intent: Fact, declared: Effect) -> Effect:
+    """What to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
+    return strongest_effect(check_effect(intent.data.get("effect", "once"), "Recorded"), declared)
+
+
+def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect) -> Fact | None:
+    """Return what stands for the intent of a call that may have been made in a part of the record that is lost.
+
+    Args:
+        scope: The task.
+        name: Name of the call's effect; nothing is recorded under it.
+        tool_name: What would be called.
+        arguments: With what.
+        effect: What calling it does to the world.
+
+    Returns:
+        None: nothing is lost, or the call may be made twice.
+    """
+    loss = scope.loss
+    if loss is None or effect != "once":
+        return None
+    data = {"tool_name": tool_name, "arguments": arguments, "effect": effect, "is_lost": True}
+    return Fact(run=loss.run, kind="tool_intent", name=name, at=loss.at, data=data, epoch=loss.epoch, seq=loss.seq)
+
+
+async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
+    """What becomes of a call that was begun, must not be done twice, and has no result.
+
+    Args:
+        scope: The task.
+        intent: What is recorded of the call.
+
+    Returns:
+        The text in place of the lost result; None: it is to be called again.
+
+    Raises:
+        UnknownOutcomeError: the task fails.
+    """
+    unknown = _unknown(scope, intent)
+    decided = scope.recorded(intent.name, "decision")
+    # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
+    # outcome of its own, which nobody has decided of.
+    if decided is not None and decided.seq > intent.seq:
+        answer = _checked(decided.data.get("answer"), unknown)
+        _log.info("%s, as was decided: %s", _begun(unknown), answer)
+    else:
+        _log.warning("%s, and has no recorded result: nobody knows whether it was done", _begun(unknown))
+        how = scope.frame.on_unknown
+        if how != "ask":
+            if how == "fail" or unknown.tool_name == HANDLER:
+                raise _failure(unknown, "Nobody knows whether it was done")
+            return _told(unknown)
+        answer = await _asked(scope, unknown)
+        await scope.note("decision", intent.name, {"answer": answer}, until=Until.SYNCED)
+    match answer:
+        case "repeat":
+            return None
+        case "done":
+            return _confirmed(unknown)
+        case "fail":
+            raise _failure(unknown, "It was decided that the task fails")
+
+
+async def ask_unknown(effect: UnknownEffect, ask: Callable[[UnknownEffect], object] | None = None) -> Answer:
+    """Ask in this process what becomes of an unknown outcome.
+
+    Args:
+        effect: Which.
+        ask: The user's callable, sync or async; None: a person at this process's terminal.
+
+    Raises:
+        UnknownOutcomeError: there is no terminal, or the callable failed or gave no answer.
+        ExitEarlyError: the callable ended the run.
+    """
+    if ask is None:
+        return await threads.run(_ask_at_terminal, effect)
+    try:
+        answer = await call_user(ask, effect)
+    except (asyncio.CancelledError, ExitEarlyError):
+        raise
+    except USER_ERRORS as error:
+        raise _failure(effect, f"The callable given as on_unknown raised: {message_of(error)}") from error
+    return _checked(answer, effect)
+
+
+async def _asked(scope: TaskScope, unknown: UnknownEffect) -> Answer:
+    """Ask where the run was started or resumed."""
+    driver = scope.ports.services.driver
+    if driver is None:
+        return await ask_unknown(unknown, scope.ports.ask_unknown)
+    try:
+        return _checked(await driver.ask(_SERVICE, unknown.to_dict()), unknown)
+    except IllegalStateError as error:
+        raise _failure(unknown, f"The process that would be asked cannot be: {message_of(error)}") from error
+
+
+def _unknown(scope: TaskScope, intent: Fact) -> UnknownEffect:
+    return UnknownEffect(
+        run_id=scope.order.run_id,
+        task=scope.order.key,
+        agent_role=scope.order.agent_role,
+        tool_name=str(intent.data.get("tool_name", "")),
+        arguments=str(intent.data.get("arguments", "")),
+        effect=intent.name,
+        idempotency_key=key_of(scope, intent.name),
+        begun_at=utc_of(intent.at),
+        is_lost=intent.data.get("is_lost") is True,
+    )
+
+
+def _checked(answer: object, unknown: UnknownEffect) -> Answer:
+    for known in get_args(Answer):
+        if answer == known:
+            return cast("Answer", known)
+    raise _failure(unknown, f"on_unknown must answer 'done', 'repeat' or 'fail', got: {answer!r}")
+
+
+# Texts.
+
+
+def _begun(unknown: UnknownEffect) -> str:
+    what = "its handler" if unknown.tool_name == HANDLER else f"tool '{unknown.tool_name}'"
+    if unknown.is_lost:
+        return f"Task '{unknown.task}': {what} may have been called in the part of the run's record that is lost"
+    return f"Task '{unknown.task}': {what} was called at {_when(unknown)} by a process that ended during the call"
+
+
+def _when(unknown: UnknownEffect) -> str:
+    return unknown.begun_at.isoformat(timespec="seconds")
+
+
+def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
+    text = (
+        f"{_begun(unknown)}. {why}. Check it under its idempotency key {unknown.idempotency_key}; "
+        "a run with on_unknown='ask' asks what to do, and calls declared as effect='idempotent' are repeated"
+    )
+    return UnknownOutcomeError(text, unknown.effect, unknown.tool_name)
+
+
+def _told(unknown: UnknownEffect) -> str:
+    if unknown.is_lost:
+        return (
+            f"Outcome unknown: a part of this run's record is lost, and this call of '{unknown.tool_name}' may have been "
+            "made in it. It has not been made now. Find out whether it was done before you ask for it again: then it is "
+            "made. If you cannot find out, do not ask for it, and say in your answer that its outcome is unknown."
+        )
+    return (
+        f"Outcome unknown: this call of '{unknown.tool_name}' was begun at {_when(unknown)}, and the process that made "
+        "it ended before a result came back. It may have been done, partly done, or not done at all; it has not been "
+        "repeated. Find out whether it was done before you call it again. If you cannot find out, do not repeat it, "
+        "and say in your answer that its outcome is unknown."
+    )
+
+
+def _confirmed(unknown: UnknownEffect) -> str:
+    if unknown.is_lost:
+        return (
+            f"This call of '{unknown.tool_name}' was done before a part of the run's record was lost: that was confirmed. "
+            "What it returned is lost. It must not be repeated."
+        )
+    return (
+        f"The call of '{unknown.tool_name}' that was begun at {_when(unknown)} was done: that was confirmed after "
+        "the process that made it had ended. What it returned is lost. It must not be repeated."
+    )
+
+
+# The terminal.
+
+
+def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
+    """Runs in a daemon thread, so that a question nobody answers does not hold the process's exit."""
+    if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
+        raise _failure(unknown, "There is no terminal to ask at whether it was done")
+    question = (
+        f"\n{_begun(unknown)}.\n"
+        f"Arguments: {unknown.arguments[:_SHOWN]!r}\n"
+        f"Idempotency key: {unknown.idempotency_key}\n"
+        "Nobody knows whether it was done. [d]one, [r]epeat it, or [f]ail the task? "
+    )
+    with _terminal:
+        while True:
+            sys.stderr.write(escape_controls(question))
+            sys.stderr.flush()
+            line = sys.stdin.readline()
+            if not line:
+                raise _failure(unknown, "Nobody answered whether it was done")
+            word = line.strip().lower()
+            for answer in get_args(Answer):
+                if word and str(answer).startswith(word):
+                    return cast("Answer", answer)
+            question = "Answer d, r or f: "
+
+
+def _is_terminal(stream: object) -> bool:
+    """Whether a person is at it; a process may have none, or a closed one."""
+    try:
+        return bool(cast("Any", stream).isatty())
+    except (AttributeError, ValueError):
+        return False

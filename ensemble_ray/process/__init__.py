@@ -1,0 +1,1 @@
+"""What a process has once: its loop, threads, configuration, private files, log."""

@@ -1,0 +1,95 @@
+"""Settings: arguments before environment before defaults. Units stand in the names. Floor: above errors and ids."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import platformdirs
+
+from ensemble_ray.process.bounded_log import bounded_logger
+
+__all__ = ["VARIABLES", "Settings", "home_directory", "package_version", "unknown_variables"]
+
+_log = bounded_logger(__name__)
+_PREFIX = "ENSEMBLE_RAY_"
+#: Every environment variable of ours.
+VARIABLES = (
+    "ENSEMBLE_RAY_CAPTURE_MODE",
+    "ENSEMBLE_RAY_HOME",
+    "ENSEMBLE_RAY_MAX_BODY_BYTES",
+    "ENSEMBLE_RAY_RETENTION",
+    "ENSEMBLE_RAY_RUNTIME",
+    "ENSEMBLE_RAY_STORE",
+    "ENSEMBLE_RAY_TEAM",
+)
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return a warning for each name of an environment that looks like a variable of ours and is none."""
+    import difflib  # only mistakes pay for it
+
+    warnings: list[str] = []
+    for name in sorted(names):
+        if name.startswith(_PREFIX) and name not in VARIABLES:
+            words = [known.removeprefix(_PREFIX) for known in VARIABLES]
+            near = difflib.get_close_matches(name.removeprefix(_PREFIX), words, n=1)
+            meant = f" Did you mean {_PREFIX}{near[0]}?" if near else ""
+            warnings.append(
+                f"The environment variable {name} is unknown and is ignored.{meant} Known: {', '.join(VARIABLES)}"
+            )
+    return warnings
+
+
+@functools.cache
+def _warn_of_unknown_variables() -> None:
+    """Log unknown variables, once in a process."""
+    if any(name.startswith(_PREFIX) and name not in VARIABLES for name in os.environ):
+        for warning in unknown_variables(os.environ):
+            _log.warning("%s", warning)
+
+
+def home_directory() -> Path:
+    """Where runs are recorded: `ENSEMBLE_RAY_HOME`, else the user's state directory of this platform."""
+    chosen = os.environ.get("ENSEMBLE_RAY_HOME", "").strip()
+    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_state_path("ensemble-ray"))
+
+
+def package_version() -> str:
+    """Version of the installed package; `0` where it runs from a folder that was never installed."""
+    try:
+        return importlib.metadata.version("ensemble-ray")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the environment decides for one process."""
+
+    #: `ray` or `inline`
+    runtime: str
+    #: directory that holds `runs/ID/`
+    home: Path
+    #: URL of a database that keeps the records in place of files; empty: files in `home`
+    store: str = field(repr=False)
+    #: address of a Ray cluster to join; empty: start a local one
+    ray_address: str
+
+    @classmethod
+    def from_environment(cls) -> Settings:
+        """Read `ENSEMBLE_RAY_RUNTIME`, `ENSEMBLE_RAY_HOME`, `ENSEMBLE_RAY_STORE` and `RAY_ADDRESS`.
+
+        Variables that look like ours and are unknown are warned of, once in a process.
+        """
+        _warn_of_unknown_variables()
+        return cls(
+            runtime=os.environ.get("ENSEMBLE_RAY_RUNTIME", "").strip().lower() or "ray",
+            home=home_directory(),
+            store=os.environ.get("ENSEMBLE_RAY_STORE", "").strip(),
+            ray_address=os.environ.get("RAY_ADDRESS", "").strip(),
+        )

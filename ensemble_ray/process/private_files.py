@@ -1,0 +1,143 @@
+"""Files with secrets, which only their owner may read. In: a path. Out: its content, or an error that says what is wrong.
+
+A file gets its name when it has its content and its mode, so no other user can read it at any moment. One that exists is
+checked on the open file and not by its path, since a path may lead elsewhere a moment later. Systems without owners of
+files (Windows) keep to their own rules. Floor: above errors.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import tempfile
+from pathlib import Path
+
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.process.bounded_log import bounded_logger
+
+__all__ = ["create_private_file", "exposed_bits", "private_directory", "read_private_file"]
+
+_log = bounded_logger(__name__)
+#: Secrets are short.
+_MOST_BYTES = 65_536
+_FILE, _DIRECTORY = 0o600, 0o700
+_OF_OTHERS = 0o077
+_WRITTEN_BY_OTHERS = 0o022
+_HAS_OWNERS = hasattr(os, "geteuid")
+#: Not through a symbolic link, and never waiting for the writer of a pipe.
+_OPEN = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def create_private_file(path: Path, content: bytes) -> bool:
+    """Create a file that only its owner may read, with its content; return False when there is one already.
+
+    Raises:
+        EnsembleError: other users could put another file in its place.
+        OSError: it cannot be written.
+    """
+    if os.path.lexists(path):
+        return False
+    path.parent.mkdir(mode=_DIRECTORY, parents=True, exist_ok=True)
+    _narrow_directory(path.parent)
+    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, _FILE)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.link(half, path)  # unlike a rename it replaces nothing: of two that create it, one wins
+    except FileExistsError:
+        return False
+    finally:
+        half.unlink()
+    return True
+
+
+def read_private_file(path: Path) -> bytes:
+    """Return the content of a file that only its owner may read; a wider one is narrowed, with a warning.
+
+    Raises:
+        FileNotFoundError: there is none.
+        EnsembleError: it is a link, not a file, or of another user, or other users could replace it.
+        OSError: it cannot be read.
+    """
+    try:
+        descriptor = os.open(path, _OPEN)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise _refused(path, "is a symbolic link") from None
+        raise
+    try:
+        wide = _exposed(path, os.fstat(descriptor))
+        _narrow_directory(path.parent)
+        if wide:
+            os.fchmod(descriptor, _FILE)
+            _log.warning(
+                "%s was open to other users of this machine (mode %03o); its mode is 600 now. What it holds may be "
+                "known to them: delete it, and a new one is made",
+                path,
+                _FILE | wide,
+            )
+        return os.read(descriptor, _MOST_BYTES)
+    finally:
+        os.close(descriptor)
+
+
+def exposed_bits(path: Path) -> int:
+    """Return what a file's mode grants to other users, 0 for nothing; change nothing.
+
+    Raises:
+        FileNotFoundError: there is none.
+        EnsembleError: `read_private_file` would refuse it.
+    """
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        raise _refused(path, "is a symbolic link")
+    return _exposed(path, found)
+
+
+def private_directory(base: Path, name: str) -> Path:
+    """Return a directory in `base` that only its owner may enter; one is created when there is none.
+
+    Where another user has taken the name, it is one of a random name: in a directory that all may write to, anybody
+    can take a name first.
+    """
+    path = base / name
+    base.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=_DIRECTORY, exist_ok=True)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or (_HAS_OWNERS and found.st_uid != os.geteuid()):
+        return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=base))
+    if _HAS_OWNERS and found.st_mode & _OF_OTHERS:
+        path.chmod(_DIRECTORY)
+    return path
+
+
+def _exposed(path: Path, found: os.stat_result) -> int:
+    if not stat.S_ISREG(found.st_mode):
+        raise _refused(path, "is not a regular file")
+    if not _HAS_OWNERS:
+        return 0
+    if found.st_uid != os.geteuid():
+        raise _refused(path, f"belongs to user {found.st_uid}, and this process is of user {os.geteuid()}")
+    return found.st_mode & _OF_OTHERS
+
+
+def _narrow_directory(path: Path) -> None:
+    """See to it that no other user can put another file in the place of one in there."""
+    found = path.stat()
+    if not _HAS_OWNERS or not found.st_mode & _WRITTEN_BY_OTHERS or found.st_mode & stat.S_ISVTX:
+        return
+    if found.st_uid != os.geteuid():
+        raise _refused(path, f"can be written to by others, and belongs to user {found.st_uid}")
+    path.chmod(stat.S_IMODE(found.st_mode) & ~_WRITTEN_BY_OTHERS)
+    _log.warning("%s could be written to by other users of this machine; only its owner may now", path)
+
+
+def _refused(path: Path, reason: str) -> EnsembleError:
+    return EnsembleError(
+        f"{path} {reason}, so other users could know or choose the secret in it. Remove it, and a new one is made"
+    )

@@ -1,0 +1,1 @@
+"""Text of others: replace what cannot be written, find JSON, escape controls."""

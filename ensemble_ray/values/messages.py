@@ -1,0 +1,154 @@
+"""Values that cross a port: messages, tool calls and specs, usage, facts. Floor: above errors and ids.
+
+Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Union
+
+from ensemble_ray.text.foreign_text import whole_json, whole_text
+
+__all__ = [
+    "ChatMessage",
+    "ChatResponse",
+    "Effect",
+    "Fact",
+    "JsonSchema",
+    "JsonValue",
+    "OnIncomplete",
+    "Role",
+    "TokenUsage",
+    "ToolCall",
+    "ToolSpec",
+    "incomplete_reason",
+    "told_finish_reason",
+    "whole_response",
+]
+
+Role = Literal["system", "user", "assistant", "tool"]
+#: What a call does to the world (S-DUR-20): `none`: it only reads; `idempotent`: doing it again under the same key
+#: changes nothing more; `once`: it must not be done twice.
+Effect = Literal["none", "idempotent", "once"]
+#: What becomes of an incomplete answer (S-ENG-37): `warn`: it is used, with a warning; `fail`: its task fails; `retry`:
+#: the model is asked again, twice at most, then its task fails.
+OnIncomplete = Literal["warn", "fail", "retry"]
+JsonValue = Union[None, bool, int, float, str, Sequence["JsonValue"], Mapping[str, "JsonValue"]]  # noqa: UP007  recursive
+
+
+@dataclass(frozen=True, slots=True)
+class TokenUsage:
+    """Tokens of one model call; -1 means unknown, 0 is known (S-SET-11, S-MET-13)."""
+
+    input_tokens: int = -1
+    output_tokens: int = -1
+
+    def __post_init__(self) -> None:
+        for name in ("input_tokens", "output_tokens"):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One tool request of a model. `arguments` is the raw JSON text of the model, unchecked (S-CONV-21)."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """What a model is told of one tool; `parameters` is a JSON schema (S-SET-7)."""
+
+    name: str
+    description: str
+    parameters: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class JsonSchema:
+    """The form of an answer as a JSON schema that an endpoint can enforce (S-OUT-42)."""
+
+    #: letters, digits, `_` and `-`, at most 64
+    name: str
+    schema: Mapping[str, object]
+    #: whether it keeps within the subset that endpoints enforce to the letter
+    strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """One message of a conversation (S-CONV-21)."""
+
+    role: Role
+    content: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatResponse:
+    """A model's answer: text, tool requests, or both (S-CONV-21)."""
+
+    text: str | None = None
+    tool_calls: Sequence[ToolCall] = ()
+    usage: TokenUsage | None = None
+    #: why the model stopped, in the provider's word: `stop`, `tool_calls`, `length`, `content_filter`; None: unknown
+    finish_reason: str | None = None
+
+
+#: How an answer ends that is whole.
+_ORDINARY = frozenset({"stop", "tool_calls"})
+#: How an answer ends that was cut off, in the words of the providers.
+_CUT_OFF = frozenset({"length", "max_tokens", "content_filter"})
+
+
+def told_finish_reason(response: ChatResponse) -> str | None:
+    """Return why the model stopped where that is worth telling: not where it is unknown or ordinary (S-ENG-36)."""
+    return None if response.finish_reason in _ORDINARY else response.finish_reason
+
+
+def incomplete_reason(response: ChatResponse) -> str | None:
+    """Return why an answer is not the whole of what was asked for; None: it is whole (S-ENG-36).
+
+    Either the provider says that it cut the answer off, or the answer is `empty`: no text and no tool calls.
+    """
+    reason = (response.finish_reason or "").lower()
+    if reason in _CUT_OFF:
+        return reason
+    return None if response.tool_calls or (response.text or "").strip() else "empty"
+
+
+def whole_response(response: ChatResponse) -> ChatResponse:
+    """Return the answer without halves of surrogate pairs (S-SEC-56); arguments, which are JSON, name none either."""
+    text = None if response.text is None else whole_text(response.text)
+    calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
+    reason = response.finish_reason
+    return ChatResponse(text, calls, response.usage, None if reason is None else whole_text(reason))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A stimulus or an effect with its name, as the journal keeps it.
+
+    `data` is JSON-able, or holds frozen pydantic models that the journal's writer renders as JSON; no pickles.
+    """
+
+    #: run id
+    run: str
+    #: what kind of fact: `plan`, `stimulus`, `model`, `tool_intent`, `tool_result`, `delegation`, `output`, `end`
+    kind: str
+    #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
+    name: str
+    #: Unix time, s
+    at: float
+    data: Mapping[str, object] = field(default_factory=dict[str, object])
+    #: re-dispatch generation of the instance that wrote it; an older one is refused
+    epoch: int = 0
+    #: position in the run's record; 0 until a journal gave it one
+    seq: int = 0

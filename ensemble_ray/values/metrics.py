@@ -1,0 +1,252 @@
+"""What work cost: counts, tokens, seconds, money. Floor: above values. Sums only; no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
+from typing import Annotated, ClassVar, Protocol
+
+from pydantic import BeforeValidator
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.values.value import Value
+
+__all__ = [
+    "UNKNOWN_TOKENS",
+    "CostConfiguration",
+    "CostEstimate",
+    "ExecutionMetrics",
+    "MemoryOperationCounts",
+    "MetricsSum",
+    "TaskMetrics",
+    "add_tokens",
+]
+
+#: Token count that the provider did not tell (S-MET-3).
+UNKNOWN_TOKENS = -1
+_CENT_OF_A_MICRO = Decimal("0.00000001")
+
+
+def add_tokens(counts: Iterable[int]) -> int:
+    """Sum of token counts; unknown if any is (S-MET-10, S-MET-22)."""
+    total = 0
+    for count in counts:
+        if count < 0:
+            return UNKNOWN_TOKENS
+        total += count
+    return total
+
+
+class MemoryOperationCounts(Value):
+    """How often memory was used (S-MET-26)."""
+
+    ZERO: ClassVar[MemoryOperationCounts]
+
+    short_term_entries_written: int = 0
+    long_term_stores: int = 0
+    long_term_retrievals: int = 0
+    entity_lookups: int = 0
+
+    def add(self, other: MemoryOperationCounts) -> MemoryOperationCounts:
+        """Both together."""
+        return MemoryOperationCounts(
+            short_term_entries_written=self.short_term_entries_written + other.short_term_entries_written,
+            long_term_stores=self.long_term_stores + other.long_term_stores,
+            long_term_retrievals=self.long_term_retrievals + other.long_term_retrievals,
+            entity_lookups=self.entity_lookups + other.entity_lookups,
+        )
+
+
+MemoryOperationCounts.ZERO = MemoryOperationCounts()
+
+
+def _as_decimal(value: object) -> object:
+    """Floats and strings by their text, so that 0.1 stays 0.1 (S-MET-30)."""
+    if isinstance(value, bool) or not isinstance(value, float | int | str):
+        return value
+    try:
+        return Decimal(str(value))
+    except InvalidOperation:
+        msg = f"CostConfiguration rates must be numbers, got: {value}"
+        raise ValueError(msg) from None
+
+
+class CostEstimate(Value):
+    """Estimated money for tokens (S-MET-33)."""
+
+    input_cost: Decimal
+    output_cost: Decimal
+    total_cost: Decimal
+    currency: str = "USD"
+
+    def add(self, other: CostEstimate | None) -> CostEstimate:
+        """Both together, in this one's currency; adding None gives this one."""
+        if other is None:
+            return self
+        return CostEstimate(
+            input_cost=self.input_cost + other.input_cost,
+            output_cost=self.output_cost + other.output_cost,
+            total_cost=self.total_cost + other.total_cost,
+            currency=self.currency,
+        )
+
+
+class CostConfiguration(Value):
+    """Money per token (S-MET-30).
+
+    Attributes:
+        input_token_rate: Money per input token; >= 0.
+        output_token_rate: Money per output token; >= 0.
+    """
+
+    input_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
+    output_token_rate: Annotated[Decimal, BeforeValidator(_as_decimal)]
+    currency: str = "USD"
+
+    def model_post_init(self, _context: object, /) -> None:
+        """Refuse negative rates."""
+        for name, rate in (("input_token_rate", self.input_token_rate), ("output_token_rate", self.output_token_rate)):
+            if rate < 0:
+                msg = f"CostConfiguration {name} must be >= 0, got: {rate}"
+                raise ValidationError(msg)
+
+    def estimate(self, input_tokens: int, output_tokens: int) -> CostEstimate | None:
+        """Cost of so many tokens, each part rounded to 8 places half up; None when either is unknown (S-MET-31)."""
+        if input_tokens < 0 or output_tokens < 0:
+            return None
+        input_cost = (self.input_token_rate * input_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
+        output_cost = (self.output_token_rate * output_tokens).quantize(_CENT_OF_A_MICRO, ROUND_HALF_UP)
+        return CostEstimate(
+            input_cost=input_cost, output_cost=output_cost, total_cost=input_cost + output_cost, currency=self.currency
+        )
+
+
+class TaskMetrics(Value):
+    """What one task cost. Durations are sums of parts, so parallel tool calls may exceed wall time (S-MET-15)."""
+
+    EMPTY: ClassVar[TaskMetrics]
+
+    input_tokens: int = UNKNOWN_TOKENS
+    output_tokens: int = UNKNOWN_TOKENS
+    total_tokens: int = UNKNOWN_TOKENS
+    llm_latency: timedelta = timedelta()
+    tool_execution_time: timedelta = timedelta()
+    memory_retrieval_time: timedelta = timedelta()
+    prompt_build_time: timedelta = timedelta()
+    llm_call_count: int = 0
+    tool_call_count: int = 0
+    #: model calls that were made again because their provider failed (S-DUR-66)
+    retry_count: int = 0
+    #: answers of models that were cut off or empty, those that were asked for again not counted (S-MET-18)
+    incomplete_answers: int = 0
+    delegation_count: int = 0
+    memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
+    cost_estimate: CostEstimate | None = None
+
+
+TaskMetrics.EMPTY = TaskMetrics()
+
+
+class _HasMetrics(Protocol):
+    @property
+    def agent_role(self) -> str: ...
+    @property
+    def metrics(self) -> TaskMetrics: ...
+
+
+class ExecutionMetrics(Value):
+    """What a run cost: sums over its tasks (S-MET-20 to S-MET-25)."""
+
+    EMPTY: ClassVar[ExecutionMetrics]
+
+    total_input_tokens: int = UNKNOWN_TOKENS
+    total_output_tokens: int = UNKNOWN_TOKENS
+    total_tokens: int = UNKNOWN_TOKENS
+    total_llm_latency: timedelta = timedelta()
+    total_tool_execution_time: timedelta = timedelta()
+    total_memory_retrieval_time: timedelta = timedelta()
+    total_prompt_build_time: timedelta = timedelta()
+    total_llm_call_count: int = 0
+    total_tool_calls: int = 0
+    total_delegations: int = 0
+    total_incomplete_answers: int = 0
+    memory_operations: MemoryOperationCounts = MemoryOperationCounts.ZERO
+    #: role -> metrics; the last task of a role wins (S-MET-23)
+    task_metrics: Mapping[str, TaskMetrics] = {}
+    #: key of a task in the plan -> its metrics, in execution order (S-MET-27)
+    metrics_by_task: Mapping[str, TaskMetrics] = {}
+    total_cost_estimate: CostEstimate | None = None
+
+    @classmethod
+    def from_outputs(
+        cls, outputs: Iterable[_HasMetrics] | None, *, by_task: Mapping[str, TaskMetrics] | None = None
+    ) -> ExecutionMetrics:
+        """Sum up task outputs; none of them gives EMPTY (S-MET-21).
+
+        Args:
+            outputs: Outputs or traces of tasks, those of delegated work among them.
+            by_task: Metrics of the plan's tasks by key, where keys are known.
+        """
+        added = MetricsSum()
+        added.add(outputs or ())
+        total = added.total()
+        return total.model_copy(update={"metrics_by_task": dict(by_task)}) if by_task else total
+
+
+class MetricsSum:
+    """Sums of tasks that come one after the other, as `ExecutionMetrics` tells them."""
+
+    def __init__(self) -> None:
+        """Begin with no task."""
+        self._count = 0
+        #: input, output and total tokens
+        self._tokens = [0, 0, 0]
+        #: model latency, tool time, memory time, prompt time
+        self._times = [timedelta()] * 4
+        #: model calls, tool calls, delegations, incomplete answers
+        self._calls = [0, 0, 0, 0]
+        self._memory = MemoryOperationCounts.ZERO
+        self._cost: CostEstimate | None = None
+        self._by_role: dict[str, TaskMetrics] = {}
+
+    def add(self, outputs: Iterable[_HasMetrics]) -> None:
+        """Add tasks; the last of a role counts for that role (S-MET-23)."""
+        for output in outputs:
+            each = output.metrics
+            self._count += 1
+            tokens = (each.input_tokens, each.output_tokens, each.total_tokens)
+            self._tokens = [add_tokens(pair) for pair in zip(self._tokens, tokens, strict=True)]
+            times = (each.llm_latency, each.tool_execution_time, each.memory_retrieval_time, each.prompt_build_time)
+            self._times = [before + more for before, more in zip(self._times, times, strict=True)]
+            calls = (each.llm_call_count, each.tool_call_count, each.delegation_count, each.incomplete_answers)
+            self._calls = [before + more for before, more in zip(self._calls, calls, strict=True)]
+            if each.memory_operations is not MemoryOperationCounts.ZERO:
+                self._memory = self._memory.add(each.memory_operations)
+            if each.cost_estimate is not None:
+                self._cost = each.cost_estimate if self._cost is None else self._cost.add(each.cost_estimate)
+            self._by_role[output.agent_role] = each
+
+    def total(self) -> ExecutionMetrics:
+        """The sums so far; EMPTY when there was no task."""
+        if not self._count:
+            return ExecutionMetrics.EMPTY
+        return ExecutionMetrics(
+            total_input_tokens=self._tokens[0],
+            total_output_tokens=self._tokens[1],
+            total_tokens=self._tokens[2],
+            total_llm_latency=self._times[0],
+            total_tool_execution_time=self._times[1],
+            total_memory_retrieval_time=self._times[2],
+            total_prompt_build_time=self._times[3],
+            total_llm_call_count=self._calls[0],
+            total_tool_calls=self._calls[1],
+            total_delegations=self._calls[2],
+            total_incomplete_answers=self._calls[3],
+            memory_operations=self._memory,
+            task_metrics=dict(self._by_role),
+            total_cost_estimate=self._cost,
+        )
+
+
+ExecutionMetrics.EMPTY = ExecutionMetrics()

@@ -1,0 +1,131 @@
+"""Progress of runs over many items: counts, pace, the time that is left, and what a log shows of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ensemble_ray.cli.view.item_display import ItemDisplay
+from ensemble_ray.cli.view.item_progress import ItemTally
+from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.items.sources import source_of
+from ensemble_ray.values.metrics import TaskMetrics
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.value import utc_now
+
+
+def _started(key: str) -> TaskStartEvent:
+    return TaskStartEvent(instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0)
+
+
+def _completed(key: str) -> TaskCompleteEvent:
+    output = TaskOutput(
+        raw="a", task_description="d", agent_role="r", completed_at=utc_now(), duration=timedelta(seconds=1),
+        metrics=TaskMetrics(input_tokens=10, output_tokens=5),
+    )  # fmt: skip
+    return TaskCompleteEvent(
+        instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0, task_output=output,
+        duration=timedelta(seconds=1),
+    )  # fmt: skip
+
+
+def _failed(key: str, text: str = "no") -> TaskFailedEvent:
+    return TaskFailedEvent(
+        instance=f"{key}#0", task_description="d", agent_role="r", task_index=1, total_tasks=0, cause=OSError(text),
+        duration=timedelta(seconds=1),
+    )  # fmt: skip
+
+
+def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
+    """S-MR-185: items apart from reduces; at the pace since the first began."""
+    tally = ItemTally(10)
+    tally.is_recorded(2)
+    for number in range(4):
+        tally.take(_started(f"map-{number}"), 1.0)
+    for number in range(2):
+        tally.take(_completed(f"map-{number}"), 3.0)
+    tally.take(_failed("map-2"), 3.0)
+    tally.take(_started("reduce-1-0"), 3.0)
+    tally.take(_completed("reduce-1-0"), 4.0)
+    assert tally.counts() == "4/10 items, 1 failed, 1 reduced"
+    assert tally.items_per_s(4.0) == pytest.approx(1.0), "recorded ones took no time"
+    assert tally.left_s(4.0) == pytest.approx(5.0)
+    assert tally.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
+    tally.take(_completed("map-3"), 5.0)
+    assert tally.left_s(5.0) is None, "nothing runs"
+
+
+@pytest.mark.parametrize(("total", "shown"), [(2, "2/2 items"), (None, "2 items")])
+def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> None:
+    """S-MR-185: of how many, where that is known."""
+    tally = ItemTally(total)
+    for key in ("map-0", "map-1"):
+        tally.take(_started(key), 0.0)
+        tally.take(_completed(key), 1.0)
+    assert tally.counts() == shown
+    assert tally.left_s(1.0) is None
+
+
+@pytest.mark.parametrize(("total", "shown"), [(5, "5 items in one task"), (None, "all items in one task")])
+def test_all_items_are_told_of_where_one_task_had_them(total: int | None, shown: str) -> None:
+    """S-MR-185, S-MR-82: the short-circuit's task is not one item of five."""
+    tally = ItemTally(total)
+    tally.take(_started("direct"), 0.0)
+    tally.take(_completed("direct"), 1.0)
+    assert tally.counts() == shown
+
+
+def test_recorded_reduces_are_no_items() -> None:
+    """S-MR-185: a resumed run has both on record."""
+    tally = ItemTally(10)
+    tally.is_recorded(6, reduces=2)
+    assert tally.counts() == "6/10 items, 2 reduced"
+
+
+def test_a_log_shows_a_line_every_ten_seconds_and_the_first_failures(capsys: pytest.CaptureFixture[str]) -> None:
+    """S-MR-185: not one per item."""
+    now = 0.0
+    display = ItemDisplay("many", source=source_of(list(range(1000))), clock=lambda: now, is_live=False)
+    listener = display.listener
+    with display:
+        listener.on_ensemble_started("r", "map", 1000)
+        for number in range(60):
+            now += 0.5
+            listener.on_task_start(_started(f"map-{number}"))
+            listener.on_task_complete(_completed(f"map-{number}"))
+        for number in range(60, 100):
+            listener.on_task_start(_started(f"map-{number}"))
+            listener.on_task_failed(_failed(f"map-{number}", f"no {number}"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "    0.0 s  many: 1,000 items"
+    assert [line.split()[0] for line in lines[1:4]] == ["10.0", "20.0", "30.0"]
+    assert lines[1].startswith("   10.0 s  20/1,000 items, 0 running; ")
+    assert lines[4] == "   30.0 s  failed   map-60: no 60"
+    assert lines[-1].endswith("map-79: no 79; further ones are only counted")
+    assert len(lines) == 24
+    assert display.summary().startswith("60/1,000 items, 40 failed in 30.0 s")
+
+
+def test_how_many_there_were_is_told_at_the_end_although_their_file_is_still_looked_through() -> None:
+    """S-MR-185: a run that took all items knows how many there were."""
+    goes_on, looking = threading.Event(), queue.SimpleQueue[threading.Thread]()
+
+    def look() -> int:
+        looking.put(threading.current_thread())
+        goes_on.wait()
+        return 9
+
+    with ItemDisplay("a file", source=replace(source_of([1, 2]), count=None, look=look), is_live=False) as display:
+        for key in ("map-0", "map-1"):
+            display.listener.on_task_start(_started(key))
+            display.listener.on_task_complete(_completed(key))
+    assert display.summary().startswith("2 items in ")
+    display.has_all()
+    assert display.summary().startswith("2/2 items in ")
+    goes_on.set()
+    looking.get(timeout=60).join()
+    assert display.summary().startswith("2/2 items in ")

@@ -1,0 +1,142 @@
+"""Texts about errors: bounded, on one line, with the class; tracebacks from user code on."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, RateLimitInterruptedError
+from ensemble_ray.errors.texts import (
+    REMOTE,
+    agent_failure,
+    brief,
+    describe,
+    remote_note,
+    task_failure,
+    tasks_failure,
+    titled,
+    user_frames,
+    user_traceback,
+)
+from ensemble_ray.process.threads import call_user
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("short", "short"),
+        ("two\n  lines\t", "two lines"),
+        ("x" * 200, "x" * 200),
+        ("x" * 201, "x" * 200 + "..."),
+        ("\x1b[2Jgone", "\ufffd[2Jgone"),
+        (" " * 5000 + "late", "..."),
+        ("", ""),
+    ],
+)
+def test_text_is_one_line_of_bounded_length(text: str, told: str) -> None:
+    """S-ERR-45: nothing in it that a terminal would obey."""
+    assert brief(text) == told
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (ValueError("no key."), "no key (ValueError)"),
+        (KeyError("zzz"), "'zzz' (KeyError)"),
+        (ValueError(), "ValueError"),
+        (ValueError("x" * 300), "x" * 200 + "... (ValueError)"),
+        (RateLimitInterruptedError("y" * 300), "y" * 300 + " (RateLimitInterruptedError)"),
+    ],
+)
+def test_error_is_described_with_its_class(error: Exception, told: str) -> None:
+    """S-ERR-47, S-ERR-45: foreign texts are cut, our own are bounded where they are made."""
+    assert describe(error) == told
+
+
+def test_error_is_titled_as_python_prints_it() -> None:
+    """S-ENG-51, S-ENG-61: whole, for a model; our own without their class."""
+    assert titled(KeyError("zzz")) == "KeyError: 'zzz'"
+    assert titled(ValueError("x" * 900)) == "ValueError: " + "x" * 900
+    assert titled(ValueError()) == "ValueError"
+    assert titled(EnsembleError("the worker died")) == "the worker died"
+
+
+def test_failed_task_is_told_with_its_cause() -> None:
+    """S-ENG-13, S-ENG-50, S-ERR-47: the class stands once."""
+    agents = AgentExecutionError(agent_failure("Writer", ValueError("401 invalid key")))
+    assert task_failure("facts", agents) == "Task 'facts' failed: Agent 'Writer': 401 invalid key (ValueError)"
+    assert task_failure("facts", OSError("gone")) == "Task 'facts' failed: gone (OSError)"
+
+
+def test_several_failed_tasks_are_told_up_to_three() -> None:
+    """S-PAR-25: the others are counted, also those whose causes are not kept."""
+    causes = {name: ValueError(name * 2) for name in "abcd"}
+    assert tasks_failure(1, 5, {"a": causes["a"]}) == "1 of 5 tasks failed: 'a': aa (ValueError)"
+    told = "'a': aa (ValueError); 'b': bb (ValueError); 'c': cc (ValueError)"
+    assert tasks_failure(4, 5, causes) == f"4 of 5 tasks failed: {told}; and 1 more"
+    assert tasks_failure(900, 900, causes).endswith("; and 897 more")
+
+
+def raised_by(depth: int = 0) -> None:
+    """Raise in a line of this file."""
+    if depth:
+        raised_by(depth - 1)
+    raise ValueError("here")
+
+
+async def caught(function: object, *args: object) -> BaseException:
+    """What user code raises when it is called as the library calls it."""
+    try:
+        await call_user(function, *args)  # type: ignore[arg-type]  any function
+    except Exception as error:  # noqa: BLE001  the test wants it
+        return error
+    raise AssertionError
+
+
+async def test_traceback_begins_where_user_code_does() -> None:
+    """S-ERR-42: no frame of the library that called it, of asyncio or of threading."""
+    error = await caught(raised_by)
+    error = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)  # of `caught` itself
+    frames = user_frames(error)
+    assert frames.startswith(f'  File "{__file__}", line {raised_by.__code__.co_firstlineno + 4}, in raised_by\n')
+    assert frames.count("File ") == 1
+    assert user_traceback(error) == f"Traceback (most recent call last):\n{frames}".rstrip()
+    assert remote_note(error) == f"{REMOTE}\n{frames}".rstrip()
+
+
+async def test_nothing_is_told_where_no_user_code_raised() -> None:
+    """S-ERR-42: the library's own frames help nobody; nor does an error that was never raised."""
+    assert remote_note(ValueError("made")) == ""
+    try:
+        await call_user(None)  # type: ignore[arg-type]  so that the library raises
+    except TypeError as error:
+        of_library = error.with_traceback(error.__traceback__.tb_next if error.__traceback__ else None)
+        assert remote_note(of_library) == ""
+
+
+def test_traceback_of_another_process_is_told_from_its_note() -> None:
+    """S-ERR-42: for a log line of this process."""
+    error = ValueError("there")
+    error.add_note("of the user")
+    assert user_traceback(error) == ""
+    error.add_note(f"{REMOTE}\n  File ...")
+    assert user_traceback(error) == f"{REMOTE}\n  File ..."
+
+
+async def test_deep_traceback_is_bounded() -> None:
+    """S-ERR-42: the innermost frames of a recursion."""
+    frames = user_frames(await caught(raised_by, 500))
+    assert frames.count("in raised_by") <= 30
+    assert len(frames) < 6000
+
+
+async def test_group_tells_of_its_errors() -> None:
+    """S-ERR-42: what a task group raises says nothing by itself."""
+    inner = await caught(raised_by)
+
+    def grouped() -> None:
+        raise ExceptionGroup("two things", [inner, KeyError("k")])
+
+    note = remote_note(await caught(grouped))
+    assert "of the group: here (ValueError)\n" in note
+    assert note.count("in raised_by") == 1
+    assert "of the group: 'k' (KeyError)" in note
