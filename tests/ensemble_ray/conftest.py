@@ -1,8 +1,13 @@
-"""Tests of the core are offline: no network, no Ray. What needs a server lives in tests/contracts or tests/scenarios."""
+"""Tests of the core are offline: no network, no Ray. What needs a server lives in tests/contracts or tests/scenarios.
+
+A test that starts a process says so with the marker `program`; `make quick` leaves it out.
+"""
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -31,3 +36,17 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sys.modules["ray"], "init", _refuse, raising=False)
     else:
         monkeypatch.setitem(sys.modules, "ray", None)  # `import ray` now fails
+
+
+def _refuse_program(*_args: object, **_kwargs: object) -> object:
+    msg = "A test that starts a process has the marker `program`; see tests/ensemble_ray/conftest.py"
+    raise AssertionError(msg)
+
+
+@pytest.fixture(autouse=True)
+def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make starting a process raise where the test does not say that it starts one."""
+    if request.node.get_closest_marker("program") is None:
+        monkeypatch.setattr(subprocess.Popen, "__init__", _refuse_program)
+        for way in ("fork", "posix_spawn", "posix_spawnp"):
+            monkeypatch.setattr(os, way, _refuse_program)
