@@ -54,7 +54,8 @@ class WebServer:
         self.asked.append(Request(method, target, headers, body))
         answer = self.answers.get(urlsplit(target).path, Answer(404, b"nothing here"))
         if answer.status:
-            lines = {"Content-Length": str(len(answer.body)), "Connection": "close", **answer.headers}
+            length = {} if "Transfer-Encoding" in answer.headers else {"Content-Length": str(len(answer.body))}
+            lines = {**length, "Connection": "close", **answer.headers}
             writer.write(f"HTTP/1.1 {answer.status} X\r\n".encode())
             writer.write("".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n")
             writer.write(answer.body)

@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.threads import threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
+from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 
 __all__ = ["HttpAgentTool"]
@@ -47,7 +47,6 @@ class HttpAgentTool(AbstractAgentTool):
 
     Raises:
         ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
-        ToolConfigurationError: the extra `web` is not installed.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class HttpAgentTool(AbstractAgentTool):
         self._max_bytes = max_response_bytes
         self.timeout = self._limit_s + _GRACE_S
         self.effect = "none" if self._method in _READING else "once"
-        require_web()
 
     @classmethod
     def get(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:

@@ -7,15 +7,16 @@ the page is read. Bytes become text in a thread, and HTML is parsed in a process
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Awaitable, Callable
 
 from pydantic import BaseModel, Field
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, message_of
 from ensemble_ray.threads import call_user, threads
 from ensemble_ray.tools.builtin.page_reader import PageError, read_page
-from ensemble_ray.tools.net import RequestFailedError, fetch, require_web
+from ensemble_ray.tools.net import RequestFailedError, fetch
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -66,9 +67,9 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         if max_content_length <= 0:
             msg = f"max_content_length must be > 0, got: {max_content_length}"
             raise ValueError(msg)
-        require_web("selectolax")
-        if fetcher is None:
-            require_web("httpx")
+        if importlib.util.find_spec("selectolax") is None:
+            msg = "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"
+            raise ToolConfigurationError(msg)
         self._max_content_length = max_content_length
         self._fetcher = fetcher
         self._allow_private_hosts = allow_private_hosts

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.threads import call_user, threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
+from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -75,7 +75,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
         Raises:
             ValueError: there is no key.
-            ToolConfigurationError: the extra `web` is not installed.
         """
         return cls(TavilySearch(api_key))
 
@@ -85,7 +84,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
         Raises:
             ValueError: there is no key.
-            ToolConfigurationError: the extra `web` is not installed.
         """
         return cls(SerpApiSearch(api_key))
 
@@ -114,7 +112,6 @@ class _KeyedSearch(ABC):
         if plain is None or not plain.strip():
             msg = "api_key must not be blank"
             raise ValueError(msg)
-        require_web()
         self._key = SecretStr(plain.strip())
         self._endpoint = endpoint
 
