@@ -121,7 +121,7 @@ async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
 
     The answer is whole by now: a server that fails, or does not come to an end, costs the connection and no more.
     """
-    with contextlib.suppress(*_failures(), TooMuchError):
+    with contextlib.suppress(*_failures(), TooMuchError, CallFailedError):
         async with asyncio.timeout(_END_OF_BODY_S):
             async for _ in pieces:
                 pass
