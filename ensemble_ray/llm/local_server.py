@@ -1,4 +1,4 @@
-"""Holding the embedded model's server: one per machine and model file, shared by all processes. Room: llm.
+"""Holding the embedded model's server: one per machine and model file, shared by all processes. Package: llm.
 
 The first to need it starts it, everybody enters itself in the registry, the last one to leave stops it; the server
 itself ends when all holders died without leaving. Everything here blocks, for the seconds that loading takes: it is
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def held(spec: LocalSpec) -> Address | None:
-    """The server's address if this process holds it already and it lives; a dead one is started again by `acquire`."""
+    """Return the server's address if this process holds it and it lives; `acquire` starts a dead one again."""
     address, server = _held.get((os.getpid(), spec), (None, None))
     return address if server is not None and server.is_alive else None
 

@@ -1,4 +1,4 @@
-"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Room: llm; fulfils `ChatModel` and streams.
+"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Package: llm; fulfils `ChatModel` and streams.
 
 The definition holds data only: it pickles, and the client is made in the process that uses it (S-CONV-22). Requests
 are encoded once and sent by a lean client; the `openai` package is loaded for its error classes when a call fails,
@@ -105,7 +105,7 @@ class OpenAIChatModel:
         self._prepare()
 
     def _prepare(self) -> None:
-        """What follows from the fields; made anew in every process."""
+        """Derive what follows from the fields, anew in every process."""
         options = dict(self._request_options)
         self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
@@ -253,7 +253,7 @@ class OpenAIChatModel:
         return connection
 
     def _keywords(self) -> dict[str, object]:
-        """The arguments beside the model's name that make an equal one."""
+        """Return the arguments beside the model's name that make an equal one."""
         return {
             "base_url": self._base_url,
             "api_key": self._api_key,
@@ -308,7 +308,7 @@ def checked_time_s(timeout: timedelta | float | None, what: str) -> float | None
 
 
 def request_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
-    """The members that are the same in every request, as JSON without its braces.
+    """Return the members that are the same in every request, as JSON without its braces.
 
     Raises:
         ValidationError: an option is the library's own, or is not JSON.

@@ -1,4 +1,4 @@
-"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Room: llm.
+"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Package: llm.
 
 Both adapters of the protocol stand on it: `OpenAIChatModel` for any endpoint, `LocalChatModel` for the embedded one.
 """
@@ -70,7 +70,7 @@ class Endpoint:
     transport: Transport = openai_transport
 
     async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
-        """The whole answer.
+        """Return the whole answer.
 
         Args:
             body: The request.
@@ -120,7 +120,7 @@ class Endpoint:
         raise error
 
     def _sent_headers(self) -> Mapping[str, str]:
-        """The headers, with the id of the effect that this request is part of (S-DUR-27); a user's own key wins."""
+        """Return the headers with the id of the effect that the request is part of (S-DUR-27); a user's own key wins."""
         key = current_effect_key()
         return {IDEMPOTENCY_KEY: key, **self.headers} if key else self.headers
 
@@ -201,7 +201,7 @@ class Endpoint:
 
 
 async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Data of the stream's events, up to its end mark or its end."""
+    """Yield the data of the stream's events, up to its end mark or its end."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):

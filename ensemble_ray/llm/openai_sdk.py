@@ -174,7 +174,10 @@ def _failures() -> Generator[None]:
 
     # What gets past the package: errors of reading a stream; a user's own HTTP client may be of either package.
     packages = (sys.modules.get(name) for name in ("httpx2", "httpx"))
-    transport_errors = tuple(cast("type[Exception]", package.HTTPError) for package in packages if package is not None)
+    transport_errors: tuple[type[Exception], ...] = (
+        ClientError,
+        *(cast("type[Exception]", package.HTTPError) for package in packages if package is not None),
+    )
     try:
         yield
     except AnswerRefusedError as refused:
@@ -183,7 +186,7 @@ def _failures() -> Generator[None]:
         raise CallFailedError(Failure(status=200, reason=str(error))) from None
     except APIError as error:
         raise CallFailedError(_failure_of(error)) from None
-    except (ClientError, *transport_errors) as error:
+    except transport_errors as error:
         if "Timeout" in type(error).__name__:
             raise CallFailedError(Failure(timed_out=True, cause=error)) from error
         raise CallFailedError(Failure(reason=str(error) or type(error).__name__, cause=error)) from error

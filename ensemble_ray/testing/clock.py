@@ -1,4 +1,4 @@
-"""A clock that moves when told. Room: testing; fulfils the `Clock` port, waits for nobody's real seconds."""
+"""A clock that moves when told. Package: testing; fulfils the `Clock` port, waits for nobody's real seconds."""
 
 from __future__ import annotations
 

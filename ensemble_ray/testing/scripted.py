@@ -1,4 +1,4 @@
-"""A model that answers from a script. Room: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
+"""A model that answers from a script. Package: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
 
 One script is one script: a pickled copy is a handle, and calls of a handle go back to the process that owns the
 script, through the `DriverServices` port, as data. It must never be copied, and never call anything outside.
@@ -112,7 +112,7 @@ class ScriptedModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """The next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
+        """Yield the next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
 
         Raises:
             IllegalStateError: the script is used up.
@@ -222,7 +222,7 @@ _doubles: weakref.WeakValueDictionary[str, ScriptedModel] = weakref.WeakValueDic
 
 
 def live_double(double_id: str) -> ScriptedModel | None:
-    """The scripted model of that id, if this process owns it and it is alive."""
+    """Return the scripted model of that id, if this process owns it and it is alive."""
     double = _doubles.get(double_id)
     # A forked child inherits the table, but not the script: that stays with its parent.
     return double if double is not None and double.process_id == os.getpid() else None
@@ -234,7 +234,7 @@ def has_live_doubles() -> bool:
 
 
 def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
-    """What a pickled scripted model becomes: itself at home, a handle elsewhere."""
+    """Rebuild a pickled scripted model: itself at home, a handle elsewhere."""
     return live_double(double_id) or ScriptedModelHandle(double_id)
 
 
@@ -295,7 +295,7 @@ def _error_data(error: Exception) -> Mapping[str, str]:
 
 
 def _reply_from(data: Mapping[str, Any]) -> Reply:
-    """The reply as the owner sent it; an error is raised as it was there, if its class can be had here."""
+    """Return the reply as the owner sent it, or raise its error as it was there, if its class can be had here."""
     failed = data.get("error")
     if failed is not None:
         try:

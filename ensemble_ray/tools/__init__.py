@@ -1,4 +1,4 @@
-"""Room tools: what a tool is, how one is looked up, and one guarded call of it.
+"""Package tools: what a tool is, how one is looked up, and one guarded call of it.
 
 Built-in tools are imported when they are first asked for. Note that the name `tool` here is the decorator; the module
 of that name is reached as `from ensemble_ray.tools.tool import ...`.

@@ -1,4 +1,4 @@
-"""Room tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
+"""Package tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
 
 An entry is an `AgentTool`, a `@tool` function, a bound `@tool` method, an object with `@tool` methods, or a
 `DynamicToolProvider`. Every refusal happens here, before any model call (S-ENG-60).
@@ -113,7 +113,7 @@ class ResolvedTools:
         return tuple(self._by_name)
 
     def get(self, name: str) -> BoundTool | None:
-        """The tool of that name; None when there is none."""
+        """Return the tool of that name; None when there is none."""
         return self._by_name.get(name)
 
     def __len__(self) -> int:
@@ -124,7 +124,7 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """What is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
+    """Return what is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
 
     Args:
         entry: What stands in the list.
@@ -172,7 +172,7 @@ def _warn_of_gaps(function: Callable[..., object]) -> None:
 
 
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
-    """The entries with each `DynamicToolProvider` replaced by its tools; asks each once (S-TOOL-32)."""
+    """Return the entries with each `DynamicToolProvider` replaced by its tools; ask each once (S-TOOL-32)."""
     expanded: list[object] = []
     for entry in entries:
         if isinstance(entry, DynamicToolProvider):
@@ -286,7 +286,7 @@ def _bound_function(function: Callable[..., object], mark: FunctionTool) -> Boun
 
 
 def _refuse_unbound_method(function: Callable[..., object], name: str) -> None:
-    """A function that stands in a class and wants `self` cannot be called without its object."""
+    """Refuse a function that stands in a class and wants `self`: it cannot be called without its object."""
     owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
     if not owner or owner.endswith("<locals>") or inspect.ismethod(function):
         return

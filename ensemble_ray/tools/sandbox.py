@@ -1,4 +1,4 @@
-"""The directory that file tools may not leave. Room: tools. In: a path as a model wrote it; out: a real path inside.
+"""The directory that file tools may not leave. Package: tools. In: a path as a model wrote it; out: a real path inside.
 
 Nothing is created or opened here. A path is judged twice: as written, after `..` is folded, and as the file system
 resolves it, every symbolic link followed, also those of parents and of a target that does not exist yet (S-BIT-25).

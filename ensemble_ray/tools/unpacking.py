@@ -1,4 +1,4 @@
-"""Unpacks the body of an HTTP answer while it comes. Room: tools. Pure.
+"""Unpacks the body of an HTTP answer while it comes. Package: tools. Pure.
 
 In: the names of its content codings, and its bytes as they come. Out: what they hold, in small pieces. Each stage, the
 packed bytes included, is held to the limit of the whole: a kilobyte may unfold to gigabytes, at the last stage or

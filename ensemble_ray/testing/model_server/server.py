@@ -49,7 +49,7 @@ def _echo(request: ServedRequest) -> Answer:
 
 
 def tool_loop(turns: int, *, arguments: str = "{}", text: str = "done") -> Callable[[ServedRequest], Answer]:
-    """A script that asks for the first tool offered until the conversation holds `turns` results, then answers."""
+    """Return a script that asks for the first tool offered until there are `turns` results, then answers."""
 
     def answer(request: ServedRequest) -> Answer:
         done = sum(message.get("role") == "tool" for message in request.messages)
@@ -358,7 +358,7 @@ class ModelServer:
         )
 
     def stats(self) -> Mapping[str, int]:
-        """Counts so far; a server in its own process gives them at `/stats`.
+        """Return the counts so far; a server in its own process has them at `/stats`.
 
         `longest_delay_ms` is that of the requests since `/stats` was asked for last.
         """

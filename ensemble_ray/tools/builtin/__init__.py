@@ -1,4 +1,4 @@
-"""Room tools: the built-in tools (S-BIT). Each name is imported when it is first asked for: most teams use one or two.
+"""Package tools: the built-in tools (S-BIT). Each name is imported when it is first asked for: most teams use one or two.
 
 Never here: an import of a web library, or of a tool nobody asked for.
 """

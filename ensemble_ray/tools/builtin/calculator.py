@@ -1,4 +1,4 @@
-"""Arithmetic for models. Room: built-in tools. In: one expression as text; out: its value as text.
+"""Arithmetic for models. Package: built-in tools. In: one expression as text; out: its value as text.
 
 The grammar is the specification's, and so is its parser: nothing is ever handed to `eval` (S-BIT-1). Two stacks stand
 for the recursion of a grammar, so that no input, however nested, can exhaust Python's own stack (S-BIT-7). Arithmetic
@@ -43,7 +43,7 @@ class CalculatorTool(AbstractAgentTool):
 
 
 def calculate(expression: str | None) -> str:
-    """The value of an arithmetic expression, as text.
+    """Return the value of an arithmetic expression, as text.
 
     Raises:
         ValueError: the expression is blank, not of the grammar, or divides by zero; the text says which (S-BIT-5).
@@ -78,7 +78,7 @@ def _divide(left: float, right: float) -> float:
 
 
 def _remainder(left: float, right: float) -> float:
-    """The remainder with the sign of the dividend (S-BIT-4)."""
+    """Return the remainder with the sign of the dividend (S-BIT-4)."""
     if right == 0:
         msg = "Modulo by zero"
         raise ValueError(msg)
@@ -127,7 +127,7 @@ class _Evaluation:
         self._depth = 0
 
     def value(self) -> float:
-        """The value of the whole text."""
+        """Return the value of the whole text."""
         while True:
             self._take_operand()
             self._close_parentheses()
@@ -144,7 +144,7 @@ class _Evaluation:
         return self._operands[0]
 
     def _peek(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Return the next character that is not white space; empty at the end."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         return self._text[self._at : self._at + 1]

@@ -1,4 +1,4 @@
-"""Reads one file below a directory. Room: built-in tools. In: a relative path; out: the file's text, unmodified.
+"""Reads one file below a directory. Package: built-in tools. In: a relative path; out: the file's text, unmodified.
 
 Never read: what lies outside the directory, what is no regular file (a pipe would block for ever), what is larger
 than the limit, what is not UTF-8.

@@ -1,4 +1,4 @@
-"""One fixed HTTP endpoint as a tool. Room: built-in tools. In: text; out: the body of the answer.
+"""One fixed HTTP endpoint as a tool. Package: built-in tools. In: text; out: the body of the answer.
 
 The address is the developer's own, not the model's: whatever host it names is thereby allowed, also a private one.
 Redirects are not followed, so that nobody else can choose another host. Header values are secrets: they are kept out
@@ -81,12 +81,12 @@ class HttpAgentTool(AbstractAgentTool):
 
     @classmethod
     def get(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """A tool that asks with GET."""
+        """Build a tool that asks with GET."""
         return cls(name, description, url, method="GET")
 
     @classmethod
     def post(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """A tool that sends with POST."""
+        """Build a tool that sends with POST."""
         return cls(name, description, url, method="POST")
 
     async def do_execute(self, text: str, /) -> ToolResult:
@@ -142,7 +142,7 @@ def _header_value(name: str, value: str | SecretStr) -> SecretStr:
 
 
 def _with_input(url: str, text: str) -> str:
-    """The URL with the query parameter `input`, before the fragment if it has one."""
+    """Return the URL with the query parameter `input`, before the fragment if it has one."""
     base, mark, fragment = url.partition("#")
     joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
     return f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"

@@ -1,4 +1,4 @@
-"""Picks one value out of JSON. Room: built-in tools. In: a path and a JSON text; out: the value as text.
+"""Picks one value out of JSON. Package: built-in tools. In: a path and a JSON text; out: the value as text.
 
 Pure. What cannot be parsed or found is a failure for the model to read, never a crash: not even by a number of ten
 thousand digits, brackets nested beyond Python's stack, or half a surrogate pair.
@@ -82,7 +82,7 @@ class _NotFoundError(ValueError):
 
 
 def extract(path: str, text: str) -> ToolResult:
-    """The value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
+    """Return the value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
     if not path.strip():
         return ToolResult.failure("Path expression must not be blank")
     if not text.strip():

@@ -1,4 +1,4 @@
-"""One fixed program as a tool. Room: built-in tools. In: text, told to the program as JSON; out: what it answers.
+"""One fixed program as a tool. Package: built-in tools. In: text, told to the program as JSON; out: what it answers.
 
 The command is the developer's own list of arguments: no shell, and nothing of it comes from a model. The program gets a
 small environment, so that the keys in that of this process do not reach it unless the developer says so. How it is run
@@ -105,7 +105,7 @@ class ProcessAgentTool(AbstractAgentTool):
             run.kill()
 
     def _environment(self) -> dict[str, str]:
-        """What the program gets of this process's environment, and its own variables."""
+        """Return what the program gets of this process's environment, and its own variables."""
         inherit = self._inherit
         kept = {
             name: value
@@ -152,7 +152,7 @@ def _checked_names(inherit: Sequence[str]) -> frozenset[str]:
 
 
 def _interpret(stdout: str) -> ToolResult:
-    """What a program that ended well has said (S-BIT-62)."""
+    """Return the output of a program that ended well (S-BIT-62)."""
     try:
         answer: object = json.loads(stdout) if stdout.startswith("{") else None
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Fetches a page and gives its words. Room: built-in tools. In: a URL; out: the text of the page's body.
+"""Fetches a page and gives its words. Package: built-in tools. In: a URL; out: the text of the page's body.
 
 Fetching is guarded (`tools/net.py`): only http and https, no private addresses unless allowed, all limits counted while
 the page is read. Bytes become text in a thread, and HTML is parsed in a process that is killed with its call

@@ -1,4 +1,4 @@
-"""Searches the web through a provider. Room: built-in tools. In: a query; out: titles, addresses and extracts.
+"""Searches the web through a provider. Package: built-in tools. In: a query; out: titles, addresses and extracts.
 
 A key is a `SecretStr` from the moment it arrives, and what a provider says, good or bad, is freed of it before anybody
 sees it: some services quote the request in their errors (S-BIT-34).
@@ -35,7 +35,7 @@ class WebSearchProvider(Protocol):
     """Something that searches; a plain callable from query to text does as well (S-BIT-30)."""
 
     def search(self, query: str) -> str | Awaitable[str]:
-        """What was found, as text for a model; may be `async`."""
+        """Return what was found, as text for a model; may be `async`."""
         ...
 
 
@@ -207,7 +207,7 @@ class SerpApiSearch(_KeyedSearch):
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:
-    """The objects of a list; a service that sends something else has found nothing."""
+    """Return the objects of a list; a service that sends something else has found nothing."""
     if not isinstance(value, list):
         return []
     return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]
