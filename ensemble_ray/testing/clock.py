@@ -54,8 +54,7 @@ class ManualClock:
             ValueError: time does not run backwards.
         """
         if by_s < 0:
-            msg = f"by_s must be >= 0, got: {by_s}"
-            raise ValueError(msg)
+            raise ValueError(f"by_s must be >= 0, got: {by_s}")
         with self._lock:
             self._now += by_s
             due = []

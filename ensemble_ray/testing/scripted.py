@@ -137,11 +137,10 @@ class ScriptedModel:
         elif self._otherwise is not None:
             entry = self._otherwise
         else:
-            msg = (
+            raise IllegalStateError(
                 f"ScriptedModel: the script of {len(self._entries)} entries is used up; "
                 f"call {call.number + 1} asks: {call.text[:200]!r}"
             )
-            raise IllegalStateError(msg)
         return await _resolve(entry, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,8 +177,7 @@ class ScriptedModelHandle:
     async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Reply:
         here = services()
         if here is None or here.driver is None:
-            msg = "ScriptedModel: this copy is outside the run of the process that owns the script"
-            raise IllegalStateError(msg)
+            raise IllegalStateError("ScriptedModel: this copy is outside the run of the process that owns the script")
         payload = {
             "id": self.double_id,
             "messages": [_message_data(message) for message in messages],
@@ -261,8 +259,7 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
         return await _resolve(await given if inspect.isawaitable(given) else given, call)
     if isinstance(entry, Sequence) and all(isinstance(item, ToolCall) for item in cast("Sequence[object]", entry)):
         return Reply(tool_calls=tuple(cast("Sequence[ToolCall]", entry)), usage=None)
-    msg = f"ScriptedModel: cannot answer with a {type(entry).__name__}"
-    raise IllegalStateError(msg)
+    raise IllegalStateError(f"ScriptedModel: cannot answer with a {type(entry).__name__}")
 
 
 def _response(reply: Reply) -> ChatResponse:

@@ -70,8 +70,7 @@ def __getattr__(name: str) -> object:
     """Find a built-in tool."""
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name not in builtin.__all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(builtin, name)
 
 

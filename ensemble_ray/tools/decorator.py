@@ -169,8 +169,7 @@ def _marked(function: F, options: _Options) -> F:
     try:
         setattr(target, _MARK, mark)
     except AttributeError:
-        msg = f"@tool needs a function, got: {type(function).__name__}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
     return function
 
 

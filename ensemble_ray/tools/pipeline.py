@@ -160,21 +160,17 @@ def _link(step: object) -> tuple[AgentTool, StepAdapter | None]:
     if isinstance(step, tuple):
         tool, adapter = cast("tuple[object, object]", step)
         if not callable(adapter):
-            msg = f"ToolPipeline adapter must be callable, got: {adapter!r}"
-            raise ValidationError(msg)
+            raise ValidationError(f"ToolPipeline adapter must be callable, got: {adapter!r}")
     if tool is None:
-        msg = "ToolPipeline step must not be None"
-        raise ValidationError(msg)
+        raise ValidationError("ToolPipeline step must not be None")
     if not isinstance(tool, AgentTool):
-        msg = f"ToolPipeline step must be an AgentTool, got: {type(tool).__name__}"
-        raise ValidationError(msg)
+        raise ValidationError(f"ToolPipeline step must be an AgentTool, got: {type(tool).__name__}")
     return tool, cast("StepAdapter | None", adapter)
 
 
 def _not_blank(field: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        msg = f"ToolPipeline {field} must not be blank"
-        raise ValidationError(msg)
+        raise ValidationError(f"ToolPipeline {field} must not be blank")
     return value
 
 
@@ -183,5 +179,4 @@ def _strategy(value: object) -> PipelineErrorStrategy:
         return PipelineErrorStrategy(cast("str", value))
     except ValueError:
         known = ", ".join(PipelineErrorStrategy)
-        msg = f"ToolPipeline error_strategy must be one of [{known}], got: {value!r}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"ToolPipeline error_strategy must be one of [{known}], got: {value!r}") from None

@@ -100,8 +100,7 @@ class ResolvedTools:
         by_name: dict[str, BoundTool] = {}
         for tool in tools:
             if tool.name in by_name:
-                msg = f"Duplicate tool name: '{tool.name}'"
-                raise ValidationError(msg)
+                raise ValidationError(f"Duplicate tool name: '{tool.name}'")
             by_name[tool.name] = tool
         self._by_name: Mapping[str, BoundTool] = by_name
         #: what a model is told of them
@@ -217,16 +216,16 @@ def _bound(entry: object) -> Iterator[BoundTool]:
             close = getattr(offered, "close", None)
             if close is not None:
                 close()
-            msg = f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
-            raise ValidationError(msg)
+            raise ValidationError(
+                f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
+            )
         for inner in offered:
             yield from _bound(inner)
     else:
         methods = _method_names(entry)
         if not methods:
             kind = full_name(type(entry))
-            msg = f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods"
-            raise ValidationError(msg)
+            raise ValidationError(f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods")
         for name in methods:
             method = getattr(entry, name)
             yield _bound_function(method, cast("FunctionTool", tool_mark(method)))
@@ -267,11 +266,10 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
 
 def _bound_function(function: Callable[..., object], mark: FunctionTool) -> BoundFunction:
     if mark.cpu and inspect.ismethod(function):
-        msg = (
+        raise ValidationError(
             f"Tool '{mark.name}' is a bound method, but @tool(cpu=True) is for stateless functions that run in another "
             "process. Make it a module-level function, or leave cpu out."
         )
-        raise ValidationError(msg)
     _refuse_unbound_method(function, mark.name)
     signature = signature_of(function, tool_name=mark.name)
     return BoundFunction(
@@ -292,5 +290,6 @@ def _refuse_unbound_method(function: Callable[..., object], name: str) -> None:
         return
     first = next(iter(inspect.signature(function).parameters), "")
     if first in {"self", "cls"}:
-        msg = f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
-        raise ValidationError(msg)
+        raise ValidationError(
+            f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
+        )

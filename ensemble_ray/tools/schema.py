@@ -68,8 +68,7 @@ class Signature:
         try:
             filled = self.model.model_validate_json(text)
         except pydantic.ValidationError as error:
-            msg = f"invalid arguments: {explain_arguments(error)}"
-            raise ArgumentError(msg) from None
+            raise ArgumentError(f"invalid arguments: {explain_arguments(error)}") from None
         values = filled.__dict__
         named = {self.names[key]: values[key] for key in filled.model_fields_set}
         if not self.positional:
@@ -127,8 +126,7 @@ def _built(function: Callable[..., object], tool_name: str) -> Signature:
         model = create_model("Arguments", __config__=_ARGUMENTS, **fields)
         schema = model_parameters(model)
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation, TypeError) as error:
-        msg = f"Tool '{tool_name}': its parameters have no JSON schema: {error}"
-        raise ValidationError(msg) from error
+        raise ValidationError(f"Tool '{tool_name}': its parameters have no JSON schema: {error}") from error
     return Signature(
         parameters=schema,
         model=model,
@@ -166,8 +164,9 @@ def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, obje
     try:
         return parameter_types(inner, inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {})
     except Exception as error:
-        msg = f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
-        raise ValidationError(msg) from error
+        raise ValidationError(
+            f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
+        ) from error
 
 
 def _words_of(function: Callable[..., object]) -> dict[str, str]:

@@ -234,8 +234,7 @@ def check_effect(effect: object, subject: str) -> Effect:
     for known in _EFFECTS:
         if effect == known:
             return known
-    msg = f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}"
-    raise ValidationError(msg)
+    raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
 
 
 def strongest_effect(*effects: Effect) -> Effect:
@@ -256,8 +255,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     if seconds is None or seconds == math.inf:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        msg = f"Tool timeout must be > 0 seconds or None, got: {timeout!r}"
-        raise ValidationError(msg)
+        raise ValidationError(f"Tool timeout must be > 0 seconds or None, got: {timeout!r}")
     return float(seconds)
 
 

@@ -155,8 +155,7 @@ class ModelServer:
         )
         self._thread.start()
         if not ready.wait(timeout=30):
-            msg = "ModelServer did not start within 30 s"
-            raise IllegalStateError(msg)
+            raise IllegalStateError("ModelServer did not start within 30 s")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -234,10 +233,9 @@ class ModelServer:
     def _wait(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(is_so, timeout_s):
-                msg = (
+                raise TimeoutError(
                     f"ModelServer: waited {timeout_s} s for {what}; in flight {len(self._open)}, served {self._served}"
                 )
-                raise TimeoutError(msg)
 
     # ---- in the server's loop
 

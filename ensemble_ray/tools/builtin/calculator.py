@@ -49,8 +49,7 @@ def calculate(expression: str | None) -> str:
         ValueError: the expression is blank, not of the grammar, or divides by zero; the text says which (S-BIT-5).
     """
     if expression is None or not expression.strip():
-        msg = "Expression must not be blank"
-        raise ValueError(msg)
+        raise ValueError("Expression must not be blank")
     if len(expression) > _MAX_CHARACTERS:
         raise _invalid(f"longer than {_MAX_CHARACTERS} characters")
     return _text_of(_Evaluation(expression).value())
@@ -72,16 +71,14 @@ def _text_of(value: float) -> str:
 
 def _divide(left: float, right: float) -> float:
     if right == 0:
-        msg = "Division by zero"
-        raise ValueError(msg)
+        raise ValueError("Division by zero")
     return left / right
 
 
 def _remainder(left: float, right: float) -> float:
     """Return the remainder with the sign of the dividend (S-BIT-4)."""
     if right == 0:
-        msg = "Modulo by zero"
-        raise ValueError(msg)
+        raise ValueError("Modulo by zero")
     return math.nan if math.isinf(left) else math.fmod(left, right)
 
 

@@ -110,8 +110,7 @@ def _zone(name: str) -> tzinfo:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         # a name with `..` or of a directory of the database is as unknown as a misspelt one
-        msg = f"Unknown timezone: '{name}'"
-        raise ValueError(msg) from None
+        raise ValueError(f"Unknown timezone: '{name}'") from None
 
 
 def _convert(value: str, source: str, target: str) -> str:
@@ -135,8 +134,7 @@ def _shift_date(value: str, amount: int, unit: str) -> str:
         return _plus_months(start, amount * _MONTHS[kind]).isoformat()
     if kind in _DAYS:
         return (start + timedelta(days=amount * _DAYS[kind])).isoformat()
-    msg = f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years"
-    raise ValueError(msg)
+    raise ValueError(f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years")
 
 
 def _shift_datetime(value: str, amount: int, unit: str) -> str:
@@ -152,8 +150,7 @@ def _shift_datetime(value: str, amount: int, unit: str) -> str:
     elif kind in _UNIT_SECONDS:
         end = start + timedelta(seconds=amount * _UNIT_SECONDS[kind])
     else:
-        msg = f"Unsupported datetime unit: '{unit}'"
-        raise ValueError(msg)
+        raise ValueError(f"Unsupported datetime unit: '{unit}'")
     return f"{_wall_time(end)}Z"
 
 

@@ -116,8 +116,7 @@ def _open(real: Path) -> tuple[int, bool]:
 
 def _ensure_regular(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        msg = "not a regular file"
-        raise ValueError(msg)
+        raise ValueError("not a regular file")
 
 
 def _line_count(chunks: Iterable[bytes]) -> int:

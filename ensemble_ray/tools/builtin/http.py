@@ -62,19 +62,16 @@ class HttpAgentTool(AbstractAgentTool):
     ) -> None:
         self.name = _required("name", name)
         if description is None:
-            msg = "HttpAgentTool description must not be None"
-            raise ValueError(msg)
+            raise ValueError("HttpAgentTool description must not be None")
         self.description = description
         self._url = _required("url", url)
         self._method = _required("method", method).upper()
         self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
-            msg = f"HttpAgentTool timeout must be > 0, got: {timeout}"
-            raise ValueError(msg)
+            raise ValueError(f"HttpAgentTool timeout must be > 0, got: {timeout}")
         if max_response_bytes <= 0:
-            msg = f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}"
-            raise ValueError(msg)
+            raise ValueError(f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}")
         self._max_bytes = max_response_bytes
         self.timeout = self._limit_s + _GRACE_S
         self.effect = "none" if self._method in _READING else "once"
@@ -121,23 +118,20 @@ class HttpAgentTool(AbstractAgentTool):
 
 def _required(what: str, value: str | None) -> str:
     if value is None or not value.strip():
-        msg = f"HttpAgentTool {what} must not be blank"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool {what} must not be blank")
     return value
 
 
 def _header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
-        msg = f"HttpAgentTool header name is not valid: {name!r}"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
     return name.lower()
 
 
 def _header_value(name: str, value: str | SecretStr) -> SecretStr:
     plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
     if not _HEADER_VALUE.fullmatch(plain):
-        msg = f"HttpAgentTool header '{name}' holds characters that no header may hold"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool header '{name}' holds characters that no header may hold")
     return SecretStr(plain)
 
 

@@ -65,11 +65,11 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         allow_private_hosts: bool = False,
     ) -> None:
         if max_content_length <= 0:
-            msg = f"max_content_length must be > 0, got: {max_content_length}"
-            raise ValueError(msg)
+            raise ValueError(f"max_content_length must be > 0, got: {max_content_length}")
         if importlib.util.find_spec("selectolax") is None:
-            msg = "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"
-            raise ToolConfigurationError(msg)
+            raise ToolConfigurationError(
+                "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"
+            )
         self._max_content_length = max_content_length
         self._fetcher = fetcher
         self._allow_private_hosts = allow_private_hosts
@@ -102,8 +102,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
             allow_private_hosts=self._allow_private_hosts,
         )
         if not answer.is_success:
-            msg = f"HTTP {answer.status} from {url}"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"HTTP {answer.status} from {url}")
         declared = _META_CHARSET.search(answer.body[:_META_WITHIN_BYTES])
         charset = declared[1].decode("ascii", "replace") if declared else "utf-8"
         return await threads.run(answer.text, default_encoding=charset)

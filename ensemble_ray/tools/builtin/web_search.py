@@ -62,11 +62,9 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
     def __init__(self, provider: WebSearchProvider | Callable[[str], str | Awaitable[str]] | None = None) -> None:
         if provider is None:
-            msg = "provider must not be None"
-            raise ValueError(msg)
+            raise ValueError("provider must not be None")
         if not isinstance(provider, WebSearchProvider) and not callable(provider):
-            msg = f"provider must have search(query) or be callable, got: {type(provider).__name__}"
-            raise ValueError(msg)  # noqa: TRY004  the specification's class for bad arguments
+            raise ValueError(f"provider must have search(query) or be callable, got: {type(provider).__name__}")  # noqa: TRY004  the specification's class for bad arguments
         self._provider = provider
 
     @classmethod
@@ -110,8 +108,7 @@ class _KeyedSearch(ABC):
     def __init__(self, api_key: str | SecretStr | None, *, endpoint: str) -> None:
         plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
         if plain is None or not plain.strip():
-            msg = "api_key must not be blank"
-            raise ValueError(msg)
+            raise ValueError("api_key must not be blank")
         self._key = SecretStr(plain.strip())
         self._endpoint = endpoint
 
@@ -137,15 +134,13 @@ class _KeyedSearch(ABC):
 
     def _read(self, answer: Answer) -> str:
         if answer.status != 200:  # noqa: PLR2004  the one status the service promises
-            msg = f"{self.provider_name} answered with HTTP status {answer.status}"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"{self.provider_name} answered with HTTP status {answer.status}")
         try:
             document: object = json.loads(answer.text())
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            msg = f"{self.provider_name} answered with something that is no JSON object"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"{self.provider_name} answered with something that is no JSON object")
         return _layout(self._hits(cast("dict[str, object]", document))[:_MAX_RESULTS])
 
     def _without_key(self, text: str) -> str:
