@@ -1,4 +1,4 @@
-"""How much of an endpoint's answer is taken. Room: llm; pure.
+"""How much of an endpoint's answer is taken. Package: llm; pure.
 
 An endpoint is not trusted: its answer may never end, unpack to a thousand times its size, or come a byte a minute. Every
 limit counts what is held in this process: bytes after unpacking. What is beyond a limit is an answer that cannot be

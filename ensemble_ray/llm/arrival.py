@@ -1,4 +1,4 @@
-"""When a failure arrived from an endpoint. Room: llm.
+"""When a failure arrived from an endpoint. Package: llm.
 
 In: an error as it is made, and the instant of its failure; out: how long ago that was. Naming a failure may wait for a
 package to be imported, and meanwhile other calls are answered: the order of arrival is what tells whether an endpoint

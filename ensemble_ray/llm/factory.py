@@ -1,4 +1,4 @@
-"""From what a user writes as `llm` to a chat model. Room: llm; a string or a model comes in, a model goes out.
+"""From what a user writes as `llm` to a chat model. Package: llm; a string or a model comes in, a model goes out.
 
 Nothing is started or reached here: a model object is made, its endpoint is met at the first call.
 """
@@ -18,7 +18,7 @@ KNOWN_FORMS = ("openai:MODEL", "local", "local:PATH.gguf")
 
 
 def resolve_llm(value: object) -> ChatModel:
-    """The chat model that a value of `llm` stands for (S-CONV-19).
+    """Return the chat model that a value of `llm` stands for (S-CONV-19).
 
     Args:
         value: A `ChatModel`, or a string: `"openai:MODEL"` for any endpoint of that protocol, `"local"` for the

@@ -1,4 +1,4 @@
-"""Whose fault a failed model call was. Room: llm; pure. In: an error of any model. Out: the provider's fault, or nothing.
+"""Whose fault a failed model call was. Package: llm; pure. In: an error of any model. Out: the provider's fault, or nothing.
 
 Errors are recognised by their shape, for whichever package raised them: a status, or a class known for broken
 connections by its name. None of those packages is imported. Must never happen: a fault found in an error that another
@@ -55,7 +55,7 @@ class Fault:
 
 
 def fault_of(error: BaseException) -> Fault | None:
-    """The provider's fault in a failed model call; None when another attempt would be of no use.
+    """Return the provider's fault in a failed model call; None when another attempt would be of no use.
 
     Args:
         error: What the model raised, whichever model it is.
@@ -78,7 +78,7 @@ def fault_of(error: BaseException) -> Fault | None:
 
 
 def status_of(error: BaseException) -> int | None:
-    """The HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
+    """Return the HTTP status that the endpoint answered with; None when there was no answer, or none that is known."""
     for holder in (error, getattr(error, "response", None)):
         for field in _STATUS_FIELDS:
             value: object = getattr(holder, field, None)

@@ -1,4 +1,4 @@
-"""`LocalChatModel`: a model file on this machine, no key and no network. Room: llm; fulfils `ChatModel` and streams.
+"""`LocalChatModel`: a model file on this machine, no key and no network. Package: llm; fulfils `ChatModel` and streams.
 
 The definition is data; the server is started by the first call that needs it, one per machine and file, and shared.
 Requests go to it as to any endpoint of the protocol, over loopback.
@@ -164,7 +164,7 @@ class LocalChatModel:
         )
 
     def _keywords(self) -> dict[str, object]:
-        """The arguments that make an equal one."""
+        """Return the arguments that make an equal one."""
         return {
             "path": self._path,
             "context_tokens": self._context_tokens,

@@ -1,4 +1,4 @@
-"""The process that serves the embedded model. Room: llm; started by `local_server.py`, never imported by it.
+"""The process that serves the embedded model. Package: llm; started by `local_server.py`, never imported by it.
 
 It gets its key on the standard input, prints one line of JSON with its URL when the model is loaded, then looks every
 second who still holds it, and ends itself when nobody is alive. It listens on loopback only.
@@ -37,7 +37,7 @@ def main() -> None:
 
 
 def _load(chosen: argparse.Namespace, *, key: str) -> Any:
-    """The engine's server, loaded and listening; it lives as long as the object. The engine carries no types."""
+    """Load the engine's server and have it listen; it lives as long as the object. The engine carries no types."""
     # Its threads wait for each other many times per token. By default they keep their cores while they wait: where
     # something else wants those, an answer takes many times longer. Read when the engine is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -1,4 +1,4 @@
-"""Who holds the embedded model's server: a file per server, shared by all processes of this machine. Room: llm.
+"""Who holds the embedded model's server: a file per server, shared by all processes of this machine. Package: llm.
 
 The file is locked while it is read and changed; it names the server and the processes that use it. A process is
 named by its id and its start, so that an id that came round again is not taken for the dead. Nobody is ever counted
@@ -45,12 +45,12 @@ class Process:
 
     @classmethod
     def current(cls) -> Process:
-        """This process."""
+        """Name this process."""
         return cls.of(os.getpid())
 
     @classmethod
     def of(cls, pid: int) -> Process:
-        """The process that has that id now."""
+        """Return the process that has that id now."""
         found = _stat(pid)
         return cls(pid, int(found[_START]) if found else 0)
 
@@ -99,12 +99,12 @@ class ServerRecord:
         self.holders = [holder for holder in self.holders if holder.is_alive]
 
     def add(self, holder: Process) -> None:
-        """That process uses the server from now on."""
+        """Note that the process uses the server from now on."""
         if holder not in self.holders:
             self.holders.append(holder)
 
     def remove(self, holder: Process) -> None:
-        """That process uses it no more."""
+        """Note that the process uses it no more."""
         self.holders = [other for other in self.holders if other != holder]
 
     def clear_server(self) -> None:
@@ -113,7 +113,7 @@ class ServerRecord:
 
 
 def registry_file(spec: LocalSpec) -> Path:
-    """The file of that server on this machine; homes may be shared between machines, so it names the machine too."""
+    """Return the file of that server; it names the machine, since machines may share a home."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     machine = platform.node() + (boot.read_text(encoding="ascii").strip() if boot.exists() else "")
     identity = [machine, spec.path, spec.context_tokens, spec.slots, spec.threads]

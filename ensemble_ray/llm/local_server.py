@@ -1,4 +1,4 @@
-"""Holding the embedded model's server: one per machine and model file, shared by all processes. Room: llm.
+"""Holding the embedded model's server: one per machine and model file, shared by all processes. Package: llm.
 
 The first to need it starts it, everybody enters itself in the registry, the last one to leave stops it; the server
 itself ends when all holders died without leaving. Everything here blocks, for the seconds that loading takes: it is
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def held(spec: LocalSpec) -> Address | None:
-    """The server's address if this process holds it already and it lives; a dead one is started again by `acquire`."""
+    """Return the server's address if this process holds it and it lives; `acquire` starts a dead one again."""
     address, server = _held.get((os.getpid(), spec), (None, None))
     return address if server is not None and server.is_alive else None
 
@@ -120,8 +120,9 @@ def _start(spec: LocalSpec, file: Path, record: ServerRecord) -> Process:
         code = process.wait()
         record.remove(Process.current())
         told = log.read_text(encoding="utf-8", errors="replace").strip()[-_SHOWN_CHARACTERS:]
-        msg = f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{told}".rstrip()
-        raise IllegalStateError(msg)
+        raise IllegalStateError(
+            f"LocalChatModel: the server for {spec.path} did not start (it ended with {code}).\n{told}".rstrip()
+        )
     server = Process.of(process.pid)
     record.server, record.url, record.key = server, url, key
     # Reaped when it ends, so that no zombie is left of it in a process that lives on.

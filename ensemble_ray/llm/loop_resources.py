@@ -1,4 +1,4 @@
-"""Things that belong to an event loop and end with it: HTTP sessions, clients. Room: llm.
+"""Things that belong to an event loop and end with it: HTTP sessions, clients. Package: llm.
 
 A library that is called in a loop it does not own never hears of the loop's end. One thing does: when a loop is shut
 down (`asyncio.run` does it, and every runner), it closes the asynchronous generators that run in it. So one generator
@@ -38,7 +38,7 @@ class PerLoop(Generic[T]):
         self._held: dict[asyncio.AbstractEventLoop, T] = {}
 
     def get(self) -> T | None:
-        """The running loop's resource; None while there is none."""
+        """Return the running loop's resource; None while there is none."""
         return self._held.get(asyncio.get_running_loop())
 
     def put(self, resource: T) -> T:

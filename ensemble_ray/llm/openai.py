@@ -1,4 +1,4 @@
-"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Room: llm; fulfils `ChatModel` and streams.
+"""`OpenAIChatModel`: any endpoint of the chat-completions protocol. Package: llm; fulfils `ChatModel` and streams.
 
 The definition holds data only: it pickles, and the client is made in the process that uses it (S-CONV-22). Requests
 are encoded once and sent by a lean client; the `openai` package is loaded for its error classes when a call fails,
@@ -11,6 +11,7 @@ import hashlib
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, cast
 
@@ -20,7 +21,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
 from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
 from ensemble_ray.llm.openai_errors import Origin
-from ensemble_ray.llm.openai_sdk import SdkClients
+from ensemble_ray.llm.openai_sdk import SdkClients, SdkTransport
 from ensemble_ray.llm.openai_wire import encode_request, json_bytes
 from ensemble_ray.llm.places import flaw_of, shown_url
 from ensemble_ray.llm.schema_offers import SchemaOffer
@@ -104,7 +105,7 @@ class OpenAIChatModel:
         self._prepare()
 
     def _prepare(self) -> None:
-        """What follows from the fields; made anew in every process."""
+        """Derive what follows from the fields, anew in every process."""
         options = dict(self._request_options)
         self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
@@ -164,10 +165,7 @@ class OpenAIChatModel:
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
         body = encode_request(self._prefix, messages, tools)
-        endpoint = self._endpoint()
-        if self._sdk is None:
-            return await endpoint.complete(body)
-        return await self._sdk.complete(body, endpoint, self._connection(endpoint))
+        return await self._endpoint().complete(body)
 
     async def chat_structured(self, messages: Sequence[ChatMessage], schema: JsonSchema) -> ChatResponse:
         """Answer the conversation in the form of that schema where the endpoint takes schemas, else as `chat` does.
@@ -180,10 +178,7 @@ class OpenAIChatModel:
             return await self.chat(messages)
         body = encode_request(self._prefix, messages, ())
         offer = SchemaOffer(schema=schema, is_declared=self._structured_outputs is True)
-        endpoint = self._endpoint()
-        if self._sdk is None:
-            return await endpoint.complete(body, offer)
-        return await self._sdk.complete(body, endpoint, self._connection(endpoint), offer)
+        return await self._endpoint().complete(body, offer)
 
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
@@ -194,18 +189,13 @@ class OpenAIChatModel:
             openai.APIError: as for `chat`, also in the middle of the stream.
             ValidationError: there is no key, and the endpoint is one that needs it.
         """
-        endpoint = self._endpoint()
 
         def body(with_usage: bool) -> bytes:  # noqa: FBT001  the endpoint asks yes or no
             return encode_request(
                 self._prefix, messages, tools, suffix=_STREAMING_WITH_USAGE if with_usage else _STREAMING
             )
 
-        if self._sdk is None:
-            parts = endpoint.stream(body)
-        else:
-            parts = self._sdk.stream(body(True), endpoint, self._connection(endpoint))  # noqa: FBT003  as above
-        async with aclosing(parts):
+        async with aclosing(self._endpoint().stream(body)) as parts:
             async for part in parts:
                 yield part
 
@@ -229,7 +219,7 @@ class OpenAIChatModel:
             body_bytes=self._max_answer_bytes or DEFAULT_ANSWER_BYTES,
             time_s=self._max_answer_s or max(DEFAULT_ANSWER_TIME_S, timeout_s),
         )
-        return Endpoint(
+        endpoint = Endpoint(
             url=f"{base_url.rstrip('/')}/chat/completions",
             model=self._model,
             key=key,
@@ -238,6 +228,10 @@ class OpenAIChatModel:
             max_retries=self._max_retries or 0,
             limits=limits,
         )
+        if self._sdk is None:
+            return endpoint
+        # The package's client repeats by itself.
+        return replace(endpoint, max_retries=0, transport=SdkTransport(self._sdk, self._connection(key, base_url)))
 
     def _key(self) -> str:
         if self._api_key is not None:
@@ -247,23 +241,19 @@ class OpenAIChatModel:
             return of_client
         return os.environ.get("OPENAI_API_KEY", "").strip()
 
-    def _connection(self, endpoint: Endpoint) -> Mapping[str, object]:
-        """Arguments of the package's client that do not come from `client_options`."""
-        connection: dict[str, object] = {
-            "base_url": endpoint.url.removesuffix("/chat/completions"),
-            "timeout": endpoint.timeout_s,
-            "max_retries": endpoint.max_retries,
-        }
-        if endpoint.key:
-            connection["api_key"] = endpoint.key
-        elif not endpoint.url.startswith(_DEFAULT_BASE_URL):
+    def _connection(self, key: str, base_url: str) -> Mapping[str, object]:
+        """Return the arguments of the package's client that come neither from `client_options` nor from the endpoint."""
+        connection: dict[str, object] = {"max_retries": self._max_retries or 0}
+        if key:
+            connection["api_key"] = key
+        elif not base_url.startswith(_DEFAULT_BASE_URL):
             connection["api_key"] = "none"  # the package insists on one where the endpoint does not
         if self._extra_headers:
             connection["default_headers"] = self._extra_headers
         return connection
 
     def _keywords(self) -> dict[str, object]:
-        """The arguments beside the model's name that make an equal one."""
+        """Return the arguments beside the model's name that make an equal one."""
         return {
             "base_url": self._base_url,
             "api_key": self._api_key,
@@ -318,7 +308,7 @@ def checked_time_s(timeout: timedelta | float | None, what: str) -> float | None
 
 
 def request_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
-    """The members that are the same in every request, as JSON without its braces.
+    """Return the members that are the same in every request, as JSON without its braces.
 
     Raises:
         ValidationError: an option is the library's own, or is not JSON.

@@ -1,4 +1,4 @@
-"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Room: llm.
+"""Calls of one endpoint: send, retry where asked to, read, and fail in the provider's words. Package: llm.
 
 Both adapters of the protocol stand on it: `OpenAIChatModel` for any endpoint, `LocalChatModel` for the embedded one.
 """
@@ -11,19 +11,20 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
+from ensemble_ray.llm import openai_transport
 from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
 from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
 from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_transport import Answered, CallFailedError, open_stream, post, read_to_end
+from ensemble_ray.llm.openai_transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
 from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.messages import ChatResponse
 
-__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "stream_events"]
+__all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
 
 #: A long answer of a large model takes minutes; ten of them are the protocol's usual patience.
 DEFAULT_TIMEOUT_S = 600.0
@@ -38,6 +39,22 @@ _END = b"[DONE]"
 R = TypeVar("R")
 
 
+class Transport(Protocol):
+    """Sends a request's bytes and reads an answer's; the lean one is a module, `openai_transport`."""
+
+    def post(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
+    ) -> Awaitable[Answered]:
+        """Send a body and read the whole answer."""
+        ...
+
+    def open_stream(
+        self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
+    ) -> contextlib.AbstractAsyncContextManager[tuple[Answered, AsyncIterator[bytes]]]:
+        """Send a body and read the answer as it comes."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
     """Where and how to call; made for each call from what the environment says then."""
@@ -50,9 +67,10 @@ class Endpoint:
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
+    transport: Transport = openai_transport
 
     async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
-        """The whole answer.
+        """Return the whole answer.
 
         Args:
             body: The request.
@@ -102,7 +120,7 @@ class Endpoint:
         raise error
 
     def _sent_headers(self) -> Mapping[str, str]:
-        """The headers, with the id of the effect that this request is part of (S-DUR-27); a user's own key wins."""
+        """Return the headers with the id of the effect that the request is part of (S-DUR-27); a user's own key wins."""
         key = current_effect_key()
         return {IDEMPOTENCY_KEY: key, **self.headers} if key else self.headers
 
@@ -112,7 +130,9 @@ class Endpoint:
         return self._decoded(await self._post(body))
 
     async def _post(self, body: bytes) -> Answered:
-        answered = await post(self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits)
+        answered = await self.transport.post(
+            self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
+        )
         failure = answered.failure
         if failure is not None:
             raise CallFailedError(failure)
@@ -125,7 +145,9 @@ class Endpoint:
             raise CallFailedError(_unusable(answered, error)) from None
 
     async def _streamed(self, body: bytes) -> AsyncGenerator[str | ChatResponse]:
-        async with open_stream(self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits) as (
+        async with self.transport.open_stream(
+            self.url, body, self._sent_headers(), timeout_s=self.timeout_s, limits=self.limits
+        ) as (
             answered,
             pieces,
         ):
@@ -140,7 +162,7 @@ class Endpoint:
                 return
             assembler = StreamAssembler(self.limits)
             try:
-                async for data in stream_events(pieces, self.limits):
+                async for data in _stream_events(pieces, self.limits):
                     fragment = assembler.feed_data(data)
                     if fragment:
                         yield fragment
@@ -178,8 +200,8 @@ class Endpoint:
         return Origin(url=self.url, model=self.model, key=self.key, timeout_s=self.timeout_s)
 
 
-async def stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
-    """Data of the stream's events, up to its end mark or its end."""
+async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> AsyncIterator[bytes]:
+    """Yield the data of the stream's events, up to its end mark or its end."""
     parser = SseParser(limits)
     async for received in pieces:
         for data in parser.feed(received):

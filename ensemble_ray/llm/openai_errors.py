@@ -1,4 +1,4 @@
-"""Failures of an endpoint as the provider's own errors. Room: llm; a failure comes in, an `openai` error goes out.
+"""Failures of an endpoint as the provider's own errors. Package: llm; a failure comes in, an `openai` error goes out.
 
 The classes are those of the `openai` package, so that `except openai.RateLimitError` works and the chain of causes
 ends at a class of the provider's (S-ERR-31). The package is imported here, on the first failure, in a thread: it costs
@@ -77,14 +77,14 @@ class Failure:
 
 
 def without_secrets(text: str, *secrets: str) -> str:
-    """The text with key and other secrets blacked out, should a provider have echoed them."""
+    """Return the text with key and other secrets blacked out, should a provider have echoed them."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***") if len(secret) >= _SHORTEST_KEY else text
     return text
 
 
 async def provider_error(failure: Failure, origin: Origin) -> Exception:
-    """The `openai` error for a failure, its cause set; the caller raises it."""
+    """Return the `openai` error for a failure, its cause set; the caller raises it."""
     arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
     error = _built(openai, failure, origin)
@@ -95,7 +95,7 @@ async def provider_error(failure: Failure, origin: Origin) -> Exception:
 
 
 async def _sdk() -> Any:
-    """The package, whole: while a thread imports it, it stands among the modules already, without half of its names."""
+    """Return the package, imported whole: while a thread imports it, it is among the modules without half of its names."""
     found = sys.modules.get("openai")
     is_whole = found is not None and not getattr(found.__spec__, "_initializing", False)
     return found if is_whole else await threads.run(importlib.import_module, "openai")  # it waits for that thread
@@ -144,7 +144,7 @@ def _status_class(openai: Any, status: int) -> Any:
 
 
 def explanation(failure: Failure, origin: Origin) -> str:
-    """What happened, where, and what to do about it."""
+    """Say what happened, where, and what to do about it."""
     where = f"Endpoint {origin.place}"
     if failure.timed_out:
         return (
@@ -193,7 +193,7 @@ def _advice(failure: Failure, origin: Origin) -> str:
 
 
 def _provider_text(body: bytes, origin: Origin) -> str:
-    """The provider's own words, from its error object or from whatever it sent; cut after secrets are gone from them."""
+    """Return the provider's own words, from its error object or all it sent; secrets go before it is cut."""
     text = without_secrets(body.decode(errors="replace"), *origin.secrets)
     found = _error_object(text)
     if isinstance(found, dict):
@@ -204,7 +204,7 @@ def _provider_text(body: bytes, origin: Origin) -> str:
 
 
 def _error_object(text: str) -> object:
-    """The error in a body as the SDK shows it: the inner object of `{"error": ...}`, else all of it."""
+    """Return the error in a body as the SDK shows it: the inner object of `{"error": ...}`, else all of it."""
     try:
         data = whole_data(parse_json(text))
     except WireError:

@@ -1,4 +1,4 @@
-"""Streamed answers of the chat-completions protocol. Room: llm; pure: bytes in, fragments and the whole out.
+"""Streamed answers of the chat-completions protocol. Package: llm; pure: bytes in, fragments and the whole out.
 
 Every step costs time in proportion to what came, however the bytes are cut: a stream of a million pieces is hostile or a
 long answer, and nobody can tell before its end. Must never happen: another error than `WireError` or `TooMuchError`

@@ -1,4 +1,4 @@
-"""Requests to an endpoint over HTTP. Room: llm; a body's bytes go in, an answer's bytes come out.
+"""Requests to an endpoint over HTTP. Package: llm; a body's bytes go in, an answer's bytes come out.
 
 One session per event loop, shared by all models of the process, made on first use and closed with its loop. No limit
 on connections: how many calls run at once is decided by the declared concurrency, not by a pool. A connection is used
@@ -50,7 +50,7 @@ _LIMITS = AnswerLimits()
 
 
 class CallFailedError(Exception):
-    """Carries a `Failure` up to where it becomes the provider's error; never leaves this room."""
+    """Carries a `Failure` up to where it becomes the provider's error; never leaves this package."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure)
@@ -121,7 +121,7 @@ async def read_to_end(pieces: AsyncIterator[bytes]) -> None:
 
     The answer is whole by now: a server that fails, or does not come to an end, costs the connection and no more.
     """
-    with contextlib.suppress(*_failures(), TooMuchError):
+    with contextlib.suppress(*_failures(), TooMuchError, CallFailedError):
         async with asyncio.timeout(_END_OF_BODY_S):
             async for _ in pieces:
                 pass
@@ -192,7 +192,7 @@ async def _body(response: aiohttp.ClientResponse, limits: AnswerLimits) -> bytes
 
 
 async def _pieces(response: aiohttp.ClientResponse, limits: AnswerLimits) -> AsyncGenerator[bytes]:
-    """The pieces of a stream as they come."""
+    """Yield the pieces of a stream as they come."""
     received_bytes = 0
     async for piece in response.content.iter_any():
         received_bytes += len(piece)
@@ -267,7 +267,7 @@ def _origin(url: str) -> str:
 
 
 def _held(url: str, *, ends: bool = False) -> aiohttp.ClientSession | None:
-    """The running loop's session for that URL; `ends`: the one whose connections are used once."""
+    """Return the running loop's session for that URL; `ends`: the one whose connections are used once."""
     return _sessions[_is_local(url), ends].get()
 
 

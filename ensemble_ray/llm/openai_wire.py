@@ -1,4 +1,4 @@
-"""The chat-completions protocol as bytes. Room: llm; pure: values in, bytes out, and back.
+"""The chat-completions protocol as bytes. Package: llm; pure: values in, bytes out, and back.
 
 A conversation grows by two messages per turn of a tool loop and is sent whole each time, so the encoded form of a
 message is kept: an old message is never encoded twice. What comes back is checked for its form only; the arguments of
@@ -71,7 +71,7 @@ class EncodedPieces:
         return len(self._pieces)
 
     def get(self, value: _Piece, encode: Callable[[_Piece], bytes]) -> bytes:
-        """The encoded form of that very object."""
+        """Return the encoded form of that very object."""
         kept = self._pieces.get(id(value))
         if kept is not None:
             return kept[1]
@@ -96,7 +96,7 @@ _FIRST_TURN = 2
 def encode_request(
     prefix: bytes, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec], *, suffix: bytes = b""
 ) -> bytes:
-    """The request's body.
+    """Return the request's body.
 
     Args:
         prefix: Members that are the same in every request, as `"model":"m","temperature":0`.
@@ -144,7 +144,7 @@ def _message(message: ChatMessage) -> bytes:
 
 
 def _arguments(call: ToolCall) -> str:
-    """The model's arguments, fit to be sent back: servers refuse a history whose arguments are no JSON object."""
+    """Return the model's arguments, fit to be sent back: servers refuse a history where they are no JSON object."""
     try:
         if isinstance(json.loads(call.arguments), dict):
             return call.arguments

@@ -1,4 +1,4 @@
-"""Endpoints for people: a URL without what may be secret in it. Room: llm. Pure.
+"""Endpoints for people: a URL without what may be secret in it. Package: llm. Pure.
 
 In: a URL as a user wrote it, which may hold a user, a password, and a key in its query. Out: where it leads.
 """

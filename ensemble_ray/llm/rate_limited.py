@@ -1,4 +1,4 @@
-"""A model behind a rate limit. Room: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
+"""A model behind a rate limit. Package: llm; fulfils the `ChatModel` port, and streams if the model behind it does.
 
 In: a conversation. Out: the answer of the model behind it, unchanged. Must never happen: a call of that model without
 a permit, or a second bucket for the same wrapper: the bucket's name is made at construction and travels with it, so
@@ -63,7 +63,7 @@ class RateLimitedChatModel:
         rate_limit: RateLimit,
         wait_timeout: timedelta | float = _DEFAULT_WAIT,
     ) -> RateLimitedChatModel:
-        """The model behind a limit of its own; it streams if the model does (S-RATE-10).
+        """Put a model behind a limit of its own; it streams if the model does (S-RATE-10).
 
         Args:
             delegate: A model, or its name as in `Agent.llm`.
@@ -77,13 +77,11 @@ class RateLimitedChatModel:
         given = {"delegate": delegate, "rate_limit": rate_limit, "wait_timeout": wait_timeout}
         for name, value in given.items():
             if value is None:
-                msg = f"RateLimitedChatModel {name} must not be None"
-                raise ValueError(msg)
+                raise ValueError(f"RateLimitedChatModel {name} must not be None")
         model = _resolved(delegate)
         wait = timedelta(seconds=wait_timeout) if isinstance(wait_timeout, int | float) else wait_timeout
         if wait < timedelta():
-            msg = f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}"
-            raise ValidationError(msg)
+            raise ValidationError(f"RateLimitedChatModel wait_timeout must not be negative, got: {wait}")
         kind = _RateLimitedStreamingModel if isinstance(model, StreamingChatModel) else RateLimitedChatModel
         return kind(model, rate_limit, wait)
 

@@ -1,4 +1,4 @@
-"""Where a request may be sent when an endpoint says that it is elsewhere. Room: llm; pure.
+"""Where a request may be sent when an endpoint says that it is elsewhere. Package: llm; pure.
 
 A request holds the prompt and the key, and an endpoint is not trusted to choose who else gets them: it may move a
 request to another path of its own origin (scheme, host and port), and nowhere else (S-SEC-54).

@@ -1,4 +1,4 @@
-"""Which status is worth another attempt, and after what delay. Room: llm; pure, no clock and no randomness.
+"""Which status is worth another attempt, and after what delay. Package: llm; pure, no clock and no randomness.
 
 Both kinds of retries ask here: a run's own (`definition.retry_policy`), and those that a model makes by itself where
 its user set `max_retries` (S-SET-43).
@@ -29,7 +29,7 @@ def is_worth_repeating(status: int) -> bool:
 
 
 def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) -> float:
-    """The delay after that many attempts: doubled each time, between half of it and all of it (S-DUR-62).
+    """Return the delay after that many attempts: doubled each time, between half of it and all of it (S-DUR-62).
 
     Args:
         attempt: Attempts made so far, from 1.
@@ -42,7 +42,7 @@ def backoff_s(attempt: int, *, first_s: float, longest_s: float, jitter: float) 
 
 
 def patience_asked_s(retry_after: str | None, now: float) -> float | None:
-    """The delay that a `Retry-After` asks for, s; None when there is none that can be read.
+    """Return the delay that a `Retry-After` asks for, s; None when there is none that can be read.
 
     Args:
         retry_after: The header: seconds or an HTTP date.

@@ -1,4 +1,4 @@
-"""Asking an endpoint for an answer in the form of a schema, and taking its no for an answer. Room: llm.
+"""Asking an endpoint for an answer in the form of a schema, and taking its no for an answer. Package: llm.
 
 In: a request's body, a schema, what is known of the endpoint. Out: the answer, asked for with the schema or without.
 Nobody above learns of a refusal: it is no failure of the call, and the endpoint is well (S-OUT-48). What was refused is
@@ -40,7 +40,7 @@ class Send(Protocol):
     """Sends a request."""
 
     async def __call__(self, body: bytes, *, has_schema: bool = False) -> ChatResponse:
-        """The answer; a request with a schema that is refused is not to be repeated."""
+        """Return the answer; a request with a schema that is refused is not to be repeated."""
         ...
 
 
@@ -53,7 +53,7 @@ class SchemaOffer:
     is_declared: bool = False
 
     async def answer(self, send: Send, body: bytes, origin: Origin) -> ChatResponse:
-        """The answer to a request with the schema; to the same without it where the endpoint does not take it.
+        """Return the answer to a request with the schema; to the same without it where the endpoint does not take it.
 
         Args:
             send: Sends a body.

@@ -1,4 +1,4 @@
-"""Limits on what a client of the `openai` package reads, and on where it sends a request. Room: llm.
+"""Limits on what a client of the `openai` package reads, and on where it sends a request. Package: llm.
 
 In: a client's HTTP client. Out: the same with a hook that acts on calls of ours alone. The package reads failures whole,
 unpacks whatever comes, and follows redirects with the prompt; so the limits are kept below it, where bytes arrive.

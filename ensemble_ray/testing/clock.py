@@ -1,4 +1,4 @@
-"""A clock that moves when told. Room: testing; fulfils the `Clock` port, waits for nobody's real seconds."""
+"""A clock that moves when told. Package: testing; fulfils the `Clock` port, waits for nobody's real seconds."""
 
 from __future__ import annotations
 
@@ -54,8 +54,7 @@ class ManualClock:
             ValueError: time does not run backwards.
         """
         if by_s < 0:
-            msg = f"by_s must be >= 0, got: {by_s}"
-            raise ValueError(msg)
+            raise ValueError(f"by_s must be >= 0, got: {by_s}")
         with self._lock:
             self._now += by_s
             due = []

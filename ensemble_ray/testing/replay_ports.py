@@ -1,4 +1,4 @@
-"""What a replayed task touches in place of journal and model. Room: testing.
+"""What a replayed task touches in place of journal and model. Package: testing.
 
 In: the facts of a run. Out: its recorded answers and results to whoever asks for them; the first thing that is asked
 for and not recorded, as a difference.
@@ -83,7 +83,7 @@ class _Known(Mapping[tuple[str, str], Fact]):
         return len(self._facts)
 
     def unused(self) -> Fact | None:
-        """The first recorded answer or result that nobody asked for."""
+        """Return the first recorded answer or result that nobody asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
 
@@ -144,7 +144,7 @@ class ReplayJournal:
         raise AgentExecutionError(f"Replay: {difference.what}")
 
     def found(self, instance: str) -> Difference | None:
-        """The first difference of a task."""
+        """Return the first difference of a task."""
         note = self._notes.get(instance)
         return None if note is None else note.difference
 
@@ -163,7 +163,7 @@ class ReplayJournal:
         return None if left is None else place_of(left.name)
 
     def recorded(self, name: str, kind: str) -> Fact | None:
-        """What is recorded under that name."""
+        """Return what is recorded under that name."""
         return self._of.get(name.rsplit("/", 2)[0], {}).get((name, kind))
 
     def end_of(self, instance: str) -> Fact | None:
@@ -195,7 +195,7 @@ class ReplayJournal:
                 self.tell(difference, instance=instance_of_fact(fact), is_at_end=True)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of a task; its end, and what comes of its delegations, are left out."""
+        """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
         facts = self._of.get(instance, {})
 
         def is_shown(name: str, kind: str) -> bool:
@@ -276,7 +276,7 @@ class RecordedAnswer:
         self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """The next recorded answer.
+        """Return the next recorded answer.
 
         Raises:
             ValidationError: there is none.
@@ -289,7 +289,7 @@ class RecordedAnswer:
 
 
 def _decided(fact: Fact) -> str:
-    """What was decided of a call, as people read it."""
+    """Describe what was decided of a call, as people read it."""
     request, refusal = as_mapping(fact.data.get("request")), as_mapping(fact.data.get("refusal"))
     asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
     worker = fact.data.get("worker")
@@ -327,14 +327,14 @@ def request_difference(
 
 
 def _trace(fold: TaskFold) -> Mapping[str, object]:
-    """The task's recorded trace as data."""
+    """Return the task's recorded trace as data."""
     if fold.output is not None:
         return as_mapping(as_mapping(fold.output).get("trace"))
     return as_mapping(None if fold.failure is None else fold.failure.data.get("trace"))
 
 
 def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
-    """The messages that were captured with that turn; none where the capture mode was off."""
+    """Return the messages that were captured with that turn; none where the capture mode was off."""
     interactions = as_sequence(_trace(fold).get("llm_interactions"))
     if turn >= len(interactions):
         return []
@@ -343,7 +343,7 @@ def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
 
 
 def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> list[tuple[str, str | None]]:
-    """The conversation of the agent's own loop, from its prompts, answers and results."""
+    """Return the conversation of the agent's own loop, from its prompts, answers and results."""
     prompts = as_mapping(_trace(fold).get("prompts"))
     if not prompts:
         return []

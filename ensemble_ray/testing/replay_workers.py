@@ -1,4 +1,4 @@
-"""Work that a replayed task hands on: done again on its own record. Room: testing.
+"""Work that a replayed task hands on: done again on its own record. Package: testing.
 
 In: the order of a worker's task. Out: what it gives today, or what is recorded of it where its record ends in a failure.
 Never: a difference in a worker's work that its asker does not hear of: it is the asker's too.
@@ -59,7 +59,7 @@ class ReplayedWorkers:
     def _recorded_end(
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
     ) -> TaskResult:
-        """What is recorded of a worker that gave no output: today it comes as far as its record goes."""
+        """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
         if end is not None and end.kind == "task_exited":
             error: BaseException = exit_of(recorded_reason(end.data))
             return replace(result, status="exited", error=error)

@@ -1,4 +1,4 @@
-"""Checks a recorded run against today's code (S-DUR-55). Room: testing.
+"""Checks a recorded run against today's code (S-DUR-55). Package: testing.
 
 In: a run's id and today's definition. Out: the first difference, if there is one: a changed plan, a request that
 differs, a call or an output that differs. Every task is done again by the runner that does it in a run, on recorded
@@ -189,7 +189,7 @@ class _Repetition:
         self._frame = replace(frame, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
-        """The first difference, in the order of the plan."""
+        """Return the first difference, in the order of the plan."""
         cpu = LokyCpuPool()
         ports = RunnerPorts(
             clock=SystemClock(),
@@ -290,7 +290,7 @@ def _errors(recorded: TaskResult, current: TaskResult) -> tuple[str, object, obj
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:
-    """The first pair whose values differ."""
+    """Return the first pair whose values differ."""
     for what, old, new in pairs:
         if old != new:
             recorded, current = shown(old, new)

@@ -1,4 +1,4 @@
-"""A model that answers from a script. Room: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
+"""A model that answers from a script. Package: testing; fulfils the `ChatModel` and `StreamingChatModel` ports.
 
 One script is one script: a pickled copy is a handle, and calls of a handle go back to the process that owns the
 script, through the `DriverServices` port, as data. It must never be copied, and never call anything outside.
@@ -112,7 +112,7 @@ class ScriptedModel:
     async def stream(
         self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> AsyncIterator[str | ChatResponse]:
-        """The next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
+        """Yield the next entry as fragments (words, unless a `Reply` says otherwise), then the whole.
 
         Raises:
             IllegalStateError: the script is used up.
@@ -137,11 +137,10 @@ class ScriptedModel:
         elif self._otherwise is not None:
             entry = self._otherwise
         else:
-            msg = (
+            raise IllegalStateError(
                 f"ScriptedModel: the script of {len(self._entries)} entries is used up; "
                 f"call {call.number + 1} asks: {call.text[:200]!r}"
             )
-            raise IllegalStateError(msg)
         return await _resolve(entry, call)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -178,8 +177,7 @@ class ScriptedModelHandle:
     async def _ask(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Reply:
         here = services()
         if here is None or here.driver is None:
-            msg = "ScriptedModel: this copy is outside the run of the process that owns the script"
-            raise IllegalStateError(msg)
+            raise IllegalStateError("ScriptedModel: this copy is outside the run of the process that owns the script")
         payload = {
             "id": self.double_id,
             "messages": [_message_data(message) for message in messages],
@@ -222,7 +220,7 @@ _doubles: weakref.WeakValueDictionary[str, ScriptedModel] = weakref.WeakValueDic
 
 
 def live_double(double_id: str) -> ScriptedModel | None:
-    """The scripted model of that id, if this process owns it and it is alive."""
+    """Return the scripted model of that id, if this process owns it and it is alive."""
     double = _doubles.get(double_id)
     # A forked child inherits the table, but not the script: that stays with its parent.
     return double if double is not None and double.process_id == os.getpid() else None
@@ -234,7 +232,7 @@ def has_live_doubles() -> bool:
 
 
 def _double_or_handle(double_id: str) -> ScriptedModel | ScriptedModelHandle:
-    """What a pickled scripted model becomes: itself at home, a handle elsewhere."""
+    """Rebuild a pickled scripted model: itself at home, a handle elsewhere."""
     return live_double(double_id) or ScriptedModelHandle(double_id)
 
 
@@ -261,8 +259,7 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
         return await _resolve(await given if inspect.isawaitable(given) else given, call)
     if isinstance(entry, Sequence) and all(isinstance(item, ToolCall) for item in cast("Sequence[object]", entry)):
         return Reply(tool_calls=tuple(cast("Sequence[ToolCall]", entry)), usage=None)
-    msg = f"ScriptedModel: cannot answer with a {type(entry).__name__}"
-    raise IllegalStateError(msg)
+    raise IllegalStateError(f"ScriptedModel: cannot answer with a {type(entry).__name__}")
 
 
 def _response(reply: Reply) -> ChatResponse:
@@ -295,7 +292,7 @@ def _error_data(error: Exception) -> Mapping[str, str]:
 
 
 def _reply_from(data: Mapping[str, Any]) -> Reply:
-    """The reply as the owner sent it; an error is raised as it was there, if its class can be had here."""
+    """Return the reply as the owner sent it, or raise its error as it was there, if its class can be had here."""
     failed = data.get("error")
     if failed is not None:
         try:

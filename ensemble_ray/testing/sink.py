@@ -1,4 +1,4 @@
-"""A sink that keeps what it is given. Room: testing; fulfils the `EventSink` port."""
+"""A sink that keeps what it is given. Package: testing; fulfils the `EventSink` port."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ class RecordingSink:
             self._events.append(event)
 
     def of(self, kind: type[E]) -> tuple[E, ...]:
-        """The events of one type, in order."""
+        """Return the events of one type, in order."""
         return tuple(event for event in self.events if isinstance(event, kind))

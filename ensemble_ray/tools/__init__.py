@@ -1,4 +1,4 @@
-"""Room tools: what a tool is, how one is looked up, and one guarded call of it.
+"""Package tools: what a tool is, how one is looked up, and one guarded call of it.
 
 Built-in tools are imported when they are first asked for. Note that the name `tool` here is the decorator; the module
 of that name is reached as `from ensemble_ray.tools.tool import ...`.
@@ -70,8 +70,7 @@ def __getattr__(name: str) -> object:
     """Find a built-in tool."""
     builtin = importlib.import_module("ensemble_ray.tools.builtin")
     if name not in builtin.__all__:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(builtin, name)
 
 

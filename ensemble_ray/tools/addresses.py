@@ -1,4 +1,4 @@
-"""Which addresses the web tools may not reach. Room: tools. In: an IP address; out: why it is refused. Pure, a table."""
+"""Which addresses the web tools may not reach. Package: tools. In: an IP address; out: why it is refused. Pure, a table."""
 
 from __future__ import annotations
 

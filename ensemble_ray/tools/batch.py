@@ -1,4 +1,4 @@
-"""Room tools: the calls of one turn. In: what to do for each request. Out: what came of each, in request order."""
+"""Package tools: the calls of one turn. In: what to do for each request. Out: what came of each, in request order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Room tools: one guarded call. In: a bound tool and the model's argument text. Out: a `ToolOutcome`, always.
+"""Package tools: one guarded call. In: a bound tool and the model's argument text. Out: a `ToolOutcome`, always.
 
 Sync tools run in daemon threads, async tools on this loop, processor-heavy ones in another process. What a tool raises
 becomes a text for the model; only what ends the run leaves here: `ExitEarlyError`, `IllegalStateError`, cancellation.
@@ -63,14 +63,14 @@ async def call_tool(bound: BoundTool, arguments: str, *, context: ToolContext) -
 
 
 def truncate_output(text: str, max_length: int) -> str:
-    """What a model is sent of a tool's text (S-ENG-70); a negative length means all of it."""
+    """Return what a model is sent of a tool's text (S-ENG-70); a negative length means all of it."""
     if max_length < 0 or len(text) <= max_length:
         return text
     return f"{text[:max_length]}... [truncated, full length: {len(text)} chars]"
 
 
 def cut_for_log(text: str, length: int) -> str:
-    """What a log line shows of a tool's input or output (S-ENG-72): -1 all, 0 nothing."""
+    """Return what a log line shows of a tool's input or output (S-ENG-72): -1 all, 0 nothing."""
     if length < 0 or len(text) <= length:
         return text
     return f"{text[:length]}..." if length else ""
@@ -139,7 +139,7 @@ async def _call_agent_tool(bound: BoundAgentTool, arguments: str, context: ToolC
 
 
 def _input_of(arguments: str) -> str:
-    """The value of `input`, or the whole text where there is none (S-TOOL-21)."""
+    """Return the value of `input`, or the whole text where there is none (S-TOOL-21)."""
     try:
         data: object = from_json(arguments)
     except ValueError:

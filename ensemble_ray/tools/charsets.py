@@ -1,4 +1,4 @@
-"""Bytes of the web as text, by the charset that a server or a page names. Room: tools. Pure.
+"""Bytes of the web as text, by the charset that a server or a page names. Package: tools. Pure.
 
 In: bytes, and a name that a stranger chose. Out: text. Only charsets of a short list are used: some of Python's codecs
 take time in proportion to the square of their input (`punycode`), run something else than text (`idna`, `rot13`) or

@@ -1,4 +1,4 @@
-"""Room tools: functions that are heavy on the processor, in other processes of this machine.
+"""Package tools: functions that are heavy on the processor, in other processes of this machine.
 
 In: a packed function and its arguments. Out: what it returned, or the error it raised. Both directions cross as bytes
 that we packed, so that a value or an error that cannot travel breaks its own call and not the pool.
@@ -33,7 +33,7 @@ class CannotTravelError(Exception):
 
 
 def pack(value: object) -> bytes:
-    """A function or value as bytes; what a script defines travels by value.
+    """Pack a function or value as bytes; what a script defines travels by value.
 
     Raises:
         CannotTravelError: it holds something that does not pickle.
@@ -45,7 +45,7 @@ def pack(value: object) -> bytes:
 
 
 def pack_tool(function: Callable[..., object]) -> bytes:
-    """A `@tool` function for a `CpuPool`; running it there gives a `ToolOutcome`.
+    """Wrap a `@tool` function for a `CpuPool`; running it there gives a `ToolOutcome`.
 
     Raises:
         CannotTravelError: it holds something that does not pickle.
@@ -54,7 +54,7 @@ def pack_tool(function: Callable[..., object]) -> bytes:
 
 
 def call_packed(function: bytes, arguments: bytes) -> bytes:
-    """Runs in the other process: load, call, pack what came of it. Raises nothing."""
+    """Load, call and pack what came of it, in the other process; raise nothing."""
     try:
         callee = cast("Callable[..., object]", pickle.loads(function))  # noqa: S301  packed by us in the parent
         named = cast("Mapping[str, object]", pickle.loads(arguments))  # noqa: S301  same
@@ -73,7 +73,7 @@ def call_packed(function: bytes, arguments: bytes) -> bytes:
 
 
 def unpack_reply(reply: bytes) -> object:
-    """What `call_packed` gave: the value, or its error raised."""
+    """Return the value that `call_packed` packed, or raise its error."""
     value, error = cast("tuple[object, BaseException | None]", pickle.loads(reply))  # noqa: S301  from our own worker
     if error is not None:
         raise error

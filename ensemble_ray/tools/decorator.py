@@ -1,4 +1,4 @@
-"""Room tools: `@tool`. In: a typed function. Out: the same function, marked as a tool.
+"""Package tools: `@tool`. In: a typed function. Out: the same function, marked as a tool.
 
 The function itself stays what it was: directly callable, typed, picklable by reference or by value. The mark rides on
 it as an attribute; everything derived from it (schema, validator) is made where the tool is used and never travels.
@@ -112,7 +112,7 @@ def tool(
 
 
 def tool_mark(entry: object) -> FunctionTool | None:
-    """The mark on a function or bound method; None when there is none."""
+    """Return the mark on a function or bound method; None when there is none."""
     if inspect.isclass(entry) or not callable(entry):
         return None
     mark = getattr(entry, _MARK, None)
@@ -169,13 +169,12 @@ def _marked(function: F, options: _Options) -> F:
     try:
         setattr(target, _MARK, mark)
     except AttributeError:
-        msg = f"@tool needs a function, got: {type(function).__name__}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"@tool needs a function, got: {type(function).__name__}") from None
     return function
 
 
 def _summary(doc: str) -> str:
-    """The first paragraph of a docstring as one line."""
+    """Return the first paragraph of a docstring as one line."""
     lines: list[str] = []
     for line in doc.splitlines():
         text = line.strip()

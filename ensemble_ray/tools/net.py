@@ -1,4 +1,4 @@
-"""HTTP for the web tools. Room: tools. In: a URL and limits; out: status, headers and at most so many bytes.
+"""HTTP for the web tools. Package: tools. In: a URL and limits; out: status, headers and at most so many bytes.
 
 The guard resolves a host name once, judges every address it has, and connects to an address that was judged: a name
 that answers differently the second time (DNS rebinding) gains nothing, since nobody asks twice. Each redirect hop is
@@ -7,51 +7,44 @@ judged anew. TLS still verifies the certificate against the host name.
 An answer is read as it comes, and its body unpacked here, so that every limit counts while it is read: of its head, of
 its packed and unpacked bytes, of the pieces it comes in, of its time.
 
-Never here: a client or connection that outlives one call (tools are pickled), a proxy of the environment (it would
+Never here: a session or connection that outlives one call (tools are pickled), a proxy of the environment (it would
 resolve names out of sight), a request's URL or headers in a log or in an error (they may hold keys).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
-import importlib.util
 import re
 import socket
+import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from urllib.parse import quote, urljoin, urlsplit
 
-from ensemble_ray.errors import ToolConfigurationError, message_of
+import aiohttp
+from aiohttp.abc import AbstractResolver, ResolveResult
+from yarl import URL
+
+from ensemble_ray.errors import message_of
 from ensemble_ray.process.threads import threads
 from ensemble_ray.tools.addresses import refusal_of
 from ensemble_ray.tools.charsets import decode
 from ensemble_ray.tools.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
 
-if TYPE_CHECKING:
-    import ssl
-
-    import httpx
-
-__all__ = [
-    "CONNECT_TIMEOUT_S",
-    "Answer",
-    "RequestFailedError",
-    "exchange",
-    "fetch",
-    "require_web",
-    "resolve_public",
-]
+__all__ = ["CONNECT_TIMEOUT_S", "Answer", "RequestFailedError", "exchange", "fetch"]
 
 CONNECT_TIMEOUT_S = 10.0
 _MAX_REDIRECTS = 10
-_LAST_PORT = 65_535
 #: a name, already in its ASCII form, or an address
 _HOST = re.compile(r"[A-Za-z0-9_.-]+|[0-9A-Fa-f:.]+")
+#: what stays as it is in the path and the query of a URL: escapes, and what has a meaning there
+_URL_SAFE = "%!#$&'()*+,/:;=?@[]~"
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_STRAY_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CHARSET = re.compile(r"charset=[\"']?([\w.:-]{1,64})", re.IGNORECASE)
-#: Largest head of an answer, and its most fields; the transport reads no more than 100 KB of one.
+#: Largest head of an answer, and its most fields.
 _MAX_HEAD_BYTES, _MAX_HEAD_FIELDS = 65_536, 500
 #: Pieces that a body may come in: each costs far more than its bytes, and a server may send every byte alone.
 _MAX_PIECES = 100_000
@@ -63,8 +56,27 @@ class RequestFailedError(Exception):
     """No answer came, or none was asked for; the text is fit for a model and names no key."""
 
 
-async def resolve_public(host: str, port: int, *, allow_private_hosts: bool) -> tuple[str, ...]:
-    """The addresses of a host, each judged; connect to these and to no other.
+class _JudgedAddresses(AbstractResolver):
+    """Resolves every name to the same addresses: those that were judged."""
+
+    def __init__(self, addresses: Sequence[ResolveResult]) -> None:
+        self._addresses = list(addresses)
+
+    async def resolve(
+        self,
+        host: str,  # noqa: ARG002  the library's signature
+        port: int = 0,  # noqa: ARG002
+        family: socket.AddressFamily = socket.AF_UNSPEC,  # noqa: ARG002
+    ) -> list[ResolveResult]:
+        """Return the addresses."""
+        return self._addresses
+
+    async def close(self) -> None:
+        """Do nothing: it holds nothing open."""
+
+
+async def _resolve(host: str, port: int, *, allow_private_hosts: bool) -> Sequence[ResolveResult]:
+    """Return the addresses of a host, each judged; connect to these and to no other.
 
     Raises:
         RequestFailedError: the name is unknown, or any of its addresses is refused.
@@ -72,18 +84,18 @@ async def resolve_public(host: str, port: int, *, allow_private_hosts: bool) -> 
     try:
         found = await threads.run(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        msg = f"cannot resolve host '{host}'"
-        raise RequestFailedError(msg) from error
-    addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
+        raise RequestFailedError(f"cannot resolve host '{host}'") from error
+    addresses = {
+        str(address[0]): ResolveResult(
+            hostname=host, host=str(address[0]), port=port, family=family, proto=proto, flags=socket.AI_NUMERICHOST
+        )
+        for family, _, proto, _, address in reversed(found)
+    }
     if not allow_private_hosts:
         for address in addresses:
             if (word := refusal_of(address)) is not None:
-                msg = f"host '{host}' is refused: {address} is a {word} address"
-                raise RequestFailedError(msg)
-    return addresses
-
-
-# ---------------------------------------------------------------------------------------------------- exchange
+                raise RequestFailedError(f"host '{host}' is refused: {address} is a {word} address")
+    return tuple(reversed(addresses.values()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +132,9 @@ async def exchange(
     body: bytes = b"",
     max_bytes: int,
     timeout_s: float,
-    addresses: Sequence[str] = (),
+    allow_private_hosts: bool = True,
 ) -> Answer:
-    """One request and its answer; redirects are answers like any other.
+    """Send one request and return its answer; redirects are answers like any other.
 
     Args:
         method: HTTP method.
@@ -131,45 +143,43 @@ async def exchange(
         body: Sent as it is.
         max_bytes: At most that much of the answer's body is read, counted unpacked.
         timeout_s: For the whole exchange; connecting alone may take 10 s of it.
-        addresses: Connect to the first of these that accepts; empty: wherever the host name leads.
+        allow_private_hosts: Reach also addresses that are not public.
 
     Raises:
-        RequestFailedError: no answer came in time, it cannot be unpacked or exceeds a limit, or the URL is none.
+        RequestFailedError: no answer came in time, it cannot be unpacked or exceeds a limit, or the URL is none, or
+            leads to an address that is refused.
     """
-    await _load()
-    import httpx
-
+    await threads.run(_tls)  # the first time takes long enough to be worth a thread
     try:
         async with asyncio.timeout(timeout_s):
             target = _checked_url(url)
-            attempt = functools.partial(
-                _attempt,
-                target,
-                method=method,
-                headers={
-                    "host": target.netloc.decode(),
-                    "accept-encoding": ACCEPTED_CODINGS,
-                    **{name.lower(): value for name, value in headers.items()},
-                },
-                body=body,
-                max_bytes=max_bytes,
-                timeout_s=timeout_s,
-            )
-            *others, last = addresses or (target.raw_host.decode(),)
-            for address in others:
-                # nothing has been sent when no connection came about, so the next address may be tried
-                with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
-                    return await attempt(address)
-            return await attempt(last)
+            name = target.raw_host or ""
+            addresses = await _resolve(name, target.port or 0, allow_private_hosts=allow_private_hosts)
+            sent = {
+                "host": target.raw_authority,
+                "accept-encoding": ACCEPTED_CODINGS,
+                **{name.lower(): value for name, value in headers.items()},
+            }
+            if name.replace(".", "").isdigit() or ":" in name:
+                # an address, maybe in an unusual form: such names are never resolved by the library
+                target = target.with_host(addresses[0]["host"])
+            async with (
+                _session(addresses) as session,
+                session.request(
+                    method, target, headers=sent, data=body or None, server_hostname=name, allow_redirects=False
+                ) as response,
+            ):
+                answered = _checked_head(response)
+                read = await _read_body(response, answered, max_bytes=max_bytes)
+    except aiohttp.ConnectionTimeoutError:
+        raise RequestFailedError("timed out") from None
     except TimeoutError:
-        msg = f"timed out after {timeout_s:g} s"
-        raise RequestFailedError(msg) from None
-    except httpx.LocalProtocolError:
-        # its text quotes header values
-        msg = "the request is not valid HTTP"
-        raise RequestFailedError(msg) from None
-    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnpackingError, OSError, UnicodeError) as error:
+        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
+    except (aiohttp.ClientError, UnpackingError, OSError, ValueError) as error:
         raise RequestFailedError(_reason(error)) from None
+    return Answer(
+        status=response.status, headers=answered, body=bytes(read[:max_bytes]), is_truncated=len(read) > max_bytes
+    )
 
 
 async def fetch(
@@ -180,89 +190,58 @@ async def fetch(
     Raises:
         RequestFailedError: a hop is refused or fails, there are too many, or time is up.
     """
-    await _load()
-    import httpx
-
-    here = url
+    here = url.strip()
     try:
         async with asyncio.timeout(timeout_s):
             for _ in range(_MAX_REDIRECTS + 1):
-                target = _checked_url(here)
-                addresses = await resolve_public(
-                    target.raw_host.decode(), _port_of(target), allow_private_hosts=allow_private_hosts
-                )
                 answer = await exchange(
-                    "GET", here, headers=headers, max_bytes=max_bytes, timeout_s=timeout_s, addresses=addresses
+                    "GET",
+                    here,
+                    headers=headers,
+                    max_bytes=max_bytes,
+                    timeout_s=timeout_s,
+                    allow_private_hosts=allow_private_hosts,
                 )
                 location = answer.headers.get("location")
                 if answer.status not in _REDIRECTS or location is None:
                     return answer
-                here = str(target.join(location).copy_with(fragment=None))
+                here = urljoin(here, location)
     except TimeoutError:
-        msg = f"timed out after {timeout_s:g} s"
-        raise RequestFailedError(msg) from None
-    except (httpx.InvalidURL, UnicodeError) as error:
+        raise RequestFailedError(f"timed out after {timeout_s:g} s") from None
+    except ValueError as error:
         raise RequestFailedError(_reason(error)) from None
-    msg = f"more than {_MAX_REDIRECTS} redirects"
-    raise RequestFailedError(msg)
+    raise RequestFailedError(f"more than {_MAX_REDIRECTS} redirects")
 
 
-async def _attempt(
-    target: httpx.URL,
-    connect_to: str,
-    *,
-    method: str,
-    headers: Mapping[str, str],
-    body: bytes,
-    max_bytes: int,
-    timeout_s: float,
-) -> Answer:
-    """Send the request to that address and read the answer.
-
-    The transport is used without a client over it: a client logs every URL, and a URL may hold a key.
-    """
-    import httpx
-
-    request = httpx.Request(
-        method,
-        target.copy_with(host=connect_to, userinfo=b"", fragment=None),
-        headers=headers,
-        content=body,
-        extensions={
-            # the certificate is verified against the name, not the address
-            "sni_hostname": target.raw_host.decode(),
-            "timeout": {"connect": CONNECT_TIMEOUT_S, "read": timeout_s, "write": timeout_s, "pool": timeout_s},
-        },
-    )
-    async with httpx.AsyncHTTPTransport(verify=_tls()) as transport:
-        response = await transport.handle_async_request(request)
-        try:
-            answered = _checked_head(response)
-            read = await _read_body(response, answered, max_bytes=max_bytes)
-        finally:
-            await response.aclose()
-    return Answer(
-        status=response.status_code,
-        headers=answered,
-        body=bytes(read[:max_bytes]),
-        is_truncated=len(read) > max_bytes,
+def _session(addresses: Sequence[ResolveResult]) -> aiohttp.ClientSession:
+    """Return a session for one request: nothing of the environment, nothing unpacked, and no other address."""
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(resolver=_JudgedAddresses(addresses), use_dns_cache=False, ssl=_tls()),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        auto_decompress=False,
+        skip_auto_headers=("Accept", "Content-Type", "User-Agent"),
+        max_line_size=_MAX_HEAD_BYTES,
+        max_field_size=_MAX_HEAD_BYTES,
+        max_headers=_MAX_HEAD_FIELDS,
     )
 
 
-def _checked_head(response: httpx.Response) -> dict[str, str]:
+def _checked_head(response: aiohttp.ClientResponse) -> dict[str, str]:
     """Return the answer's header fields, names in lower case.
 
     Raises:
         RequestFailedError: there are too many, or they are too long.
     """
-    fields = response.headers.raw
+    fields = response.raw_headers
     if len(fields) > _MAX_HEAD_FIELDS or sum(len(name) + len(value) for name, value in fields) > _MAX_HEAD_BYTES:
-        msg = f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
-        raise RequestFailedError(msg)
-    return {name.lower(): value for name, value in response.headers.items()}
+        raise RequestFailedError(
+            f"the answer has more than {_MAX_HEAD_FIELDS} header fields, or more than {_MAX_HEAD_BYTES} bytes of them"
+        )
+    return {name.lower(): ", ".join(response.headers.getall(name)) for name in response.headers}
 
 
-async def _read_body(response: httpx.Response, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
+async def _read_body(response: aiohttp.ClientResponse, headers: Mapping[str, str], *, max_bytes: int) -> bytearray:
     """Return the unpacked body, up to one piece more than is wanted.
 
     Others have their turn after each small piece, and the time limit may strike there.
@@ -274,11 +253,10 @@ async def _read_body(response: httpx.Response, headers: Mapping[str, str], *, ma
     unpacker = Unpacker(codings_of(headers.get("content-encoding", "")), max_bytes=max_bytes)
     read = bytearray()
     count = 0
-    async for chunk in response.aiter_raw():
+    async for chunk, _ in response.content.iter_chunks():
         count += 1
         if count > _MAX_PIECES:
-            msg = f"the answer comes in more than {_MAX_PIECES} pieces"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"the answer comes in more than {_MAX_PIECES} pieces")
         await asyncio.sleep(0)
         for piece in unpacker.feed(chunk):
             read += piece
@@ -289,61 +267,43 @@ async def _read_body(response: httpx.Response, headers: Mapping[str, str], *, ma
     return read
 
 
-def _checked_url(url: str) -> httpx.URL:
-    import httpx
+def _checked_url(url: str) -> URL:
+    """Return a URL as it is sent: host in ASCII, path and query escaped where they must be, no user and no fragment.
 
-    target = httpx.URL(url.strip())
-    if target.scheme not in {"http", "https"}:
-        msg = f"only http and https are supported, got: '{target.scheme or url}'"
-        raise RequestFailedError(msg)
-    if not _HOST.fullmatch(target.raw_host.decode()):
-        msg = "the URL names no host" if not target.host else "the URL's host is malformed"
-        raise RequestFailedError(msg)
-    if not 0 < _port_of(target) <= _LAST_PORT:
-        msg = f"there is no port {target.port}"
-        raise RequestFailedError(msg)
-    return target
-
-
-def _port_of(target: httpx.URL) -> int:
-    return (443 if target.scheme == "https" else 80) if target.port is None else target.port
+    Raises:
+        RequestFailedError: it names no host, or no page of the web.
+        ValueError: it is no URL.
+    """
+    parts = urlsplit(url.strip())
+    if _CONTROL.search(url.strip()):
+        raise RequestFailedError("the URL holds a control character")
+    if parts.scheme not in {"http", "https"}:
+        raise RequestFailedError(f"only http and https are supported, got: '{parts.scheme or url}'")
+    if not parts.hostname:
+        raise RequestFailedError("the URL names no host")
+    if parts.port == 0:
+        raise RequestFailedError("there is no port 0")
+    named = URL.build(scheme=parts.scheme, host=parts.hostname, port=parts.port)
+    if not _HOST.fullmatch(named.raw_host or ""):
+        raise RequestFailedError("the URL's host is malformed")
+    path, query = (
+        quote(_STRAY_PERCENT.sub("%25", part), safe=_URL_SAFE, errors="surrogateescape")  # as headers are read
+        for part in (parts.path, parts.query)
+    )
+    return URL(f"{named.scheme}://{named.raw_authority}{path or '/'}{'?' if query else ''}{query}", encoded=True)
 
 
 def _reason(error: Exception) -> str:
-    """Why it failed; a time-out of the transport's own has no text."""
-    import httpx
-
-    text = "timed out" if isinstance(error, httpx.TimeoutException) else message_of(error)
+    """Return why it failed; what the library says of an answer or of a request may quote URL and headers."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return "the answer is not valid HTTP, or its head is too long"
+    if isinstance(error, aiohttp.InvalidURL):
+        return "the request is not valid HTTP"
+    text = message_of(error)
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
-
-
-async def _load() -> None:
-    """Have the library and its certificates at hand; the first time takes long enough to be worth a thread."""
-    require_web()
-    await threads.run(_tls)
 
 
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """One context for the process: loading the certificate authorities takes longer than a request."""
-    import httpx
-
-    return httpx.create_ssl_context()
-
-
-# --------------------------------------------------------------------------------------------- the optional extra
-
-
-def require_web(module: str = "httpx") -> None:
-    """Make sure that a library of the extra `web` is there.
-
-    Raises:
-        ToolConfigurationError: it is not; the text says how to install it.
-    """
-    if importlib.util.find_spec(module) is None:
-        _raise_missing(module)
-
-
-def _raise_missing(module: str) -> NoReturn:
-    msg = f"This tool needs '{module}', which is not installed: pip install 'ensemble-ray[web]'"
-    raise ToolConfigurationError(msg)
+    """Return one context for the process: loading the certificate authorities takes longer than a request."""
+    return ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""Room tools: what came of one tool call. In: a result, a return value, an error. Out: text for the model and a verdict.
+"""Package tools: what came of one tool call. In: a result, a return value, an error. Out: text for the model and a verdict.
 
 Pure, and importable in the processes that run processor-heavy tools.
 """
@@ -33,14 +33,14 @@ class ToolOutcome:
 
 
 def outcome_of_result(result: ToolResult) -> ToolOutcome:
-    """An AgentTool's result (S-TOOL-22)."""
+    """Return the outcome of an AgentTool's result (S-TOOL-22)."""
     if result.is_success:
         return ToolOutcome(render_value(result.output), "success", result.structured_output)
     return ToolOutcome(f"Error: {result.error_message}", "failure")
 
 
 def outcome_of_return(value: object) -> ToolOutcome:
-    """What a `@tool` function returned (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15)."""
+    """Return the outcome of a `@tool` function's value (S-TOOL-14); a string that begins `Error:` is a failure (S-TOOL-15)."""
     if isinstance(value, ToolResult):
         return outcome_of_result(value)
     failed = isinstance(value, str) and value.startswith("Error:")
@@ -48,7 +48,7 @@ def outcome_of_return(value: object) -> ToolOutcome:
 
 
 def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> ToolOutcome:
-    """What a tool raised, with its class (S-ENG-51, S-ENG-52); where it did, is for the log alone.
+    """Return the outcome of an error, with its class (S-ENG-51, S-ENG-52); the place is for the log alone.
 
     What it says with `TryAgain` is the text as it is (S-TOOL-54).
     """
@@ -59,5 +59,5 @@ def outcome_of_error(error: BaseException, *, prefix: str = "Tool error") -> Too
 
 
 def unknown_tool(name: str) -> ToolOutcome:
-    """The model asked for a tool that is not there (S-ENG-55, S-SET-25)."""
+    """Return the outcome of a call of an unknown tool (S-ENG-55, S-SET-25)."""
     return ToolOutcome(f"Error: Unknown tool '{name}'", "failure")

@@ -1,4 +1,4 @@
-"""Room tools: several tools as one. In: the first step's input. Out: the last step's result; no model call between.
+"""Package tools: several tools as one. In: the first step's input. Out: the last step's result; no model call between.
 
 Steps run one after the other inside a single call of the pipeline, each as it would alone: sync code in a thread, its
 own timeout, its own metrics.
@@ -80,13 +80,13 @@ class ToolPipeline(AbstractAgentTool):
 
     @classmethod
     def of(cls, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """A pipeline named after its steps: `a_then_b`; a single step gives its own name (S-TOOL-75)."""
+        """Build a pipeline named after its steps: `a_then_b`; a single step gives its own name (S-TOOL-75)."""
         names = [_link(step)[0].name for step in (first, *rest)]
         return cls("_then_".join(names), f"Pipeline: {' -> '.join(names)}", (first, *rest))
 
     @classmethod
     def of_named(cls, name: str, description: str, first: PipelineStep, *rest: PipelineStep) -> ToolPipeline:
-        """A pipeline with a name and description of its own (S-TOOL-75)."""
+        """Build a pipeline with a name and description of its own (S-TOOL-75)."""
         return cls(name, description, (first, *rest))
 
     @property
@@ -136,7 +136,7 @@ async def _step(tool: AgentTool, text: str, index: int) -> ToolResult:
 
 
 async def _adapted(tool: AgentTool, adapter: StepAdapter, result: ToolResult) -> tuple[str, ToolResult]:
-    """The next step's input; an adapter that raises makes its step a failed one."""
+    """Return the next step's input; an adapter that raises makes its step a failed one."""
     try:
         return render_value(await call_user(cast("Callable[[ToolResult], object]", adapter), result)), result
     except (ExitEarlyError, IllegalStateError, TryAgain):
@@ -160,21 +160,17 @@ def _link(step: object) -> tuple[AgentTool, StepAdapter | None]:
     if isinstance(step, tuple):
         tool, adapter = cast("tuple[object, object]", step)
         if not callable(adapter):
-            msg = f"ToolPipeline adapter must be callable, got: {adapter!r}"
-            raise ValidationError(msg)
+            raise ValidationError(f"ToolPipeline adapter must be callable, got: {adapter!r}")
     if tool is None:
-        msg = "ToolPipeline step must not be None"
-        raise ValidationError(msg)
+        raise ValidationError("ToolPipeline step must not be None")
     if not isinstance(tool, AgentTool):
-        msg = f"ToolPipeline step must be an AgentTool, got: {type(tool).__name__}"
-        raise ValidationError(msg)
+        raise ValidationError(f"ToolPipeline step must be an AgentTool, got: {type(tool).__name__}")
     return tool, cast("StepAdapter | None", adapter)
 
 
 def _not_blank(field: str, value: object) -> str:
     if not isinstance(value, str) or not value.strip():
-        msg = f"ToolPipeline {field} must not be blank"
-        raise ValidationError(msg)
+        raise ValidationError(f"ToolPipeline {field} must not be blank")
     return value
 
 
@@ -183,5 +179,4 @@ def _strategy(value: object) -> PipelineErrorStrategy:
         return PipelineErrorStrategy(cast("str", value))
     except ValueError:
         known = ", ".join(PipelineErrorStrategy)
-        msg = f"ToolPipeline error_strategy must be one of [{known}], got: {value!r}"
-        raise ValidationError(msg) from None
+        raise ValidationError(f"ToolPipeline error_strategy must be one of [{known}], got: {value!r}") from None

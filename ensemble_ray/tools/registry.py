@@ -1,4 +1,4 @@
-"""Room tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
+"""Package tools: from what a user lists to what an agent can call. In: tool entries of any kind. Out: `ResolvedTools`.
 
 An entry is an `AgentTool`, a `@tool` function, a bound `@tool` method, an object with `@tool` methods, or a
 `DynamicToolProvider`. Every refusal happens here, before any model call (S-ENG-60).
@@ -100,8 +100,7 @@ class ResolvedTools:
         by_name: dict[str, BoundTool] = {}
         for tool in tools:
             if tool.name in by_name:
-                msg = f"Duplicate tool name: '{tool.name}'"
-                raise ValidationError(msg)
+                raise ValidationError(f"Duplicate tool name: '{tool.name}'")
             by_name[tool.name] = tool
         self._by_name: Mapping[str, BoundTool] = by_name
         #: what a model is told of them
@@ -113,7 +112,7 @@ class ResolvedTools:
         return tuple(self._by_name)
 
     def get(self, name: str) -> BoundTool | None:
-        """The tool of that name; None when there is none."""
+        """Return the tool of that name; None when there is none."""
         return self._by_name.get(name)
 
     def __len__(self) -> int:
@@ -124,7 +123,7 @@ class ResolvedTools:
 
 
 def check_tool_entry(entry: object, index: int, *, prefix: str = "Tool") -> str | None:
-    """What is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
+    """Return what is wrong with an entry of a tool list, as far as its definition shows; None when nothing is.
 
     Args:
         entry: What stands in the list.
@@ -172,7 +171,7 @@ def _warn_of_gaps(function: Callable[..., object]) -> None:
 
 
 async def expand_providers(entries: Sequence[object]) -> tuple[object, ...]:
-    """The entries with each `DynamicToolProvider` replaced by its tools; asks each once (S-TOOL-32)."""
+    """Return the entries with each `DynamicToolProvider` replaced by its tools; ask each once (S-TOOL-32)."""
     expanded: list[object] = []
     for entry in entries:
         if isinstance(entry, DynamicToolProvider):
@@ -217,16 +216,16 @@ def _bound(entry: object) -> Iterator[BoundTool]:
             close = getattr(offered, "close", None)
             if close is not None:
                 close()
-            msg = f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
-            raise ValidationError(msg)
+            raise ValidationError(
+                f"{type(entry).__name__}.resolve is async: expand_providers must have been awaited first"
+            )
         for inner in offered:
             yield from _bound(inner)
     else:
         methods = _method_names(entry)
         if not methods:
             kind = full_name(type(entry))
-            msg = f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods"
-            raise ValidationError(msg)
+            raise ValidationError(f"Tool object of type '{kind}' is neither an AgentTool nor has @tool methods")
         for name in methods:
             method = getattr(entry, name)
             yield _bound_function(method, cast("FunctionTool", tool_mark(method)))
@@ -267,11 +266,10 @@ def _bound_agent_tool(tool: AgentTool) -> BoundAgentTool:
 
 def _bound_function(function: Callable[..., object], mark: FunctionTool) -> BoundFunction:
     if mark.cpu and inspect.ismethod(function):
-        msg = (
+        raise ValidationError(
             f"Tool '{mark.name}' is a bound method, but @tool(cpu=True) is for stateless functions that run in another "
             "process. Make it a module-level function, or leave cpu out."
         )
-        raise ValidationError(msg)
     _refuse_unbound_method(function, mark.name)
     signature = signature_of(function, tool_name=mark.name)
     return BoundFunction(
@@ -286,11 +284,12 @@ def _bound_function(function: Callable[..., object], mark: FunctionTool) -> Boun
 
 
 def _refuse_unbound_method(function: Callable[..., object], name: str) -> None:
-    """A function that stands in a class and wants `self` cannot be called without its object."""
+    """Refuse a function that stands in a class and wants `self`: it cannot be called without its object."""
     owner, _, _ = getattr(function, "__qualname__", "").rpartition(".")
     if not owner or owner.endswith("<locals>") or inspect.ismethod(function):
         return
     first = next(iter(inspect.signature(function).parameters), "")
     if first in {"self", "cls"}:
-        msg = f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
-        raise ValidationError(msg)
+        raise ValidationError(
+            f"Tool '{name}' is a method of {owner}: list the object or its bound method, not the function"
+        )

@@ -1,4 +1,4 @@
-"""Room tools: the text a model sees for what a tool returned. In: any value. Out: text. Pure; never blocks."""
+"""Package tools: the text a model sees for what a tool returned. In: any value. Out: text. Pure; never blocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory that file tools may not leave. Room: tools. In: a path as a model wrote it; out: a real path inside.
+"""The directory that file tools may not leave. Package: tools. In: a path as a model wrote it; out: a real path inside.
 
 Nothing is created or opened here. A path is judged twice: as written, after `..` is folded, and as the file system
 resolves it, every symbolic link followed, also those of parents and of a target that does not exist yet (S-BIT-25).
@@ -26,11 +26,9 @@ class Sandbox:
 
     def __init__(self, base_dir: str | os.PathLike[str] | None) -> None:
         if base_dir is None:
-            msg = "base_dir must not be None"
-            raise ValueError(msg)
+            raise ValueError("base_dir must not be None")
         if not Path(base_dir).is_dir():
-            msg = f"base_dir must be an existing directory: {os.fspath(base_dir)}"
-            raise ValueError(msg)
+            raise ValueError(f"base_dir must be an existing directory: {os.fspath(base_dir)}")
         #: as the user wrote it, made absolute now, so that a later change of directory moves nothing
         self._base = os.path.abspath(base_dir)  # noqa: PTH100  Path.absolute leaves `..` in
 
@@ -50,12 +48,10 @@ class Sandbox:
         base = os.path.realpath(self._base)
         written = os.path.normpath(os.path.join(self._base, path))  # noqa: PTH118  normpath folds `..` by text alone
         if not (_is_inside(written, self._base) or _is_inside(written, base)):
-            msg = "Access denied: path is outside the sandbox directory"
-            raise AccessDeniedError(msg)
+            raise AccessDeniedError("Access denied: path is outside the sandbox directory")
         real = os.path.realpath(written)
         if not _is_inside(real, base):
-            msg = "Access denied: path resolves outside the sandbox directory"
-            raise AccessDeniedError(msg)
+            raise AccessDeniedError("Access denied: path resolves outside the sandbox directory")
         return Path(real)
 
 

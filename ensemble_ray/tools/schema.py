@@ -1,4 +1,4 @@
-"""Room tools: JSON schemas and argument validators of typed functions and models.
+"""Package tools: JSON schemas and argument validators of typed functions and models.
 
 In: a function's signature, or a pydantic model. Out: what the model is told (`parameters`) and what reads its answer.
 Built once per function and kept beside it, never on it, so that a function still travels light.
@@ -68,8 +68,7 @@ class Signature:
         try:
             filled = self.model.model_validate_json(text)
         except pydantic.ValidationError as error:
-            msg = f"invalid arguments: {explain_arguments(error)}"
-            raise ArgumentError(msg) from None
+            raise ArgumentError(f"invalid arguments: {explain_arguments(error)}") from None
         values = filled.__dict__
         named = {self.names[key]: values[key] for key in filled.model_fields_set}
         if not self.positional:
@@ -78,7 +77,7 @@ class Signature:
 
 
 def explain_arguments(error: pydantic.ValidationError) -> str:
-    """What was wrong with which argument, one clause each."""
+    """Say what was wrong with which argument, one clause each."""
     parts: list[str] = []
     for found in error.errors(include_url=False, include_context=False, include_input=False):
         where = ".".join(str(part) for part in found["loc"])
@@ -91,7 +90,7 @@ _signatures: WeakKeyDictionary[object, dict[bool, Signature]] = WeakKeyDictionar
 
 
 def signature_of(function: Callable[..., object], *, tool_name: str) -> Signature:
-    """The signature of a function or bound method; built at the first call.
+    """Return the signature of a function or bound method; built at the first call.
 
     Raises:
         ValidationError: a parameter's type is unknown or has no JSON form.
@@ -127,8 +126,7 @@ def _built(function: Callable[..., object], tool_name: str) -> Signature:
         model = create_model("Arguments", __config__=_ARGUMENTS, **fields)
         schema = model_parameters(model)
     except (pydantic.errors.PydanticUserError, pydantic.errors.PydanticUndefinedAnnotation, TypeError) as error:
-        msg = f"Tool '{tool_name}': its parameters have no JSON schema: {error}"
-        raise ValidationError(msg) from error
+        raise ValidationError(f"Tool '{tool_name}': its parameters have no JSON schema: {error}") from error
     return Signature(
         parameters=schema,
         model=model,
@@ -166,8 +164,9 @@ def _types_of(function: Callable[..., object], tool_name: str) -> dict[str, obje
     try:
         return parameter_types(inner, inspect.getclosurevars(inner).nonlocals if inspect.isfunction(inner) else {})
     except Exception as error:
-        msg = f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
-        raise ValidationError(msg) from error
+        raise ValidationError(
+            f"Tool '{tool_name}': cannot resolve the annotations of its parameters: {error}"
+        ) from error
 
 
 def _words_of(function: Callable[..., object]) -> dict[str, str]:
@@ -185,7 +184,7 @@ def _words_of(function: Callable[..., object]) -> dict[str, str]:
 
 
 def _or_none(annotation: object) -> object:
-    """The same type with None: a parameter whose default is None takes it, whatever its annotation says."""
+    """Return the same type with None: a parameter whose default is None takes it, whatever its annotation says."""
     if annotation is Any:
         return annotation
     metadata = cast("tuple[object, ...]", getattr(annotation, "__metadata__", ()))
@@ -211,7 +210,7 @@ def _field(parameter: inspect.Parameter, *, described: bool, words: str | None) 
 
 
 def _left_out(parameter: inspect.Parameter) -> object:
-    """Required, or optional without a default of its own: the function's default applies when it is called."""
+    """Make a field required, or optional without a default: the function's default applies when it is called."""
     return ... if parameter.default is parameter.empty else Field(default_factory=_nothing)
 
 
@@ -226,7 +225,7 @@ class _Parameters(GenerateJsonSchema):
 
 
 def model_parameters(model: type[BaseModel]) -> JsonSchemaValue:
-    """The JSON schema of a model's fields as a model reads it: no titles, nested types spelled out in place."""
+    """Return the JSON schema of a model's fields as a model reads it: no titles, nested types spelled out in place."""
     schema = model.model_json_schema(by_alias=True, schema_generator=_Parameters)
     definitions = cast("dict[str, JsonSchemaValue]", schema.pop("$defs", {}))
     root = _named(schema)
@@ -256,7 +255,7 @@ class _Inliner:
         self.recursive = {name for name in definitions if name in self._reachable(name)}
 
     def spell(self, node: object) -> object:
-        """The node with its references spelled out."""
+        """Return the node with its references spelled out."""
         if isinstance(node, list):
             return [self.spell(item) for item in cast("list[object]", node)]
         if not isinstance(node, dict):

@@ -1,4 +1,4 @@
-"""Room tools: what a tool is. In: text that a model wrote. Out: a `ToolResult`.
+"""Package tools: what a tool is. In: text that a model wrote. Out: a `ToolResult`.
 
 `AgentTool` is the bare contract: a name, a description, text in, result out. `AbstractAgentTool` adds timing, metrics,
 exception safety and a `ToolContext`; built-in tools extend it. Context is looked up per execution and never stored on
@@ -81,12 +81,12 @@ class ToolResult:
 
     @classmethod
     def success(cls, output: object, structured_output: object = None) -> ToolResult:
-        """It worked. `output` None is ""; what is not text becomes text as a `@tool`'s return value does."""
+        """Return a success. `output` None is ""; what is not text becomes text as a `@tool`'s return value does."""
         return cls(render_value(output), None, structured_output)
 
     @classmethod
     def failure(cls, message: str | None) -> ToolResult:
-        """It did not work; the message tells the model why."""
+        """Return a failure; the message tells the model why."""
         return cls("", "Tool execution failed with no message" if message is None else message)
 
     @property
@@ -96,7 +96,7 @@ class ToolResult:
 
 
 def as_result(value: object) -> ToolResult:
-    """What a tool's own code returned, as a result: a `ToolResult` as it is, anything else as a success of its text."""
+    """Return a `ToolResult` as it is, anything else that a tool's code returned as a success of its text."""
     return value if isinstance(value, ToolResult) else ToolResult.success(value)
 
 
@@ -151,7 +151,7 @@ class ToolContext:
             object.__setattr__(self, "logger", logging.getLogger(f"ensemble_ray.tool.{self.tool_name}"))
 
     def renamed(self, tool_name: str, *, step: int = 0) -> ToolContext:
-        """This context for another tool that works on behalf of this call, such as the step of that index of a pipeline.
+        """Return this context for another tool that works for this call, such as the step of that index of a pipeline.
 
         Each step has a key of its own, also when one tool stands in a pipeline twice.
         """
@@ -171,7 +171,7 @@ class ToolContext:
         )
 
     def emitting(self, emit: Callable[[Event], None]) -> ToolContext:
-        """This context with another taker of events."""
+        """Return this context with another receiver of events."""
         return replace(self, emit=emit)
 
 
@@ -181,7 +181,7 @@ _context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context
 
 
 def current_tool_context() -> ToolContext:
-    """The context of the tool call that runs here; outside one a context with no run, no listener and no metrics."""
+    """Return the context of the running tool call; outside one a context with no run, listener or metrics."""
     return _context.get() or _OUTSIDE
 
 
@@ -217,7 +217,7 @@ class AgentTool(ABC):
 
 
 def check_tool_name(name: object) -> str | None:
-    """What is wrong with a tool's name; None when nothing is (S-DOM-7, S-DOM-8)."""
+    """Return what is wrong with a tool's name; None when nothing is (S-DOM-7, S-DOM-8)."""
     if name is None or not str(name).strip():
         return "Tool name must not be blank"
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
@@ -226,7 +226,7 @@ def check_tool_name(name: object) -> str | None:
 
 
 def check_effect(effect: object, subject: str) -> Effect:
-    """An effect, if it is one (S-DUR-20).
+    """Return an effect, if it is one (S-DUR-20).
 
     Raises:
         ValidationError: it is none.
@@ -234,12 +234,11 @@ def check_effect(effect: object, subject: str) -> Effect:
     for known in _EFFECTS:
         if effect == known:
             return known
-    msg = f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}"
-    raise ValidationError(msg)
+    raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
 
 
 def strongest_effect(*effects: Effect) -> Effect:
-    """The one that asks for the most care; `none` of nothing (S-DUR-21)."""
+    """Return the one that asks for the most care; `none` of nothing (S-DUR-21)."""
     for effect in reversed(_EFFECTS):
         if effect in effects:
             return effect
@@ -247,7 +246,7 @@ def strongest_effect(*effects: Effect) -> Effect:
 
 
 def timeout_seconds(timeout: float | timedelta | None) -> float | None:
-    """A tool's timeout in seconds, None where there is none.
+    """Return a tool's timeout in seconds, None where there is none.
 
     Raises:
         ValidationError: it is not a length of time above zero.
@@ -256,8 +255,7 @@ def timeout_seconds(timeout: float | timedelta | None) -> float | None:
     if seconds is None or seconds == math.inf:
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0:
-        msg = f"Tool timeout must be > 0 seconds or None, got: {timeout!r}"
-        raise ValidationError(msg)
+        raise ValidationError(f"Tool timeout must be > 0 seconds or None, got: {timeout!r}")
     return float(seconds)
 
 
@@ -275,7 +273,7 @@ class DynamicToolProvider(ABC):
 
     @abstractmethod
     def resolve(self) -> Sequence[object] | Awaitable[Sequence[object]]:
-        """The tools, of either kind; asked once per task execution; may be `async`."""
+        """Return the tools, of either kind; asked once per task execution; may be `async`."""
 
 
 class AbstractAgentTool(AgentTool):
@@ -338,14 +336,14 @@ class _MeasuredCall:
         self._started_s = time.perf_counter()
 
     def returned(self, outcome: object) -> ToolResult:
-        """The tool's code returned."""
+        """Count what the tool's code returned."""
         result = as_result(outcome)
         metrics = self._context.metrics
         self._count(metrics.increment_success if result.is_success else metrics.increment_failure)
         return result
 
     def raised(self, error: BaseException) -> ToolResult:
-        """The tool's code raised: a failure for the model, or the same error again (S-TOOL-41)."""
+        """Count an error of the tool's code: a failure for the model, or the same error again (S-TOOL-41)."""
         metrics = self._context.metrics
         self._count(metrics.increment_failure if isinstance(error, TryAgain) else metrics.increment_error)
         if isinstance(error, ExitEarlyError | IllegalStateError | TryAgain) or not isinstance(error, Exception):

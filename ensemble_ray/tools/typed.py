@@ -1,4 +1,4 @@
-"""Room tools: tools whose input is a pydantic model. In: the model's JSON text. Out: a `ToolResult`.
+"""Package tools: tools whose input is a pydantic model. In: the model's JSON text. Out: a `ToolResult`.
 
 Bad arguments are failures that tell the model what to write instead; they never reach `execute_typed` (S-TOOL-51).
 """
@@ -73,7 +73,7 @@ async def _awaited(outcome: Awaitable[object]) -> ToolResult:
 
 
 def input_type_of(tool: TypedAgentTool[InputT]) -> type[InputT]:
-    """The tool's input model.
+    """Return the tool's input model.
 
     Raises:
         ValidationError: there is no `input_type`, or it is no model class (S-TOOL-52).
@@ -89,7 +89,7 @@ def _check_input_type(kind: object, owner: str) -> None:
 
 
 def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
-    """The arguments as an instance of the model, or the failure to tell the model (S-TOOL-51).
+    """Return the arguments as an instance of the model, or the failure that the model reads (S-TOOL-51).
 
     A text that is no JSON object is the value of the one required field, where that is a string (S-TOOL-53).
     """
@@ -122,7 +122,7 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
 
 
 def _only_required_string(kind: type[BaseModel]) -> str | None:
-    """The name under which a text can be given as the one argument that is needed; None where it cannot."""
+    """Return the name under which a text can be given as the one argument that is needed; None where it cannot."""
     required = [(key, field) for key, field in kind.model_fields.items() if field.is_required()]
     if len(required) != 1 or required[0][1].annotation is not str:
         return None

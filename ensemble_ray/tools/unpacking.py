@@ -1,4 +1,4 @@
-"""Unpacks the body of an HTTP answer while it comes. Room: tools. Pure.
+"""Unpacks the body of an HTTP answer while it comes. Package: tools. Pure.
 
 In: the names of its content codings, and its bytes as they come. Out: what they hold, in small pieces. Each stage, the
 packed bytes included, is held to the limit of the whole: a kilobyte may unfold to gigabytes, at the last stage or
@@ -39,13 +39,13 @@ def codings_of(header: str) -> tuple[str, ...]:
     """
     names = [name for part in header.split(",") if (name := part.strip().lower()) not in {"", "identity"}]
     if len(names) > _MOST_LAYERS:
-        msg = f"the body is packed {len(names)} times; at most {_MOST_LAYERS} are unpacked"
-        raise UnpackingError(msg)
+        raise UnpackingError(f"the body is packed {len(names)} times; at most {_MOST_LAYERS} are unpacked")
     for name in names:
         if name not in _CODINGS:
             shown = ascii(name[:_SHOWN])
-            msg = f"the body is packed as {shown}, which was not asked for; supported: {ACCEPTED_CODINGS}"
-            raise UnpackingError(msg)
+            raise UnpackingError(
+                f"the body is packed as {shown}, which was not asked for; supported: {ACCEPTED_CODINGS}"
+            )
     return tuple(_CODINGS[name] for name in names)
 
 
@@ -79,8 +79,7 @@ class Unpacker:
             UnpackingError: it ended in the middle.
         """
         if any(layer.is_open for layer in self._layers):
-            msg = "the packed body ends in the middle"
-            raise UnpackingError(msg)
+            raise UnpackingError("the packed body ends in the middle")
 
     def _through(self, number: int, data: bytes) -> Iterator[bytes]:
         """Let a piece pass the layers from that number on."""
@@ -89,8 +88,7 @@ class Unpacker:
             return
         self._left[number] -= len(data)
         if self._left[number] < 0:
-            msg = "the packed body is larger than what it may hold"
-            raise UnpackingError(msg)
+            raise UnpackingError("the packed body is larger than what it may hold")
         for piece in self._layers[number].feed(data):
             yield from self._through(number + 1, piece)
 
@@ -122,8 +120,7 @@ class _Layer:
             try:
                 piece = self._decoder.decompress(data, STEP_BYTES)
             except zlib.error:
-                msg = f"the body is no valid {self._coding} data"
-                raise UnpackingError(msg) from None
+                raise UnpackingError(f"the body is no valid {self._coding} data") from None
             if piece:
                 yield piece
             decoder = self._decoder

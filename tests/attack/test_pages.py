@@ -259,8 +259,8 @@ async def test_answer_is_refused_when_each_byte_comes_alone(server: WebServer, m
     """S-SEC-16: a piece costs far more than its bytes; 100,000 pieces."""
     assert net._MAX_PIECES == 100_000
     monkeypatch.setattr(net, "_MAX_PIECES", 5_000)
-    headers = {"Transfer-Encoding": "chunked", "Content-Length": "1"}
-    server.answers["/a"] = Answer(body=b"1\r\nx\r\n" * 1_000_000, headers=headers)
+    chunks = b"1\r\nx\r\n" * 1_000_000
+    server.answers["/a"] = Answer(body=chunks, headers={"Transfer-Encoding": "chunked"})
     with costs_at_most():
         told = str((await _asked("http", f"{server.base}/a")).error_message)
     assert told == "HTTP request failed: the answer comes in more than 5000 pieces"

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from ensemble_ray.testing import ServedRequest
-from ensemble_ray.testing.model_server.http import HttpRequest
 from ensemble_ray.values.messages import Fact
 from tests.chaos.audit import Audit, audit, difference
 from tests.chaos.kills import Kill
@@ -36,8 +35,8 @@ def numbered(*facts: Fact, epochs: Sequence[int] = ()) -> list[Fact]:
 
 def request(effect: str, at: float, body: bytes = b"{}") -> ServedRequest:
     """A request of a model call."""
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nidempotency-key: " + key_of(RUN, effect).encode()
-    return ServedRequest(HttpRequest(head, body), 0, at)
+    headers = {"idempotency-key": key_of(RUN, effect)}
+    return ServedRequest("/v1/chat/completions", headers, body, arrived_at=at)
 
 
 def line(effect: str, tool: str = "append_line", text: str = "t") -> Mapping[str, str]:
@@ -109,7 +108,7 @@ def test_a_repeated_call_is_found(
 
 def test_a_call_without_key_or_record_is_found() -> None:
     """S-DUR-27, S-DUR-3: every request has a key, and every answer that a run went on from is recorded."""
-    bare = ServedRequest(HttpRequest(b"POST /v1/chat/completions HTTP/1.1", b"{}"), 0, 1)
+    bare = ServedRequest("/v1/chat/completions", {}, b"{}", arrived_at=1)
     found = judged(requests=[bare, request(ASKED, 1)])
     assert found.violations[0] == "1 requests carry no Idempotency-Key"
     assert "no answer of it is recorded" in found.violations[1]

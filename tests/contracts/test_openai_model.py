@@ -13,14 +13,14 @@ from typing import cast
 
 import openai
 import pytest
+from aiohttp import web
 
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.process.context import use_effect_key
 from ensemble_ray.testing import Fault, ModelServer, Reply
-from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage
 
-from .web_server import closed_port
+from .web_server import closed_port, handling
 
 KEY = "sk-very-secret"
 HELLO = [ChatMessage("user", "hello")]
@@ -217,32 +217,28 @@ async def test_fragments_stay_delivered_when_the_stream_is_cut(way: Way) -> None
 
 async def test_fragments_come_while_the_model_is_still_producing(way: Way) -> None:
     """S-STR-8: not in one batch at the end; here each is made when the one before it has come."""
-    asked: asyncio.Queue[Exchange] = asyncio.Queue()
+    produced: asyncio.Queue[bytes] = asyncio.Queue()
 
-    def produce(exchange: Exchange, text: str) -> None:
-        exchange.piece(b"data: %s\n\n" % json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
+    def produce(text: str) -> None:
+        produced.put_nowait(b"data: %s\n\n" % json.dumps({"choices": [{"delta": {"content": text}}]}).encode())
 
-    def handle(exchange: Exchange) -> None:
-        exchange.start(content_type="text/event-stream")
-        produce(exchange, "one ")
-        asked.put_nowait(exchange)
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
+        while piece := await produced.get():
+            await response.write(piece)
+        return response
 
-    connections: set[Connection] = set()
-    server = await serve_http(handle, lambda _: None, connections=connections)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        model = OpenAIChatModel("m", base_url=f"http://127.0.0.1:{port}/v1", api_key=KEY, client_options=way)
+    async with handling(handle) as base_url:
+        model = OpenAIChatModel("m", base_url=base_url, api_key=KEY, client_options=way)
         async with contextlib.aclosing(model.stream(HELLO)) as parts:
-            assert await anext(parts) == "one "
-            exchange = asked.get_nowait()
-            for text in ("two ", "three"):
-                produce(exchange, text)
+            for text in ("one ", "two ", "three"):
+                produce(text)
                 assert await anext(parts) == text
-            exchange.piece(b"data: [DONE]\n\n")
-            exchange.end()
+            produced.put_nowait(b"data: [DONE]\n\n")
+            produced.put_nowait(b"")
             assert [part async for part in parts] == [ChatResponse("one two three")]
-        for connection in tuple(connections):
-            connection.cut()
 
 
 async def test_usage_is_asked_for_when_streaming(way: Way) -> None:
@@ -273,14 +269,12 @@ async def test_usage_is_not_asked_for_again_when_the_server_refused_the_wish() -
 async def test_the_answer_is_whole_when_the_server_streams_in_its_own_way(kind: str, body: bytes) -> None:
     """S-STR-10: no stream at all, no end mark, or an end mark at the very end."""
 
-    def handle(exchange: Exchange) -> None:
-        exchange.reply(body, content_type=kind)
+    async def handle(request: web.BaseRequest) -> web.Response:
+        await request.read()
+        return web.Response(body=body, headers={"Content-Type": kind})
 
-    connections: set[Connection] = set()
-    server = await serve_http(handle, lambda _: None, connections=connections)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
-        model = OpenAIChatModel("m", base_url=f"http://127.0.0.1:{port}/v1")
+    async with handling(handle) as base_url:
+        model = OpenAIChatModel("m", base_url=base_url)
         assert [part async for part in model.stream(HELLO)] == ["hi", ChatResponse("hi")]
 
 

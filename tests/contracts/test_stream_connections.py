@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import aclosing
 from typing import Self
 
 import openai
 import pytest
+from aiohttp import web
 
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.testing import ModelServer, Reply
-from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.testing.model_server.script import completion_bytes, sse_chunks
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
+
+from .web_server import handling
 
 HELLO = [ChatMessage("user", "hello")]
 ANSWER = Reply(text="one two three")
@@ -58,51 +59,52 @@ async def test_the_connection_is_closed_when_a_stream_is_left_early(way: dict[st
 
 
 class _ClosingServer:
-    """Closes the connection after a stream without saying so: how is up to `after`."""
+    """Closes the connection after a stream without saying so: when its next request comes, or before the stream's end.
 
-    def __init__(self, after: Callable[[Exchange], object]) -> None:
-        self._after = after
-        self._connections: set[Connection] = set()
+    Args:
+        keeps_open: Whether it keeps a stream's body open after the end mark.
+    """
+
+    def __init__(self, *, keeps_open: bool = False) -> None:
+        self._keeps_open = keeps_open
+        #: connections that are cut when a request comes on them: the worst moment
+        self.closing: set[object] = set()
         self.requests = self.opened = 0
 
     def _connected(self) -> None:
         self.opened += 1
 
-    def _take(self, exchange: Exchange) -> None:
+    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
+        if request.protocol in self.closing:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
         self.requests += 1
-        if b'"stream":true' not in exchange.request.raw:
-            exchange.reply(completion_bytes(ANSWER, model="m", number=0))
-            return
-        exchange.start(content_type="text/event-stream")
+        self.newest = request.protocol
+        if b'"stream":true' not in await request.read():
+            return web.Response(body=completion_bytes(ANSWER, model="m", number=0), content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response.enable_chunked_encoding()
+        await response.prepare(request)
         for chunk in sse_chunks(ANSWER, model="m", number=0, with_usage=True):
-            exchange.piece(chunk)
-        self._after(exchange)
+            await response.write(chunk)
+        if self._keeps_open:
+            await asyncio.Event().wait()
+        self.closing.add(request.protocol)
+        return response
 
     async def __aenter__(self) -> Self:
-        self._server = await serve_http(
-            self._take, lambda _: None, connections=self._connections, opened=self._connected
-        )
-        port: int = self._server.sockets[0].getsockname()[1]
-        self.base_url = f"http://127.0.0.1:{port}/v1"
+        self._serving = handling(self._handle, opened=self._connected)
+        self.base_url = await self._serving.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        for connection in tuple(self._connections):
-            connection.cut()
-        await asyncio.sleep(0)
-
-
-def _close_at_the_next_request(exchange: Exchange) -> None:
-    """End the stream as one that keeps the connection, and cut it when a request comes on it: the worst moment."""
-    exchange.end()
-    connection = exchange._connection
-    connection.data_received = lambda data: connection.cut()  # type: ignore[method-assign]  # noqa: ARG005
+        await self._serving.__aexit__(None, None, None)
 
 
 async def test_a_request_is_sent_again_once_when_the_server_closed_after_a_stream() -> None:
     """S-STR-12: the server is known from then on: its streams end their connection, and no further request is lost."""
-    async with _ClosingServer(_close_at_the_next_request) as server:
+    async with _ClosingServer() as server:
         model = _model(server.base_url, {})
         for _ in range(3):
             assert await _whole(model) == ANSWER.text
@@ -113,18 +115,17 @@ async def test_a_request_is_sent_again_once_when_the_server_closed_after_a_strea
 
 async def test_a_lost_request_is_an_error_when_no_stream_went_before() -> None:
     """S-STR-12: what is lost on any other connection is the retry policy's matter."""
-    async with _ClosingServer(_close_at_the_next_request) as server:
+    async with _ClosingServer() as server:
         model = _model(server.base_url, {})
         assert (await model.chat(HELLO)).text == ANSWER.text
-        for connection in tuple(server._connections):
-            connection.data_received = lambda data, cut=connection.cut: cut()  # type: ignore[method-assign]  # noqa: ARG005
+        server.closing.add(server.newest)
         with pytest.raises(openai.APIConnectionError):
             await model.chat(HELLO)
 
 
 async def test_the_answer_does_not_wait_when_the_server_keeps_its_stream_open() -> None:
     """S-STR-11: after the end mark nothing is waited for but for a moment; the connection is closed then."""
-    async with _ClosingServer(lambda exchange: None) as server:  # noqa: ARG005
+    async with _ClosingServer(keeps_open=True) as server:
         model = _model(server.base_url, {})
         assert await asyncio.wait_for(_whole(model), 30) == ANSWER.text
         assert (await model.chat(HELLO)).text == ANSWER.text

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
+
+from aiohttp import web
 
 
 @dataclass
@@ -52,13 +54,36 @@ class WebServer:
         self.asked.append(Request(method, target, headers, body))
         answer = self.answers.get(urlsplit(target).path, Answer(404, b"nothing here"))
         if answer.status:
-            lines = {"Content-Length": str(len(answer.body)), "Connection": "close", **answer.headers}
+            length = {} if "Transfer-Encoding" in answer.headers else {"Content-Length": str(len(answer.body))}
+            lines = {**length, "Connection": "close", **answer.headers}
             writer.write(f"HTTP/1.1 {answer.status} X\r\n".encode())
             writer.write("".join(f"{name}: {value}\r\n" for name, value in lines.items()).encode() + b"\r\n")
             writer.write(answer.body)
         else:
             await reader.read()  # never answers; ends when the other side gives up
         writer.close()
+
+
+@asynccontextmanager
+async def handling(
+    handler: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, opened: Callable[[], object] = lambda: None
+) -> AsyncIterator[str]:
+    """A model endpoint's base URL for the block, answered by that handler; `opened` is called with each connection."""
+    http = web.Server(handler, handler_cancellation=True)
+
+    def accept() -> asyncio.Protocol:
+        opened()
+        return http()
+
+    listening = await asyncio.get_running_loop().create_server(accept, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1"
+    finally:
+        listening.close()
+        for connection in http.connections:
+            if connection.transport is not None:
+                connection.transport.abort()
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager

@@ -70,7 +70,7 @@ def test_an_incomplete_answer_is_counted_when_nothing_is_said(
     (interaction,) = output.trace.task_traces[0].llm_interactions
     assert interaction.finish_reason == reason
     assert ("[cut off: " if reason else "[empty]") in render_tree(output.trace)
-    assert [event.finish_reason for event in told] == [reply.told_reason]
+    assert [event.finish_reason for event in told] == [reply.shown_finish_reason]
     assert len(server.requests) == 1
 
 
@@ -93,7 +93,7 @@ def test_the_task_fails_when_the_policy_is_to_fail(runtime: Runtime, model_serve
     assert isinstance(cause, AgentExecutionError)
     assert "'Writer'" in str(cause)
     assert "max_tokens" in str(cause) or "Reword the task" in str(cause)
-    assert ("is empty" if reply is EMPTY else reply.told_reason) in str(failed.value)
+    assert ("is empty" if reply is EMPTY else reply.shown_finish_reason) in str(failed.value)
     assert len(server.requests) == 1
     assert failed.value.trace is not None
     (interaction,) = failed.value.trace.task_traces[0].llm_interactions

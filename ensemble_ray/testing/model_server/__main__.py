@@ -1,4 +1,4 @@
-"""The model server as a process of its own, for benchmarks. Room: testing."""
+"""The model server as a process of its own, for benchmarks. Package: testing."""
 
 from __future__ import annotations
 

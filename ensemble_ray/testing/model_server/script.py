@@ -1,4 +1,4 @@
-"""What a `ModelServer` is told to answer, as bytes of the protocol. Room: testing; pure, no sockets.
+"""Scripted answers of a `ModelServer`, as bytes of the protocol. Package: testing; pure, no sockets.
 
 An answer is a text, tool calls, a whole `ChatResponse`, a `Reply` with its details, or a `Fault`.
 """
@@ -13,7 +13,6 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Literal, cast
 
-from ensemble_ray.testing.model_server.http import HttpRequest
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall
 
 __all__ = ["Answer", "Fault", "Reply", "ServedRequest", "completion_bytes", "error_bytes", "reply_of", "sse_chunks"]
@@ -25,8 +24,14 @@ DEFAULT_USAGE = TokenUsage(input_tokens=10, output_tokens=5)
 class ServedRequest:
     """One request as the server got it; the body is parsed on first use."""
 
-    def __init__(self, http: HttpRequest, number: int, arrived_at: float = 0.0) -> None:
-        self._http = http
+    def __init__(
+        self, path: str, headers: Mapping[str, str], raw: bytes, *, number: int = 0, arrived_at: float = 0.0
+    ) -> None:
+        #: the request's path, with its query
+        self.path = path
+        self._headers = headers
+        #: the body's bytes
+        self.raw = raw
         #: position in order of arrival, from 0
         self.number = number
         #: when its last byte was read, Unix time, s
@@ -35,29 +40,19 @@ class ServedRequest:
         #: Whether the client lived to read it is another matter.
         self.answered_at: float | None = None
 
-    @property
-    def raw(self) -> bytes:
-        """The body's bytes."""
-        return self._http.raw
-
-    @property
-    def path(self) -> str:
-        """The request's path."""
-        return self._http.path
-
-    @property
+    @cached_property
     def headers(self) -> Mapping[str, str]:
-        """Headers by lower-case name."""
-        return self._http.headers
+        """Return the headers by lower-case name."""
+        return {name.lower(): value for name, value in self._headers.items()}
 
     @property
     def key(self) -> str:
-        """The `Idempotency-Key` header: the same for every repetition of one model call; empty without one."""
+        """Return the `Idempotency-Key` header: the same for every repetition of one model call; empty without one."""
         return self.headers.get("idempotency-key", "")
 
     @cached_property
     def digest(self) -> str:
-        """SHA-256 of the body; requests with the same digest are identical."""
+        """Return the SHA-256 of the body; requests with the same digest are identical."""
         return sha256(self.raw).hexdigest()
 
     @cached_property
@@ -125,7 +120,7 @@ class Reply:
     cut_after: int | None = None
 
     @property
-    def told_reason(self) -> str:
+    def shown_finish_reason(self) -> str:
         """The finish reason that clients are sent."""
         return self.finish_reason or ("tool_calls" if self.tool_calls else "stop")
 
@@ -149,7 +144,7 @@ Answer = str | ToolCall | Sequence[ToolCall] | ChatResponse | Reply | Fault
 
 
 def reply_of(answer: Answer) -> Reply | Fault:
-    """The answer in its long form."""
+    """Return the answer in its long form."""
     if isinstance(answer, Reply | Fault):
         return answer
     if isinstance(answer, str):
@@ -175,7 +170,7 @@ def _usage(usage: TokenUsage) -> Mapping[str, int]:
 
 
 def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
-    """A chat completion in one piece."""
+    """Return a chat completion in one piece."""
     message: dict[str, object] = {"role": "assistant", "content": reply.text}
     if reply.tool_calls:
         message["tool_calls"] = [
@@ -187,7 +182,7 @@ def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
         "object": "chat.completion",
         "created": 0,
         "model": model,
-        "choices": [{"index": 0, "message": message, "finish_reason": reply.told_reason}],
+        "choices": [{"index": 0, "message": message, "finish_reason": reply.shown_finish_reason}],
     }
     if reply.usage is not None:
         body["usage"] = _usage(reply.usage)
@@ -195,7 +190,7 @@ def completion_bytes(reply: Reply, *, model: str, number: int) -> bytes:
 
 
 def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> Iterator[bytes]:
-    """The same answer as server-sent events, one item per event."""
+    """Yield the same answer as server-sent events, one item per event."""
 
     def event(choices: Sequence[object], **more: object) -> bytes:
         body = {"id": f"chatcmpl-{number}", "object": "chat.completion.chunk", "created": 0, "model": model}
@@ -215,12 +210,12 @@ def sse_chunks(reply: Reply, *, model: str, number: int, with_usage: bool) -> It
         middle = len(call.arguments) // 2
         for part in (call.arguments[:middle], call.arguments[middle:]):
             yield delta({"tool_calls": [{"index": index, "function": {"arguments": part}}]})
-    yield delta({}, reply.told_reason)
+    yield delta({}, reply.shown_finish_reason)
     if with_usage and reply.usage is not None:
         yield event([], usage=_usage(reply.usage))
     yield b"data: [DONE]\n\n"
 
 
 def error_bytes(message: str, *, kind: str, code: str | None = None) -> bytes:
-    """An error body as providers send it."""
+    """Return an error body as providers send it."""
     return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()

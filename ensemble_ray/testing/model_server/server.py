@@ -1,4 +1,4 @@
-"""A chat-completions server on loopback for tests and benchmarks. Room: testing.
+"""A chat-completions server on loopback for tests and benchmarks. Package: testing.
 
 Scripted answers, latencies and faults go in; what clients sent, how often and how many at once comes out. It runs in
 a thread of this process (`with ModelServer(...) as server`), or as a process of its own
@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Self, cast
 
+from aiohttp import web
+
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.testing.model_server.http import Connection, Exchange, serve_http
 from ensemble_ray.testing.model_server.script import (
     Answer,
     Fault,
@@ -33,6 +33,9 @@ from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["ModelServer", "Script", "tool_loop"]
 
+#: What a client may leave unread before the server waits for it.
+_MOST_UNREAD_BYTES = 2**30
+
 Script = Answer | Sequence[Answer] | Callable[[ServedRequest], Answer]
 
 
@@ -46,7 +49,7 @@ def _echo(request: ServedRequest) -> Answer:
 
 
 def tool_loop(turns: int, *, arguments: str = "{}", text: str = "done") -> Callable[[ServedRequest], Answer]:
-    """A script that asks for the first tool offered until the conversation holds `turns` results, then answers."""
+    """Return a script that asks for the first tool offered until there are `turns` results, then answers."""
 
     def answer(request: ServedRequest) -> Answer:
         done = sum(message.get("role") == "tool" for message in request.messages)
@@ -104,8 +107,8 @@ class ModelServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
-        self._held: list[Callable[[], None]] | None = None
-        self._open: set[Exchange] = set()
+        self._held: list[asyncio.Event] | None = None
+        self._open: set[ServedRequest] = set()
         self._served = 0
         self._refused_formats = 0
         self._arrived = 0
@@ -152,8 +155,7 @@ class ModelServer:
         )
         self._thread.start()
         if not ready.wait(timeout=30):
-            msg = "ModelServer did not start within 30 s"
-            raise IllegalStateError(msg)
+            raise IllegalStateError("ModelServer did not start within 30 s")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -168,36 +170,41 @@ class ModelServer:
                 self._loop.call_soon_threadsafe(self._stop.set)
 
     async def serve(self, ready: Callable[[], object]) -> None:
-        """Listen and answer until stopped; `ready` is called once the port is known."""
+        """Listen and answer until stopped; call `ready` once the port is known."""
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        connections: set[Connection] = set()
-        server = await serve_http(
-            self._take, self._give_up, connections=connections, opened=self._connected, port=self._port
-        )
+        http = web.Server(self._handle, handler_cancellation=True, access_log=None, auto_decompress=False)
+
+        def accept() -> asyncio.Protocol:
+            self.connections += 1
+            return http()
+
+        # Fan-outs open a thousand connections at once; the default backlog of 100 would make clients retry for a second.
+        server = await self._loop.create_server(accept, "127.0.0.1", self._port, backlog=4096)
         self._port = cast("int", server.sockets[0].getsockname()[1])
         ready()
         try:
             await self._stop.wait()
         finally:
             server.close()
-            for connection in tuple(connections):
-                connection.cut()
+            for connection in http.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
             await asyncio.sleep(0)  # the loop closes their sockets in its next round
 
     def pause(self) -> None:
-        """Hold all answers from now on; requests are still taken."""
+        """Hold all answers from now on; requests are still read."""
         with self._changed:
             if self._held is None:
                 self._held = []
 
     def resume(self) -> None:
-        """Give the held answers, and answer at once again."""
+        """Send the held answers, and answer at once again."""
         with self._changed:
             held, self._held = self._held or [], None
-        for answer in held:
+        for resumed in held:
             if self._loop is not None:
-                self._loop.call_soon_threadsafe(answer)
+                self._loop.call_soon_threadsafe(resumed.set)
 
     def wait_in_flight(self, count: int, *, timeout_s: float = 30.0) -> None:
         """Return when that many requests are open at once.
@@ -226,38 +233,35 @@ class ModelServer:
     def _wait(self, is_so: Callable[[], bool], what: str, timeout_s: float) -> None:
         with self._changed:
             if not self._changed.wait_for(is_so, timeout_s):
-                msg = (
+                raise TimeoutError(
                     f"ModelServer: waited {timeout_s} s for {what}; in flight {len(self._open)}, served {self._served}"
                 )
-                raise TimeoutError(msg)
 
     # ---- in the server's loop
 
-    def _connected(self) -> None:
-        self.connections += 1
-
-    def _take(self, exchange: Exchange) -> None:
-        http = exchange.request
+    async def _handle(self, http: web.BaseRequest) -> web.StreamResponse:
         if http.method == "GET":
-            self._answer_get(exchange)
-            return
-        request = ServedRequest(http, self._arrived, time.time())
+            return self._answer_get(http.path)
+        raw = await http.content.read()  # not `http.read()`, which refuses large bodies
+        request = ServedRequest(http.raw_path, http.headers, raw, number=self._arrived, arrived_at=time.time())
         with self._changed:
             self._arrived += 1
-            self._open.add(exchange)
+            self._open.add(request)
             self.max_in_flight = max(self.max_in_flight, len(self._open))
             if self._keep_requests:
                 self.requests.append(request)
                 self.counts[request.digest] += 1
             self._changed.notify_all()
-        answer = self._refusal(request) or self._scripted(request)
-        latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
-        self._delays_s += latency_s
-        self._longest_s = max(self._longest_s, latency_s)
-        if latency_s > 0:
-            asyncio.get_running_loop().call_later(latency_s, self._release, exchange, request, answer)
-        else:
-            self._release(exchange, request, answer)
+        try:
+            return await self._answer(http, request, self._refusal(request) or self._scripted(request))
+        except (asyncio.CancelledError, ConnectionError):
+            self.abandoned += 1  # the client has gone
+            raise
+        finally:
+            with self._changed:
+                self._open.discard(request)
+                self._served += 1
+                self._changed.notify_all()
 
     def _refusal(self, request: ServedRequest) -> Fault | None:
         if self._authorization is not None and request.headers.get("authorization") != self._authorization:
@@ -287,71 +291,72 @@ class ModelServer:
             return reply_of(cast("list[Answer]", script)[position])
         return reply_of(cast("Answer", script))
 
-    def _release(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
-        with self._changed:  # until it is given: no answer is under way once `pause` has returned
-            if self._held is not None:
-                self._held.append(lambda: self._answer(exchange, request, answer))
-                return
-            self._answer(exchange, request, answer)
+    async def _answer(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | Fault) -> web.StreamResponse:
+        latency_s = self._latency_s + (answer.latency_s if isinstance(answer, Reply) else 0.0)
+        self._delays_s += latency_s
+        self._longest_s = max(self._longest_s, latency_s)
+        if latency_s > 0:
+            await asyncio.sleep(latency_s)
+        if isinstance(answer, Fault) and answer.kind == "silence":
+            await asyncio.Event().wait()
+        if http.transport is not None:  # nobody is waited for below
+            http.transport.set_write_buffer_limits(high=_MOST_UNREAD_BYTES)
+        while True:
+            with self._changed:  # also while it is sent: no answer is under way once `pause` has returned
+                if self._held is None:
+                    if not (isinstance(answer, Reply) and answer.fragment_delay_s > 0):
+                        return await self._send(http, request, answer)
+                    break
+                resumed = asyncio.Event()
+                self._held.append(resumed)
+            await resumed.wait()
+        return await self._send(http, request, answer)
 
-    def _answer(self, exchange: Exchange, request: ServedRequest, answer: Reply | Fault) -> None:
+    async def _send(self, http: web.BaseRequest, request: ServedRequest, answer: Reply | Fault) -> web.StreamResponse:
+        """Send an answer whole, so that it counts as served only then."""
         if isinstance(answer, Fault):
-            _fail(exchange, answer)
-        elif request.stream:
-            model = request.model
-            chunks = sse_chunks(answer, model=model, number=request.number, with_usage=request.wants_usage)
-            exchange.start(content_type="text/event-stream")
-            self._stream(exchange, request, answer, chunks, 0)
-        elif exchange.is_open:
-            request.answered_at = time.time()  # before the client can have it
-            exchange.reply(completion_bytes(answer, model="scripted", number=request.number))
-        if not exchange.is_open:
-            self._close(exchange)
-
-    def _stream(
-        self, exchange: Exchange, request: ServedRequest, reply: Reply, chunks: Iterator[bytes], sent: int
-    ) -> None:
-        for chunk in chunks:
-            if reply.cut_after is not None and sent >= reply.cut_after:
-                exchange.drop()
-                self._close(exchange)
-                return
-            exchange.piece(chunk)
-            sent += 1
-            if reply.fragment_delay_s > 0:
-                loop = asyncio.get_running_loop()
-                loop.call_later(reply.fragment_delay_s, self._stream, exchange, request, reply, chunks, sent)
-                return
-        if exchange.is_open:
+            if answer.kind == "drop":
+                return _drop(http)
+            if answer.kind == "garbage":
+                return await _reply(http, b"<html>this is not a chat completion</html>", content_type="text/html")
+            headers = {} if answer.retry_after_s is None else {"retry-after": f"{answer.retry_after_s:g}"}
+            body = error_bytes(answer.message, kind="scripted_error", code=answer.code)
+            return await _reply(http, body, status=answer.status, headers=headers)
+        if request.stream:
+            return await self._stream(http, request, answer)
+        if http.transport is not None:  # before the client can have it
             request.answered_at = time.time()
-            exchange.end()
-        self._close(exchange)
+        return await _reply(http, completion_bytes(answer, model="scripted", number=request.number))
 
-    def _give_up(self, exchange: Exchange) -> None:
-        if exchange in self._open:
-            self.abandoned += 1
-        self._close(exchange)
+    async def _stream(self, http: web.BaseRequest, request: ServedRequest, reply: Reply) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        response.enable_chunked_encoding()
+        await response.prepare(http)
+        chunks = sse_chunks(reply, model=request.model, number=request.number, with_usage=request.wants_usage)
+        for sent, chunk in enumerate(chunks):
+            if reply.cut_after is not None and sent >= reply.cut_after:
+                return _drop(http, response)
+            await response.write(chunk)
+            if reply.fragment_delay_s > 0:
+                await asyncio.sleep(reply.fragment_delay_s)
+        request.answered_at = time.time()
+        await response.write_eof()
+        return response
 
-    def _close(self, exchange: Exchange) -> None:
-        with self._changed:
-            if exchange in self._open:
-                self._open.discard(exchange)
-                self._served += 1
-                self._changed.notify_all()
-
-    def _answer_get(self, exchange: Exchange) -> None:
-        path = exchange.request.path.partition("?")[0]
+    def _answer_get(self, path: str) -> web.Response:
         if path.endswith("/models"):
             models = [{"id": name, "object": "model"} for name in self._models or ("scripted",)]
-            exchange.reply(json.dumps({"object": "list", "data": models}).encode())
-        elif path.endswith("/stats"):
-            exchange.reply(json.dumps(self.stats()).encode())
+            return web.json_response({"object": "list", "data": models})
+        if path.endswith("/stats"):
+            stats = self.stats()
             self._longest_s = 0.0
-        else:
-            exchange.reply(error_bytes(f"Unknown path {path}", kind="not_found"), status=404)
+            return web.json_response(stats)
+        return web.Response(
+            body=error_bytes(f"Unknown path {path}", kind="not_found"), status=404, content_type="application/json"
+        )
 
     def stats(self) -> Mapping[str, int]:
-        """Counts so far; a server in its own process gives them at `/stats`.
+        """Return the counts so far; a server in its own process has them at `/stats`.
 
         `longest_delay_ms` is that of the requests since `/stats` was asked for last.
         """
@@ -366,12 +371,22 @@ class ModelServer:
         }
 
 
-def _fail(exchange: Exchange, fault: Fault) -> None:
-    if fault.kind == "drop":
-        exchange.drop()
-    elif fault.kind == "garbage":
-        exchange.reply(b"<html>this is not a chat completion</html>", content_type="text/html")
-    elif fault.kind == "status":
-        headers = {} if fault.retry_after_s is None else {"retry-after": f"{fault.retry_after_s:g}"}
-        body = error_bytes(fault.message, kind="scripted_error", code=fault.code)
-        exchange.reply(body, status=fault.status, headers=headers)
+async def _reply(
+    http: web.BaseRequest,
+    body: bytes,
+    *,
+    status: int = 200,
+    content_type: str = "application/json",
+    headers: Mapping[str, str] | None = None,
+) -> web.Response:
+    response = web.Response(body=body, status=status, content_type=content_type, headers=headers)
+    await response.prepare(http)
+    await response.write_eof()
+    return response
+
+
+def _drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> web.StreamResponse:
+    """Cut the connection without another byte."""
+    if http.transport is not None:
+        http.transport.abort()
+    return response or web.StreamResponse()  # the library wants one, and finds nobody to send it to

@@ -1,4 +1,4 @@
-"""Room tools: the built-in tools (S-BIT). Each name is imported when it is first asked for: most teams use one or two.
+"""Package tools: the built-in tools (S-BIT). Each name is imported when it is first asked for: most teams use one or two.
 
 Never here: an import of a web library, or of a tool nobody asked for.
 """
@@ -49,8 +49,7 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     """Import the module of a built-in tool."""
     if name not in _HOMES:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 

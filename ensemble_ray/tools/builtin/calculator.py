@@ -1,4 +1,4 @@
-"""Arithmetic for models. Room: built-in tools. In: one expression as text; out: its value as text.
+"""Arithmetic for models. Package: built-in tools. In: one expression as text; out: its value as text.
 
 The grammar is the specification's, and so is its parser: nothing is ever handed to `eval` (S-BIT-1). Two stacks stand
 for the recursion of a grammar, so that no input, however nested, can exhaust Python's own stack (S-BIT-7). Arithmetic
@@ -43,14 +43,13 @@ class CalculatorTool(AbstractAgentTool):
 
 
 def calculate(expression: str | None) -> str:
-    """The value of an arithmetic expression, as text.
+    """Return the value of an arithmetic expression, as text.
 
     Raises:
         ValueError: the expression is blank, not of the grammar, or divides by zero; the text says which (S-BIT-5).
     """
     if expression is None or not expression.strip():
-        msg = "Expression must not be blank"
-        raise ValueError(msg)
+        raise ValueError("Expression must not be blank")
     if len(expression) > _MAX_CHARACTERS:
         raise _invalid(f"longer than {_MAX_CHARACTERS} characters")
     return _text_of(_Evaluation(expression).value())
@@ -72,16 +71,14 @@ def _text_of(value: float) -> str:
 
 def _divide(left: float, right: float) -> float:
     if right == 0:
-        msg = "Division by zero"
-        raise ValueError(msg)
+        raise ValueError("Division by zero")
     return left / right
 
 
 def _remainder(left: float, right: float) -> float:
-    """The remainder with the sign of the dividend (S-BIT-4)."""
+    """Return the remainder with the sign of the dividend (S-BIT-4)."""
     if right == 0:
-        msg = "Modulo by zero"
-        raise ValueError(msg)
+        raise ValueError("Modulo by zero")
     return math.nan if math.isinf(left) else math.fmod(left, right)
 
 
@@ -127,7 +124,7 @@ class _Evaluation:
         self._depth = 0
 
     def value(self) -> float:
-        """The value of the whole text."""
+        """Return the value of the whole text."""
         while True:
             self._take_operand()
             self._close_parentheses()
@@ -144,7 +141,7 @@ class _Evaluation:
         return self._operands[0]
 
     def _peek(self) -> str:
-        """The next character that is not white space; empty at the end."""
+        """Return the next character that is not white space; empty at the end."""
         while self._at < len(self._text) and self._text[self._at].isspace():
             self._at += 1
         return self._text[self._at : self._at + 1]

@@ -1,4 +1,4 @@
-"""Dates, times and time zones for models. Room: built-in tools. In: one command as text; out: a date or an instant.
+"""Dates, times and time zones for models. Package: built-in tools. In: one command as text; out: a date or an instant.
 
 The commands are a table of patterns with their answers (S-BIT-10). The clock comes from outside; nothing else here
 knows what time it is. Arithmetic on datetimes happens in UTC, on dates in the calendar.
@@ -103,15 +103,14 @@ def _wall_time(moment: datetime) -> str:
 
 
 def _zone(name: str) -> tzinfo:
-    """The zone of that name; `UTC` needs no zone database."""
+    """Return the zone of that name; `UTC` needs no zone database."""
     if name.upper() in {"UTC", "Z"}:
         return UTC
     try:
         return zoneinfo.ZoneInfo(name)
     except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError):
         # a name with `..` or of a directory of the database is as unknown as a misspelt one
-        msg = f"Unknown timezone: '{name}'"
-        raise ValueError(msg) from None
+        raise ValueError(f"Unknown timezone: '{name}'") from None
 
 
 def _convert(value: str, source: str, target: str) -> str:
@@ -135,8 +134,7 @@ def _shift_date(value: str, amount: int, unit: str) -> str:
         return _plus_months(start, amount * _MONTHS[kind]).isoformat()
     if kind in _DAYS:
         return (start + timedelta(days=amount * _DAYS[kind])).isoformat()
-    msg = f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years"
-    raise ValueError(msg)
+    raise ValueError(f"Unsupported date unit: '{unit}'. Use days, weeks, months, or years")
 
 
 def _shift_datetime(value: str, amount: int, unit: str) -> str:
@@ -152,8 +150,7 @@ def _shift_datetime(value: str, amount: int, unit: str) -> str:
     elif kind in _UNIT_SECONDS:
         end = start + timedelta(seconds=amount * _UNIT_SECONDS[kind])
     else:
-        msg = f"Unsupported datetime unit: '{unit}'"
-        raise ValueError(msg)
+        raise ValueError(f"Unsupported datetime unit: '{unit}'")
     return f"{_wall_time(end)}Z"
 
 
@@ -162,7 +159,7 @@ def _singular(unit: str) -> str:
 
 
 def _plus_months(start: date, months: int) -> date:
-    """The same day that many months on, or the last day of that month where it has none (S-BIT-12)."""
+    """Return the same day that many months on, or the last day of that month where it has none (S-BIT-12)."""
     year, month = divmod(start.year * 12 + start.month - 1 + months, 12)
     if not date.min.year <= year <= date.max.year:
         raise OverflowError
@@ -171,7 +168,7 @@ def _plus_months(start: date, months: int) -> date:
 
 
 def _datetime_of(found: re.Match[str], value: str) -> datetime:
-    """The local time of a match, without its offset; fractions of a second are dropped."""
+    """Return the local time of a match, without its offset; fractions of a second are dropped."""
     year, month, day, hour, minute, second = (int(part or 0) for part in found.groups()[:6])
     try:
         return datetime(year, month, day, hour, minute, second)  # noqa: DTZ001  the zone is the caller's to apply
@@ -180,7 +177,7 @@ def _datetime_of(found: re.Match[str], value: str) -> datetime:
 
 
 def _offset_of(text: str | None, value: str) -> timedelta:
-    """The offset east of UTC that a value ends with; none means UTC (S-BIT-13)."""
+    """Return the offset east of UTC that a value ends with; none means UTC (S-BIT-13)."""
     if text is None or text.upper() == "Z":
         return timedelta(0)
     hours, minutes = int(text[1:3]), int(text[-2:])

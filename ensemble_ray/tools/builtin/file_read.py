@@ -1,4 +1,4 @@
-"""Reads one file below a directory. Room: built-in tools. In: a relative path; out: the file's text, unmodified.
+"""Reads one file below a directory. Package: built-in tools. In: a relative path; out: the file's text, unmodified.
 
 Never read: what lies outside the directory, what is no regular file (a pipe would block for ever), what is larger
 than the limit, what is not UTF-8.
@@ -49,8 +49,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
     def __init__(self, base_dir: str | os.PathLike[str] | None = None, *, max_bytes: int = _DEFAULT_MAX_BYTES) -> None:
         self._sandbox = Sandbox(base_dir)
         if max_bytes <= 0:
-            msg = f"max_bytes must be > 0, got: {max_bytes}"
-            raise ValueError(msg)
+            raise ValueError(f"max_bytes must be > 0, got: {max_bytes}")
         self._max_bytes = max_bytes
 
     def execute_typed(self, arguments: FileReadInput, /) -> ToolResult:
@@ -77,8 +76,7 @@ class FileReadTool(AbstractTypedAgentTool[FileReadInput]):
             _ensure_regular(os.fstat(descriptor).st_mode, path)
             data = file.read(self._max_bytes + 1)
         if len(data) > self._max_bytes:
-            msg = f"larger than {self._max_bytes} bytes"
-            raise ValueError(msg)
+            raise ValueError(f"larger than {self._max_bytes} bytes")
         return data.decode("utf-8")
 
 
@@ -88,8 +86,7 @@ class _NotReadableError(ValueError):
 
 def _ensure_regular(mode: int, path: str) -> None:
     if not stat.S_ISREG(mode):
-        msg = f"Not a regular file: {path}"
-        raise _NotReadableError(msg)
+        raise _NotReadableError(f"Not a regular file: {path}")
 
 
 def _reason(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""Writes one file below a directory. Room: built-in tools. In: a relative path and text; out: the file, and an event.
+"""Writes one file below a directory. Package: built-in tools. In: a relative path and text; out: the file, and an event.
 
 The sandbox is asked before anything is created, parents included (S-BIT-25). The text is encoded before the file is
 touched: what cannot be written leaves no trace.
@@ -107,7 +107,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
 
 
 def _open(real: Path) -> tuple[int, bool]:
-    """A descriptor for reading and writing, and whether the file was made for it."""
+    """Return a descriptor for reading and writing, and whether the file was made for it."""
     try:
         return os.open(real, _OPEN_FLAGS), False
     except FileNotFoundError:
@@ -116,8 +116,7 @@ def _open(real: Path) -> tuple[int, bool]:
 
 def _ensure_regular(mode: int) -> None:
     if not stat.S_ISREG(mode):
-        msg = "not a regular file"
-        raise ValueError(msg)
+        raise ValueError("not a regular file")
 
 
 def _line_count(chunks: Iterable[bytes]) -> int:

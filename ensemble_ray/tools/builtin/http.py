@@ -1,4 +1,4 @@
-"""One fixed HTTP endpoint as a tool. Room: built-in tools. In: text; out: the body of the answer.
+"""One fixed HTTP endpoint as a tool. Package: built-in tools. In: text; out: the body of the answer.
 
 The address is the developer's own, not the model's: whatever host it names is thereby allowed, also a private one.
 Redirects are not followed, so that nobody else can choose another host. Header values are secrets: they are kept out
@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.process.threads import threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
+from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 
 __all__ = ["HttpAgentTool"]
@@ -47,7 +47,6 @@ class HttpAgentTool(AbstractAgentTool):
 
     Raises:
         ValueError: name or url is blank, there is no description, a header is malformed, or a limit is not positive.
-        ToolConfigurationError: the extra `web` is not installed.
     """
 
     def __init__(
@@ -63,32 +62,28 @@ class HttpAgentTool(AbstractAgentTool):
     ) -> None:
         self.name = _required("name", name)
         if description is None:
-            msg = "HttpAgentTool description must not be None"
-            raise ValueError(msg)
+            raise ValueError("HttpAgentTool description must not be None")
         self.description = description
         self._url = _required("url", url)
         self._method = _required("method", method).upper()
         self._headers = {_header_name(key): _header_value(key, value) for key, value in (headers or {}).items()}
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
-            msg = f"HttpAgentTool timeout must be > 0, got: {timeout}"
-            raise ValueError(msg)
+            raise ValueError(f"HttpAgentTool timeout must be > 0, got: {timeout}")
         if max_response_bytes <= 0:
-            msg = f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}"
-            raise ValueError(msg)
+            raise ValueError(f"HttpAgentTool max_response_bytes must be > 0, got: {max_response_bytes}")
         self._max_bytes = max_response_bytes
         self.timeout = self._limit_s + _GRACE_S
         self.effect = "none" if self._method in _READING else "once"
-        require_web()
 
     @classmethod
     def get(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """A tool that asks with GET."""
+        """Build a tool that asks with GET."""
         return cls(name, description, url, method="GET")
 
     @classmethod
     def post(cls, name: str | None = None, description: str | None = None, url: str | None = None) -> HttpAgentTool:
-        """A tool that sends with POST."""
+        """Build a tool that sends with POST."""
         return cls(name, description, url, method="POST")
 
     async def do_execute(self, text: str, /) -> ToolResult:
@@ -123,28 +118,25 @@ class HttpAgentTool(AbstractAgentTool):
 
 def _required(what: str, value: str | None) -> str:
     if value is None or not value.strip():
-        msg = f"HttpAgentTool {what} must not be blank"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool {what} must not be blank")
     return value
 
 
 def _header_name(name: str) -> str:
     if not _HEADER_NAME.fullmatch(name):
-        msg = f"HttpAgentTool header name is not valid: {name!r}"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool header name is not valid: {name!r}")
     return name.lower()
 
 
 def _header_value(name: str, value: str | SecretStr) -> SecretStr:
     plain = (value.get_secret_value() if isinstance(value, SecretStr) else value).strip()
     if not _HEADER_VALUE.fullmatch(plain):
-        msg = f"HttpAgentTool header '{name}' holds characters that no header may hold"
-        raise ValueError(msg)
+        raise ValueError(f"HttpAgentTool header '{name}' holds characters that no header may hold")
     return SecretStr(plain)
 
 
 def _with_input(url: str, text: str) -> str:
-    """The URL with the query parameter `input`, before the fragment if it has one."""
+    """Return the URL with the query parameter `input`, before the fragment if it has one."""
     base, mark, fragment = url.partition("#")
     joiner = "" if base.endswith(("?", "&")) else "&" if "?" in base else "?"
     return f"{base}{joiner}input={quote(text, safe='', errors='replace')}{mark}{fragment}"

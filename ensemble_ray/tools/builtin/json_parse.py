@@ -1,4 +1,4 @@
-"""Picks one value out of JSON. Room: built-in tools. In: a path and a JSON text; out: the value as text.
+"""Picks one value out of JSON. Package: built-in tools. In: a path and a JSON text; out: the value as text.
 
 Pure. What cannot be parsed or found is a failure for the model to read, never a crash: not even by a number of ten
 thousand digits, brackets nested beyond Python's stack, or half a surrogate pair.
@@ -82,7 +82,7 @@ class _NotFoundError(ValueError):
 
 
 def extract(path: str, text: str) -> ToolResult:
-    """The value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
+    """Return the value at a path of a JSON text, as the model shall see it (S-BIT-51 to S-BIT-53)."""
     if not path.strip():
         return ToolResult.failure("Path expression must not be blank")
     if not text.strip():
@@ -99,15 +99,13 @@ def extract(path: str, text: str) -> ToolResult:
 
 
 def _refuse_constant(name: str) -> object:
-    msg = f"{name} is not JSON"
-    raise ValueError(msg)
+    raise ValueError(f"{name} is not JSON")
 
 
 def _finite(digits: str) -> float:
     value = float(digits)
     if math.isinf(value):
-        msg = f"number {digits} is out of range"
-        raise ValueError(msg)
+        raise ValueError(f"number {digits} is out of range")
     return value
 
 
@@ -117,25 +115,23 @@ def _walk(document: object, path: str) -> object:
         if isinstance(step, int):
             value = _item(value, step, path)
         elif not isinstance(value, dict):
-            msg = f"Path not found: '{path}'"
-            raise _NotFoundError(msg)
+            raise _NotFoundError(f"Path not found: '{path}'")
         else:
             members = cast("dict[str, object]", value)
             if step not in members:
-                msg = f"Path not found: '{step}'"
-                raise _NotFoundError(msg)
+                raise _NotFoundError(f"Path not found: '{step}'")
             value = members[step]
     return value
 
 
 def _item(value: object, index: int, path: str) -> object:
     if not isinstance(value, list):
-        msg = f"Path not found: '{path}'"
-        raise _NotFoundError(msg)
+        raise _NotFoundError(f"Path not found: '{path}'")
     items = cast("list[object]", value)
     if not 0 <= index < len(items):
-        msg = f"Array index out of bounds: index {index} is out of bounds for array of size {len(items)}"
-        raise _NotFoundError(msg)
+        raise _NotFoundError(
+            f"Array index out of bounds: index {index} is out of bounds for array of size {len(items)}"
+        )
     return items[index]
 
 
@@ -153,8 +149,7 @@ def _steps(path: str) -> list[str | int]:
             found = _STEP.match(path, at)
             expected = found is not None and (found[1] is None or not steps)
         if found is None or not expected:
-            msg = f"Path not found: '{path}'"
-            raise _NotFoundError(msg)
+            raise _NotFoundError(f"Path not found: '{path}'")
         steps.append(found[1] if found[1] is not None else int(found[2]))
         at = found.end()
     return steps

@@ -1,4 +1,4 @@
-"""Has the words of a page found in a process of its own. Room: built-in tools. In: HTML of a stranger; out: its text.
+"""Has the words of a page found in a process of its own. Package: built-in tools. In: HTML of a stranger; out: its text.
 
 The process is held to a processor time, a memory and a time, and is killed with its call; it gets no environment but the
 way to its modules, so no key is in reach of a page that breaks the parser.

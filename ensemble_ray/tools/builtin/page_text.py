@@ -1,4 +1,4 @@
-"""The words of a page's body. Room: built-in tools. In: HTML; out: text. Pure.
+"""The words of a page's body. Package: built-in tools. In: HTML; out: text. Pure.
 
 This file is also a program: `python page_text.py CHARACTERS CPU_S MEMORY_BYTES` reads a page in UTF-8 from standard input
 and writes that many characters of its text at most. Parsing is C code that nothing in its process can stop, and a

@@ -1,4 +1,4 @@
-"""One fixed program as a tool. Room: built-in tools. In: text, told to the program as JSON; out: what it answers.
+"""One fixed program as a tool. Package: built-in tools. In: text, told to the program as JSON; out: what it answers.
 
 The command is the developer's own list of arguments: no shell, and nothing of it comes from a model. The program gets a
 small environment, so that the keys in that of this process do not reach it unless the developer says so. How it is run
@@ -70,24 +70,18 @@ class ProcessAgentTool(AbstractAgentTool):
         inherit: bool | Sequence[str] = False,
     ) -> None:
         if name is None or not name.strip():
-            msg = "ProcessAgentTool name must not be blank"
-            raise ValueError(msg)
+            raise ValueError("ProcessAgentTool name must not be blank")
         if description is None:
-            msg = "ProcessAgentTool description must not be None"
-            raise ValueError(msg)
+            raise ValueError("ProcessAgentTool description must not be None")
         if isinstance(command, str):
-            msg = f"ProcessAgentTool command must be a list of arguments, got one string: {command!r}"
-            raise ValueError(msg)  # noqa: TRY004  the specification's class for bad arguments
+            raise ValueError(f"ProcessAgentTool command must be a list of arguments, got one string: {command!r}")  # noqa: TRY004  the specification's class for bad arguments
         if not command or not command[0].strip():
-            msg = "ProcessAgentTool command must not be empty"
-            raise ValueError(msg)
+            raise ValueError("ProcessAgentTool command must not be empty")
         self._limit_s = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
         if not self._limit_s > 0:
-            msg = f"ProcessAgentTool timeout must be > 0, got: {timeout}"
-            raise ValueError(msg)
+            raise ValueError(f"ProcessAgentTool timeout must be > 0, got: {timeout}")
         if max_output_bytes <= 0:
-            msg = f"ProcessAgentTool max_output_bytes must be > 0, got: {max_output_bytes}"
-            raise ValueError(msg)
+            raise ValueError(f"ProcessAgentTool max_output_bytes must be > 0, got: {max_output_bytes}")
         self.name = name
         self.description = description
         self.timeout = self._limit_s + _GRACE_S
@@ -105,7 +99,7 @@ class ProcessAgentTool(AbstractAgentTool):
             run.kill()
 
     def _environment(self) -> dict[str, str]:
-        """What the program gets of this process's environment, and its own variables."""
+        """Return what the program gets of this process's environment, and its own variables."""
         inherit = self._inherit
         kept = {
             name: value
@@ -136,23 +130,22 @@ class ProcessAgentTool(AbstractAgentTool):
 def _checked_variables(environment: Mapping[str, str]) -> dict[str, str]:
     for name, value in environment.items():
         if not isinstance(name, str) or not name or {"=", "\0"} & set(name):
-            msg = f"ProcessAgentTool environment has a name that is none: {name!r}"
-            raise ValueError(msg)
+            raise ValueError(f"ProcessAgentTool environment has a name that is none: {name!r}")
         if not isinstance(value, str) or "\0" in value:
-            msg = f"ProcessAgentTool environment must map names to texts, got {type(value).__name__} for {name!r}"
-            raise ValueError(msg)
+            raise ValueError(
+                f"ProcessAgentTool environment must map names to texts, got {type(value).__name__} for {name!r}"
+            )
     return dict(environment)
 
 
 def _checked_names(inherit: Sequence[str]) -> frozenset[str]:
     if isinstance(inherit, str) or not all(isinstance(name, str) for name in inherit):
-        msg = f"ProcessAgentTool inherit must be True, False or a list of names, got: {inherit!r}"
-        raise ValueError(msg)
+        raise ValueError(f"ProcessAgentTool inherit must be True, False or a list of names, got: {inherit!r}")
     return frozenset(inherit)
 
 
 def _interpret(stdout: str) -> ToolResult:
-    """What a program that ended well has said (S-BIT-62)."""
+    """Return the output of a program that ended well (S-BIT-62)."""
     try:
         answer: object = json.loads(stdout) if stdout.startswith("{") else None
     except (ValueError, RecursionError):

@@ -60,8 +60,7 @@ class ProgramRun:
         """
         with self._lock:
             if self._is_over:
-                msg = "cancelled"
-                raise InterruptedError(msg)
+                raise InterruptedError("cancelled")
             process = self._started_under_supervisor() if self._is_supervised else self._started(self._command)
             self._process = process
         if process.stdin is None or process.stdout is None or process.stderr is None:

@@ -1,4 +1,4 @@
-"""Fetches a page and gives its words. Room: built-in tools. In: a URL; out: the text of the page's body.
+"""Fetches a page and gives its words. Package: built-in tools. In: a URL; out: the text of the page's body.
 
 Fetching is guarded (`tools/net.py`): only http and https, no private addresses unless allowed, all limits counted while
 the page is read. Bytes become text in a thread, and HTML is parsed in a process that is killed with its call
@@ -7,15 +7,16 @@ the page is read. Bytes become text in a thread, and HTML is parsed in a process
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Awaitable, Callable
 
 from pydantic import BaseModel, Field
 
-from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
+from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, message_of
 from ensemble_ray.process.threads import call_user, threads
 from ensemble_ray.tools.builtin.page_reader import PageError, read_page
-from ensemble_ray.tools.net import RequestFailedError, fetch, require_web
+from ensemble_ray.tools.net import RequestFailedError, fetch
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -64,11 +65,11 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
         allow_private_hosts: bool = False,
     ) -> None:
         if max_content_length <= 0:
-            msg = f"max_content_length must be > 0, got: {max_content_length}"
-            raise ValueError(msg)
-        require_web("selectolax")
-        if fetcher is None:
-            require_web("httpx")
+            raise ValueError(f"max_content_length must be > 0, got: {max_content_length}")
+        if importlib.util.find_spec("selectolax") is None:
+            raise ToolConfigurationError(
+                "This tool needs 'selectolax', which is not installed: pip install 'ensemble-ray[web]'"
+            )
         self._max_content_length = max_content_length
         self._fetcher = fetcher
         self._allow_private_hosts = allow_private_hosts
@@ -101,8 +102,7 @@ class WebScraperTool(AbstractTypedAgentTool[WebScrapeInput]):
             allow_private_hosts=self._allow_private_hosts,
         )
         if not answer.is_success:
-            msg = f"HTTP {answer.status} from {url}"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"HTTP {answer.status} from {url}")
         declared = _META_CHARSET.search(answer.body[:_META_WITHIN_BYTES])
         charset = declared[1].decode("ascii", "replace") if declared else "utf-8"
         return await threads.run(answer.text, default_encoding=charset)

@@ -1,4 +1,4 @@
-"""Searches the web through a provider. Room: built-in tools. In: a query; out: titles, addresses and extracts.
+"""Searches the web through a provider. Package: built-in tools. In: a query; out: titles, addresses and extracts.
 
 A key is a `SecretStr` from the moment it arrives, and what a provider says, good or bad, is freed of it before anybody
 sees it: some services quote the request in their errors (S-BIT-34).
@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, SecretStr
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.process.threads import call_user, threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange, require_web
+from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -35,7 +35,7 @@ class WebSearchProvider(Protocol):
     """Something that searches; a plain callable from query to text does as well (S-BIT-30)."""
 
     def search(self, query: str) -> str | Awaitable[str]:
-        """What was found, as text for a model; may be `async`."""
+        """Return what was found, as text for a model; may be `async`."""
         ...
 
 
@@ -62,11 +62,9 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
     def __init__(self, provider: WebSearchProvider | Callable[[str], str | Awaitable[str]] | None = None) -> None:
         if provider is None:
-            msg = "provider must not be None"
-            raise ValueError(msg)
+            raise ValueError("provider must not be None")
         if not isinstance(provider, WebSearchProvider) and not callable(provider):
-            msg = f"provider must have search(query) or be callable, got: {type(provider).__name__}"
-            raise ValueError(msg)  # noqa: TRY004  the specification's class for bad arguments
+            raise ValueError(f"provider must have search(query) or be callable, got: {type(provider).__name__}")  # noqa: TRY004  the specification's class for bad arguments
         self._provider = provider
 
     @classmethod
@@ -75,7 +73,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
         Raises:
             ValueError: there is no key.
-            ToolConfigurationError: the extra `web` is not installed.
         """
         return cls(TavilySearch(api_key))
 
@@ -85,7 +82,6 @@ class WebSearchTool(AbstractTypedAgentTool[WebSearchInput]):
 
         Raises:
             ValueError: there is no key.
-            ToolConfigurationError: the extra `web` is not installed.
         """
         return cls(SerpApiSearch(api_key))
 
@@ -112,9 +108,7 @@ class _KeyedSearch(ABC):
     def __init__(self, api_key: str | SecretStr | None, *, endpoint: str) -> None:
         plain = api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key
         if plain is None or not plain.strip():
-            msg = "api_key must not be blank"
-            raise ValueError(msg)
-        require_web()
+            raise ValueError("api_key must not be blank")
         self._key = SecretStr(plain.strip())
         self._endpoint = endpoint
 
@@ -140,15 +134,13 @@ class _KeyedSearch(ABC):
 
     def _read(self, answer: Answer) -> str:
         if answer.status != 200:  # noqa: PLR2004  the one status the service promises
-            msg = f"{self.provider_name} answered with HTTP status {answer.status}"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"{self.provider_name} answered with HTTP status {answer.status}")
         try:
             document: object = json.loads(answer.text())
         except (ValueError, RecursionError):
             document = None
         if not isinstance(document, dict):
-            msg = f"{self.provider_name} answered with something that is no JSON object"
-            raise RequestFailedError(msg)
+            raise RequestFailedError(f"{self.provider_name} answered with something that is no JSON object")
         return _layout(self._hits(cast("dict[str, object]", document))[:_MAX_RESULTS])
 
     def _without_key(self, text: str) -> str:
@@ -210,7 +202,7 @@ class SerpApiSearch(_KeyedSearch):
 
 
 def _objects(value: object) -> list[Mapping[str, object]]:
-    """The objects of a list; a service that sends something else has found nothing."""
+    """Return the objects of a list; a service that sends something else has found nothing."""
     if not isinstance(value, list):
         return []
     return [cast("Mapping[str, object]", item) for item in cast("list[object]", value) if isinstance(item, dict)]

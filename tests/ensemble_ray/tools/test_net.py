@@ -1,14 +1,11 @@
-"""Which addresses the web tools may reach: a table; and what happens without the optional extra."""
+"""Which addresses the web tools may reach: a table."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.tools.addresses import refusal_of
-from ensemble_ray.tools.net import RequestFailedError, exchange, fetch, require_web
+from ensemble_ray.tools.net import RequestFailedError, exchange, fetch
 
 
 @pytest.mark.parametrize(
@@ -81,10 +78,3 @@ async def test_url_is_refused_when_it_is_malformed(url: str) -> None:
     """S-BIT-40: bad input is told, never a crash."""
     with pytest.raises(RequestFailedError):
         await fetch(url, headers={}, max_bytes=1, timeout_s=1, allow_private_hosts=False)
-
-
-def test_command_to_install_is_named_when_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-ERR-21: a tool that lacks its library is set up wrongly, and says what to do."""
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ToolConfigurationError, match=r"pip install 'ensemble-ray\[web\]'"):
-        require_web()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
 
-from ensemble_ray.errors import ToolConfigurationError
 from ensemble_ray.tools.builtin import HttpAgentTool
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
@@ -96,10 +94,3 @@ def test_header_values_are_hidden_when_the_tool_is_shown() -> None:
 def test_outer_limit_comes_after_the_own_when_the_tool_is_made() -> None:
     """S-BIT-70, S-SET-34."""
     assert HttpAgentTool.post("api", "d", "http://x/").timeout > 30  # type: ignore[operator]
-
-
-def test_tool_is_refused_when_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S-ERR-21."""
-    monkeypatch.setitem(sys.modules, "httpx", None)
-    with pytest.raises(ToolConfigurationError, match=r"pip install 'ensemble-ray\[web\]'"):
-        HttpAgentTool.post("api", "d", "http://x/")
