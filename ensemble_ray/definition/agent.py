@@ -23,7 +23,7 @@ from ensemble_ray.definition.fields import (
     model_under_limit,
 )
 from ensemble_ray.definition.identity import Identified
-from ensemble_ray.definition.team_model import TEAM_MODEL
+from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.messages import OnIncomplete
