@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import (
     BeforeValidator,
@@ -16,6 +16,7 @@ from pydantic import (
     SkipValidation,
     field_serializer,
 )
+from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import IllegalStateError
@@ -27,14 +28,18 @@ __all__ = [
     "EnsembleOutput",
     "ExitReason",
     "FailedItem",
-    "HasObjectId",
     "ItemResult",
+    "Parsed_co",
     "RunState",
     "TaskOutput",
+    "TypedTask",
     "full_name",
 ]
 
 T = TypeVar("T")
+Parsed = TypeVarWithDefault("Parsed", default=Any)
+#: What a task's answer is parsed into; Any where the task does not say.
+Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
 class ExitReason(StrEnum):
@@ -78,6 +83,9 @@ def full_name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+_NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
+
+
 class _Printer(Protocol):
     """The part of IPython's printer that is used here."""
 
@@ -117,7 +125,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-class TaskOutput(_Shown):
+class TaskOutput(_Shown, Generic[Parsed_co]):
     """What one task gave (S-DOM-40 to S-DOM-43)."""
 
     raw: str
@@ -137,6 +145,23 @@ class TaskOutput(_Shown):
         found = self.metrics
         return self.raw, _figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
+            return cls
+
+    @property
+    def parsed(self) -> Parsed_co:
+        """The answer as the task's `output_type`.
+
+        Raises:
+            IllegalStateError: there is none (S-DOM-75).
+        """
+        if self.parsed_output is None:
+            raise IllegalStateError(_NOT_PARSED)
+        return cast("Parsed_co", self.parsed_output)
+
     def get_parsed_output(self, kind: type[T]) -> T:
         """The parsed output as an instance of that type.
 
@@ -144,8 +169,7 @@ class TaskOutput(_Shown):
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
         """
         if self.parsed_output is None:
-            msg = "No parsed output available. Set output_type on the task to have its answer parsed."
-            raise IllegalStateError(msg)
+            raise IllegalStateError(_NOT_PARSED)
         if not isinstance(self.parsed_output, kind):
             actual = full_name(type(cast("object", self.parsed_output)))
             msg = f"Parsed output is of type {actual} but requested type {full_name(kind)} does not match."
@@ -203,12 +227,17 @@ class ItemResult(Value):
     attempts: int = 0
 
 
-class HasObjectId(Protocol):
-    """Anything with the hidden id of a definition (S-CONV-30)."""
+class TypedTask(Protocol[Parsed_co]):
+    """A task, as its output is found: by its hidden id (S-CONV-30), and typed by what its answer is parsed into."""
 
     @property
     def object_id(self) -> str:
         """The hidden id."""
+        ...
+
+    @property
+    def output_type(self) -> type[Parsed_co] | None:
+        """The type of its parsed answer."""
         ...
 
 
@@ -286,14 +315,14 @@ class EnsembleOutput(_Shown):
         """The last output, None when there is none."""
         return self.task_outputs[-1] if self.task_outputs else None
 
-    def get_output(self, task: HasObjectId | None) -> TaskOutput | None:
+    def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
         """The output of that very task object; None when unknown or not run (S-DOM-54)."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
         return None if position is None else self.task_outputs[position]
 
-    def __getitem__(self, task: HasObjectId) -> TaskOutput:
+    def __getitem__(self, task: TypedTask[Parsed]) -> TaskOutput[Parsed]:
         """Return the output of that very task object.
 
         Raises:

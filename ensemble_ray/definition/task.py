@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, cast, get_args, get_origin
 
 from pydantic import InstanceOf, SkipValidation, model_validator
 
@@ -29,6 +29,7 @@ from ensemble_ray.definition.identity import Identified
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.messages import Effect
+from ensemble_ray.outputs import Parsed_co
 from ensemble_ray.values import FrozenSequence
 
 if TYPE_CHECKING:
@@ -46,8 +47,10 @@ _PRIMITIVES: tuple[object, ...] = (int, float, bool, complex, bytes)
 _ARRAYS: tuple[object, ...] = (list, tuple, set, frozenset)
 
 
-class Task(Identified):
+class Task(Identified, Generic[Parsed_co]):
     """A piece of work. It is equal only to itself: two built alike are two tasks (S-CONV-31).
+
+    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class (S-CONV-39).
 
     Attributes:
         name: What YAML, plans and records call it; None: its position does.
@@ -78,7 +81,7 @@ class Task(Identified):
     expected_output: StrictText
     agent: InstanceOf[Agent] | None = None
     context: Annotated[Sequence[Task], SkipValidation] = ()
-    output_type: Annotated[type[Any] | None, SkipValidation] = None
+    output_type: Annotated[type[Parsed_co] | None, SkipValidation] = None
     max_output_retries: StrictInt = 3
     input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
     output_guardrails: FrozenSequence[Callable[[Any], object]] = ()
@@ -94,6 +97,12 @@ class Task(Identified):
     attempt_number: StrictInt = 0
 
     __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: a type per answer would give tasks of their own to pickles and to `isinstance`."""
+            return cls
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
@@ -87,9 +88,32 @@ def test_a_run_gives_an_output_with_typed_parts() -> None:
     assert_type(output.metrics.total_tokens, int)
     assert_type(output.trace, ExecutionTrace)
     assert_type(output.task_outputs[0], TaskOutput)
-    assert_type(output.get_output(TYPED), TaskOutput | None)
+    assert_type(output.get_output(TYPED), TaskOutput[Report] | None)
     assert_type(output.task_outputs[0].get_parsed_output(Report), Report)
     assert output.task_outputs[0].get_parsed_output(Report).words == 1
+
+
+def test_outputs_are_typed_by_their_task() -> None:
+    """S-CONV-39: what `output_type` says is known of the task, of its output and of the parsed answer."""
+    assert_type(TYPED, Task[Report])
+    assert_type(TYPED.replace(name="other"), Task[Report])
+    output = Ensemble(tasks=[TYPED, Task.of("Greet").replace(handler=handle)]).run(runtime=InlineRuntime())
+    found = output.get_output(TYPED)
+    assert found is not None
+    assert_type(found.parsed, Report)
+    assert_type(output[TYPED], TaskOutput[Report])
+    assert_type(output[TYPED].parsed.words, int)
+    assert output[TYPED].parsed == Report(title="Say", words=1)
+
+
+def test_type_of_an_answer_is_for_type_checkers_alone() -> None:
+    """S-CONV-39: at run time there is one class of tasks and one of outputs, however they are written."""
+    annotated: Task[Report] = Task[Report](description="Say", expected_output="It", output_type=Report)
+    assert type(annotated) is Task
+    assert (Task[Report], TaskOutput[Report]) == (Task, TaskOutput)
+    assert pickle.loads(pickle.dumps(annotated)) == annotated  # noqa: S301  its own
+    assert annotated.replace(name="a") != annotated
+    assert "Report" in repr(annotated)
 
 
 async def test_a_run_of_async_code_gives_the_same() -> None:
