@@ -166,6 +166,8 @@ class TaskPrompts(Value):
 
     system_prompt: str
     user_prompt: str
+    #: what was sent between them: the conversation that the task continues
+    history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)
 
 
 class DelegationTrace(Value):

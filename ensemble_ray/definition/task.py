@@ -25,10 +25,11 @@ from ensemble_ray.definition.fields import (
     items_of,
     model_under_limit,
 )
+from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.messages import Effect
+from ensemble_ray.messages import ChatMessage, Effect
 from ensemble_ray.outputs import Parsed_co
 from ensemble_ray.values import FrozenSequence
 
@@ -71,6 +72,8 @@ class Task(Identified, Generic[Parsed_co]):
         effect: What the handler does to the world: `none`: it only reads; `idempotent`: doing it again under the same
             `idempotency_key` changes nothing more; `once`: it must not be done twice. None: as the tool given as
             handler says, else `once`.
+        history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
+            hands tasks on as texts, does not see it.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -92,6 +95,7 @@ class Task(Identified, Generic[Parsed_co]):
     rate_limit: RateLimit | None = None
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
+    history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
@@ -148,6 +152,7 @@ class Task(Identified, Generic[Parsed_co]):
         retries = given.get("max_output_retries")
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
+        given["history"] = check_history(given.get("history"))
         _check_handler(given)
         given["llm"] = model_under_limit(given)
         return given
@@ -222,6 +227,7 @@ def _check_handler(given: Mapping[str, Any]) -> None:
         (bool(given.get("tools")), "tools", "tools"),
         (given.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (given.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
+        (bool(given.get("history")), "a history", "history"),
     )
     for is_given, what, field in exclusive:
         if is_given:
