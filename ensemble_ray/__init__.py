@@ -53,7 +53,7 @@ _EXPORTS = {
     "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
     "ensemble_ray.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
     "ensemble_ray.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
-    "ensemble_ray.outputs": "EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
+    "ensemble_ray.outputs": "AgentOutput EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
     "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
     "ensemble_ray.plan.plan": "AgentEntry Node Plan",
     "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",

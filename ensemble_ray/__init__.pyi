@@ -100,6 +100,7 @@ from ensemble_ray.metrics import CostEstimate as CostEstimate
 from ensemble_ray.metrics import ExecutionMetrics as ExecutionMetrics
 from ensemble_ray.metrics import MemoryOperationCounts as MemoryOperationCounts
 from ensemble_ray.metrics import TaskMetrics as TaskMetrics
+from ensemble_ray.outputs import AgentOutput as AgentOutput
 from ensemble_ray.outputs import EnsembleOutput as EnsembleOutput
 from ensemble_ray.outputs import ExitReason as ExitReason
 from ensemble_ray.outputs import FailedItem as FailedItem
@@ -170,6 +171,7 @@ __all__ = [
     "Agent",
     "AgentEntry",
     "AgentExecutionError",
+    "AgentOutput",
     "AgentSummary",
     "AgentSynthesizer",
     "AgentTool",

@@ -20,11 +20,13 @@ from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.error_texts import brief
 from ensemble_ray.errors import IllegalStateError
+from ensemble_ray.messages import ChatMessage
 from ensemble_ray.metrics import ExecutionMetrics, TaskMetrics
-from ensemble_ray.trace import ExecutionTrace, TaskTrace, jsonable
+from ensemble_ray.trace import ExecutionTrace, TaskTrace, ToolCallTrace, jsonable
 from ensemble_ray.values import Duration, FrozenSequence, Instant, Value
 
 __all__ = [
+    "AgentOutput",
     "EnsembleOutput",
     "ExitReason",
     "FailedItem",
@@ -95,6 +97,12 @@ class _Printer(Protocol):
 class _Shown(Value):
     """A value that people print: its text and one line of figures instead of all its fields (S-SET-52)."""
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
+            return cls
+
     def _text_and_figures(self) -> tuple[str, str]:
         raise NotImplementedError
 
@@ -144,12 +152,6 @@ class TaskOutput(_Shown, Generic[Parsed_co]):
     def _text_and_figures(self) -> tuple[str, str]:
         found = self.metrics
         return self.raw, _figures(None, found.llm_call_count, found.total_tokens, self.duration)
-
-    if not TYPE_CHECKING:
-
-        def __class_getitem__(cls, parsed: object) -> type[Self]:
-            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
-            return cls
 
     @property
     def parsed(self) -> Parsed_co:
@@ -335,3 +337,60 @@ class EnsembleOutput(_Shown):
                 f"Task '{name}' has no output in this run: it did not complete, or is another object"
             )
         return found
+
+
+class AgentOutput(_Shown, Generic[Parsed_co]):
+    """What an agent answered to a question (S-DOM-79). Give it as `history=` to ask on.
+
+    Attributes:
+        output: The whole output of the run: metrics, trace, why it ended.
+        messages: The conversation with this question and its answer: roles `user` and `assistant` in turns.
+    """
+
+    output: EnsembleOutput
+    messages: FrozenSequence[ChatMessage] = ()
+
+    def _text_and_figures(self) -> tuple[str, str]:
+        return self.output._text_and_figures()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  shown alike
+
+    @property
+    def text(self) -> str:
+        """The answer; "" when the run ended before there was one."""
+        return self.output.raw
+
+    @property
+    def parsed(self) -> Parsed_co:
+        """The answer as the `output_type` that was asked for.
+
+        Raises:
+            IllegalStateError: there is none (S-DOM-75).
+        """
+        answered = self.output.last_completed_output
+        if answered is None:
+            raise IllegalStateError(_NOT_PARSED)
+        return cast("Parsed_co", answered.parsed)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallTrace, ...]:
+        """The tools that were called, in order, with arguments and results."""
+        return tuple(
+            call
+            for traced in self.output.trace.task_traces
+            for interaction in traced.llm_interactions
+            for call in interaction.tool_calls
+        )
+
+    @property
+    def metrics(self) -> ExecutionMetrics:
+        """What the run took: model calls, tokens, times, costs."""
+        return self.output.metrics
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, which names its record."""
+        return self.output.run_id
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is an answer: the run did not end early."""
+        return self.output.is_complete

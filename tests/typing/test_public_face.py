@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import assert_type
@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ensemble_ray import (
     Agent,
+    AgentOutput,
     ChatModel,
     CostConfiguration,
     Ensemble,
@@ -34,6 +35,7 @@ from ensemble_ray import (
     TaskExecutionError,
     TaskHandlerContext,
     TaskOutput,
+    ToolCallTrace,
     ToolResult,
     run,
     tool,
@@ -104,6 +106,22 @@ def test_outputs_are_typed_by_their_task() -> None:
     assert_type(output[TYPED], TaskOutput[Report])
     assert_type(output[TYPED].parsed.words, int)
     assert output[TYPED].parsed == Report(title="Say", words=1)
+
+
+async def test_an_agent_gives_a_typed_answer() -> None:
+    """S-CONV-39, S-DOM-79: `output_type` says what `parsed` is, in all four ways to ask."""
+    model = ScriptedModel(otherwise='{"title": "Tides", "words": 2}')
+    agent, runtime = Agent(role="Writer", goal="Write", llm=model), InlineRuntime()
+    first = await agent.arun("Report the tides", output_type=Report, runtime=runtime)
+    assert_type(first, AgentOutput[Report])
+    assert_type(first.parsed, Report)
+    assert_type(first.text, str)
+    assert_type(first.tool_calls, tuple[ToolCallTrace, ...])
+    async for item in agent.astream("And the moon?", output_type=Report, history=first, runtime=runtime):
+        assert_type(item, Event | AgentOutput[Report])
+    assert_type(agent.stream("And the sun?", runtime=runtime), Iterator[Event | AgentOutput])
+    assert_type(agent.to_ensemble("And the stars?"), Ensemble)
+    assert first.parsed.words == 2
 
 
 def test_type_of_an_answer_is_for_type_checkers_alone() -> None:
