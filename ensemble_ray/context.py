@@ -32,7 +32,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def current_log_context() -> Mapping[str, str]:
-    """The log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
+    """Return the log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
     return _log_fields.get(_NOTHING)
 
 
@@ -77,7 +77,7 @@ _services: ContextVar[Services] = ContextVar("ensemble_ray_services")
 
 
 def services() -> Services | None:
-    """The services set for this piece of work; None outside any run."""
+    """Return the services set for this piece of work; None outside any run."""
     return _services.get(None)
 
 
@@ -95,7 +95,7 @@ _effect_key: ContextVar[str] = ContextVar("ensemble_ray_effect_key")
 
 
 def current_effect_key() -> str:
-    """The id of the effect that is being performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
+    """Return the id of the effect performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
     return _effect_key.get("")
 
 

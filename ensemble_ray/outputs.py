@@ -165,7 +165,7 @@ class TaskOutput(_Shown, Generic[Parsed_co]):
         return cast("Parsed_co", self.parsed_output)
 
     def get_parsed_output(self, kind: type[T]) -> T:
-        """The parsed output as an instance of that type.
+        """Return the parsed output as an instance of that type.
 
         Raises:
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
@@ -286,17 +286,17 @@ class EnsembleOutput(_Shown):
         total_duration: timedelta | float,
         total_tool_calls: int,
     ) -> EnsembleOutput:
-        """A completed output made by hand (S-DOM-55)."""
+        """Return a completed output made by hand (S-DOM-55)."""
         took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
         return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
     def with_positions(self, positions: Mapping[str, int]) -> EnsembleOutput:
-        """This output, able to find the outputs of those task ids; for the assembly of a run."""
+        """Return this output, able to find the outputs of those task ids; for the assembly of a run."""
         self._positions = dict(positions)
         return self
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed; it still finds outputs by task while they are the same."""
+        """Return a copy with these fields changed; it still finds outputs by task while they are the same."""
         copy = super().replace(**changes)
         if "task_outputs" not in changes:
             copy.with_positions(self._positions)
@@ -318,7 +318,7 @@ class EnsembleOutput(_Shown):
         return self.task_outputs[-1] if self.task_outputs else None
 
     def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
-        """The output of that very task object; None when unknown or not run (S-DOM-54)."""
+        """Return the output of that very task object; None when unknown or not run (S-DOM-54)."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)

@@ -90,7 +90,7 @@ class Agent(Identified):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """The table of checks (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
+        """Check the fields in the table's order (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
@@ -108,7 +108,7 @@ class Agent(Identified):
         return given
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed, checked like a new one; it is another agent with an id of its own.
+        """Return a copy with these fields changed, checked like a new one; it is another agent with an id of its own.
 
         A new `rate_limit` takes the place of the old one.
 

@@ -110,7 +110,7 @@ class Task(Identified, Generic[Parsed_co]):
 
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """A task in one line (S-DOM-34); the agent is made for it."""
+        """Return a task in one line (S-DOM-34); the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
 
     @property
@@ -119,13 +119,13 @@ class Task(Identified, Generic[Parsed_co]):
         return _effect_of(self.handler) if self.effect is None else self.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """This task for another attempt (S-DOM-36): the same task, so its output is found under it."""
+        """Return this task for another attempt (S-DOM-36): the same task, so its output is found under it."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed, checked like a new one; it is another task with an id of its own.
+        """Return a copy with these fields changed, checked like a new one; it is another task with an id of its own.
 
         A new `rate_limit` takes the place of the old one.
 
@@ -137,7 +137,7 @@ class Task(Identified, Generic[Parsed_co]):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """The table of checks (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
+        """Check the fields in the table's order (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
@@ -170,7 +170,7 @@ class Task(Identified, Generic[Parsed_co]):
 
 
 def _checked_context(given: Mapping[str, Any]) -> object:
-    """The context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
+    """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
     entries = items_of(given.get("context"))
     if not isinstance(entries, tuple):
         raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
@@ -246,7 +246,7 @@ def _check_handler(given: Mapping[str, Any]) -> None:
 
 
 def _effect_of(handler: object) -> Effect:
-    """What a tool given as handler says; anything else may only be done once."""
+    """Return what a tool given as handler says; anything else may only be done once."""
     from ensemble_ray.tools.decorator import tool_mark  # asked only in a run, which needs them anyway
     from ensemble_ray.tools.tool import AgentTool, check_effect
 

@@ -52,7 +52,7 @@ class TeamModels:
         )
 
     def _under_own_limit(self, agent: Agent, model: ChatModel) -> ChatModel:
-        """The ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
+        """Return the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
         from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
 
         own = agent.llm
