@@ -1,345 +1,104 @@
 """ensemble_ray: teams of LLM agents as actors on Ray. The face: users import from here alone.
 
-Importing it loads neither Ray nor a model's SDK; both come with the first run that needs them.
+A name is imported when it is first asked for, so that a program pays for what it uses: neither Ray nor a model's SDK is
+loaded before the first run that needs them. `_EXPORTS` is the one list of names. Type checkers and editors read
+`__init__.pyi`, which `python -m tests.architecture.face` writes from it.
 """
 
 import importlib
-from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.durability import Durability, OnUnknown
-from ensemble_ray.definition.ensemble import RunOptions
-from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptContext, ManagerPromptStrategy
-from ensemble_ray.definition.retry_policy import RetryPolicy
-from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
-from ensemble_ray.ensemble import Ensemble, run
-from ensemble_ray.errors import (
-    AgentExecutionError,
-    CircuitOpenError,
-    ConstraintViolationError,
-    EnsembleError,
-    ExitEarlyError,
-    GuardrailViolationError,
-    IllegalStateError,
-    ManagerStalledError,
-    MaxIterationsExceededError,
-    OutputParsingError,
-    ParallelExecutionError,
-    PromptTemplateError,
-    RateLimitInterruptedError,
-    RateLimitTimeoutError,
-    RecordError,
-    RunExistsError,
-    StaleEpochError,
-    TaskExecutionError,
-    ToolConfigurationError,
-    ToolExecutionError,
-    TryAgain,
-    UnknownOutcomeError,
-    ValidationError,
-)
-from ensemble_ray.events import (
-    DelegationCompletedEvent,
-    DelegationFailedEvent,
-    DelegationStartedEvent,
-    EnsembleCompletedEvent,
-    EnsembleStartedEvent,
-    Event,
-    FileChangedEvent,
-    LlmIterationCompletedEvent,
-    LlmIterationStartedEvent,
-    TaskCompleteEvent,
-    TaskFailedEvent,
-    TaskInputEvent,
-    TaskStartEvent,
-    TokenEvent,
-    ToolCallEvent,
-    ToolCallRequest,
-)
-from ensemble_ray.events.listeners import EnsembleListener
-from ensemble_ray.events.log import EventStream
-from ensemble_ray.execute.agent.structured import ParseResult, describe_schema, extract_json, parse_output
-from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, GuardrailResult, GuardrailType
-from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
-from ensemble_ray.inline import InlineRuntime
-from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.rate_limited import RateLimitedChatModel
-from ensemble_ray.plan.dependencies import TaskDependencyGraph
-from ensemble_ray.plan.plan import AgentEntry, Node, Plan
-from ensemble_ray.plan.synthesis import AgentSynthesizer, SynthesisContext
-from ensemble_ray.plan.templates import resolve_template
-from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatModel, ToolMetrics
-from ensemble_ray.process.context import LogContextFilter
-from ensemble_ray.prompts.agent import build_system_prompt
-from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
-from ensemble_ray.prompts.task import build_user_prompt
-from ensemble_ray.record.exporters import JsonTraceExporter
-from ensemble_ray.run_handle import Run
-from ensemble_ray.runtime import Runtime
-from ensemble_ray.tools import (
-    AbstractAgentTool,
-    AbstractTypedAgentTool,
-    AgentTool,
-    CustomSchemaAgentTool,
-    DynamicToolProvider,
-    NoOpToolMetrics,
-    PipelineErrorStrategy,
-    ToolContext,
-    ToolPipeline,
-    ToolResult,
-    TypedAgentTool,
-    current_tool_context,
-    tool,
-)
-from ensemble_ray.values.delegation import (
-    DelegationContext,
-    DelegationPolicy,
-    DelegationPolicyContext,
-    DelegationPolicyResult,
-    DelegationPriority,
-    DelegationRequest,
-    DelegationResponse,
-    DelegationStatus,
-)
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Effect, JsonSchema, TokenUsage, ToolCall, ToolSpec
-from ensemble_ray.values.metrics import (
-    CostConfiguration,
-    CostEstimate,
-    ExecutionMetrics,
-    MemoryOperationCounts,
-    TaskMetrics,
-)
-from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, FailedItem, ItemResult, RunState, TaskOutput
-from ensemble_ray.values.rate_limit import RateLimit
-from ensemble_ray.values.trace import (
-    AgentSummary,
-    CapturedMessage,
-    CaptureMode,
-    DelegationTrace,
-    ErrorTrace,
-    ExecutionTrace,
-    ExecutionTraceExporter,
-    LlmInteraction,
-    MapReduceLevelSummary,
-    TaskPrompts,
-    TaskTrace,
-    ToolCallTrace,
-)
-
-if TYPE_CHECKING:
-    from ensemble_ray.actors.runtime import RayRuntime
-    from ensemble_ray.fed.item_log import ItemStream
-    from ensemble_ray.fed.run import MapReduceRun
-    from ensemble_ray.forking import afork, fork
-    from ensemble_ray.items.dead_letters import DeadLetters
-    from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-    from ensemble_ray.resuming import aresume, resume
-    from ensemble_ray.tools.builtin import (
-        CalculatorTool,
-        DateTimeTool,
-        FileReadTool,
-        FileWriteTool,
-        HttpAgentTool,
-        JsonParserTool,
-        ProcessAgentTool,
-        WebScraperTool,
-        WebSearchProvider,
-        WebSearchTool,
-    )
-
-__all__ = [
-    "AbstractAgentTool",
-    "AbstractTypedAgentTool",
-    "Agent",
-    "AgentEntry",
-    "AgentExecutionError",
-    "AgentSummary",
-    "AgentSynthesizer",
-    "AgentTool",
-    "CalculatorTool",
-    "CaptureMode",
-    "CapturedMessage",
-    "ChatMessage",
-    "ChatModel",
-    "ChatResponse",
-    "CircuitOpenError",
-    "ConstraintViolationError",
-    "CostConfiguration",
-    "CostEstimate",
-    "CustomSchemaAgentTool",
-    "DateTimeTool",
-    "DeadLetters",
-    "DefaultManagerPromptStrategy",
-    "DelegationCompletedEvent",
-    "DelegationContext",
-    "DelegationFailedEvent",
-    "DelegationPolicy",
-    "DelegationPolicyContext",
-    "DelegationPolicyResult",
-    "DelegationPriority",
-    "DelegationRequest",
-    "DelegationResponse",
-    "DelegationStartedEvent",
-    "DelegationStatus",
-    "DelegationTrace",
-    "Durability",
-    "DynamicToolProvider",
-    "Effect",
-    "Ensemble",
-    "EnsembleCompletedEvent",
-    "EnsembleError",
-    "EnsembleListener",
-    "EnsembleOutput",
-    "EnsembleStartedEvent",
-    "ErrorTrace",
-    "Event",
-    "EventStream",
-    "ExecutionMetrics",
-    "ExecutionTrace",
-    "ExecutionTraceExporter",
-    "ExitEarlyError",
-    "ExitReason",
-    "FailedItem",
-    "FileChangedEvent",
-    "FileReadTool",
-    "FileWriteTool",
-    "GuardrailInput",
-    "GuardrailOutput",
-    "GuardrailResult",
-    "GuardrailType",
-    "GuardrailViolationError",
-    "HierarchicalConstraints",
-    "HttpAgentTool",
-    "IllegalStateError",
-    "InlineRuntime",
-    "ItemResult",
-    "ItemStream",
-    "JsonParserTool",
-    "JsonSchema",
-    "JsonTraceExporter",
-    "LlmInteraction",
-    "LlmIterationCompletedEvent",
-    "LlmIterationStartedEvent",
-    "LocalChatModel",
-    "LogContextFilter",
-    "ManagerPromptContext",
-    "ManagerPromptStrategy",
-    "ManagerStalledError",
-    "MapEnsemble",
-    "MapReduceEnsemble",
-    "MapReduceLevelSummary",
-    "MapReduceRun",
-    "MaxIterationsExceededError",
-    "MemoryOperationCounts",
-    "NoOpToolMetrics",
-    "Node",
-    "OnUnknown",
-    "OpenAIChatModel",
-    "OutputParsingError",
-    "ParallelErrorStrategy",
-    "ParallelExecutionError",
-    "ParseResult",
-    "PipelineErrorStrategy",
-    "Plan",
-    "ProcessAgentTool",
-    "PromptTemplateError",
-    "RateLimit",
-    "RateLimitInterruptedError",
-    "RateLimitTimeoutError",
-    "RateLimitedChatModel",
-    "RayRuntime",
-    "RecordError",
-    "RetryPolicy",
-    "Run",
-    "RunExistsError",
-    "RunOptions",
-    "RunState",
-    "Runtime",
-    "StaleEpochError",
-    "StreamingChatModel",
-    "StructuredChatModel",
-    "SynthesisContext",
-    "Task",
-    "TaskCompleteEvent",
-    "TaskDependencyGraph",
-    "TaskExecutionError",
-    "TaskFailedEvent",
-    "TaskHandlerContext",
-    "TaskInputEvent",
-    "TaskMetrics",
-    "TaskOutput",
-    "TaskPrompts",
-    "TaskStartEvent",
-    "TaskTrace",
-    "TokenEvent",
-    "TokenUsage",
-    "ToolCall",
-    "ToolCallEvent",
-    "ToolCallRequest",
-    "ToolCallTrace",
-    "ToolConfigurationError",
-    "ToolContext",
-    "ToolExecutionError",
-    "ToolMetrics",
-    "ToolPipeline",
-    "ToolResult",
-    "ToolSpec",
-    "TryAgain",
-    "TypedAgentTool",
-    "UnknownEffect",
-    "UnknownOutcomeError",
-    "ValidationError",
-    "WebScraperTool",
-    "WebSearchProvider",
-    "WebSearchTool",
-    "Workflow",
-    "afork",
-    "aresume",
-    "build_system_prompt",
-    "build_user_prompt",
-    "current_tool_context",
-    "describe_schema",
-    "extract_json",
-    "fork",
-    "parse_output",
-    "resolve_template",
-    "resume",
-    "run",
-    "tool",
-]
-
-
-#: Where names stand that not every program needs: what works over many items, and what goes on with recorded runs.
-_LATE = {
-    "DeadLetters": "items.dead_letters",
-    "ItemStream": "fed.item_log",
-    "MapEnsemble": "map_reduce",
-    "MapReduceEnsemble": "map_reduce",
-    "MapReduceRun": "fed.run",
-    "afork": "forking",
-    "aresume": "resuming",
-    "fork": "forking",
-    "resume": "resuming",
+#: Public names by the module that they come from. What a first-time reader does not need is documented under `MODULES`.
+_EXPORTS = {
+    "ensemble_ray.actors.runtime": "RayRuntime",
+    "ensemble_ray.process.context": "LogContextFilter",
+    "ensemble_ray.definition.agent": "Agent",
+    "ensemble_ray.definition.durability": "Durability OnUnknown",
+    "ensemble_ray.definition.ensemble": "RunOptions",
+    "ensemble_ray.definition.hierarchy": "HierarchicalConstraints ManagerPromptContext ManagerPromptStrategy",
+    "ensemble_ray.definition.retry_policy": "RetryPolicy",
+    "ensemble_ray.definition.task": "Task",
+    "ensemble_ray.definition.workflow": "ParallelErrorStrategy Workflow",
+    "ensemble_ray.values.delegation": """
+        DelegationContext DelegationPolicy DelegationPolicyContext DelegationPolicyResult DelegationPriority
+        DelegationRequest DelegationResponse DelegationStatus
+    """,
+    "ensemble_ray.ensemble": "Ensemble run",
+    "ensemble_ray.errors": """
+        AgentExecutionError CircuitOpenError ConstraintViolationError EnsembleError ExitEarlyError
+        GuardrailViolationError IllegalStateError ManagerStalledError MaxIterationsExceededError OutputParsingError
+        ParallelExecutionError PromptTemplateError RateLimitInterruptedError RateLimitTimeoutError RecordError
+        RunExistsError StaleEpochError TaskExecutionError ToolConfigurationError ToolExecutionError TryAgain
+        UnknownOutcomeError ValidationError
+    """,
+    "ensemble_ray.events.log": "EventStream",
+    "ensemble_ray.events": """
+        DelegationCompletedEvent DelegationFailedEvent DelegationStartedEvent EnsembleCompletedEvent
+        EnsembleStartedEvent Event FileChangedEvent LlmIterationCompletedEvent LlmIterationStartedEvent
+        TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
+    """,
+    "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
+    "ensemble_ray.execute.handler": "TaskHandlerContext",
+    "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
+    "ensemble_ray.execute.tools.unknown": "UnknownEffect",
+    "ensemble_ray.fed.item_log": "ItemStream",
+    "ensemble_ray.fed.run": "MapReduceRun",
+    "ensemble_ray.forking": "afork fork",
+    "ensemble_ray.inline": "InlineRuntime",
+    "ensemble_ray.items.dead_letters": "DeadLetters",
+    "ensemble_ray.values.rate_limit": "RateLimit",
+    "ensemble_ray.events.listeners": "EnsembleListener",
+    "ensemble_ray.llm.local": "LocalChatModel",
+    "ensemble_ray.llm.openai": "OpenAIChatModel",
+    "ensemble_ray.llm.rate_limited": "RateLimitedChatModel",
+    "ensemble_ray.map_reduce": "MapEnsemble MapReduceEnsemble",
+    "ensemble_ray.values.messages": "ChatMessage ChatResponse Effect JsonSchema TokenUsage ToolCall ToolSpec",
+    "ensemble_ray.values.metrics": "CostConfiguration CostEstimate ExecutionMetrics MemoryOperationCounts TaskMetrics",
+    "ensemble_ray.values.outputs": "AgentOutput EnsembleOutput ExitReason FailedItem ItemResult RunState TaskOutput",
+    "ensemble_ray.plan.dependencies": "TaskDependencyGraph",
+    "ensemble_ray.plan.plan": "AgentEntry Node Plan",
+    "ensemble_ray.plan.synthesis": "AgentSynthesizer SynthesisContext",
+    "ensemble_ray.plan.templates": "resolve_template",
+    "ensemble_ray.ports": "ChatModel StreamingChatModel StructuredChatModel ToolMetrics",
+    "ensemble_ray.prompts.agent": "build_system_prompt",
+    "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
+    "ensemble_ray.prompts.task": "build_user_prompt",
+    "ensemble_ray.record.exporters": "JsonTraceExporter",
+    "ensemble_ray.resuming": "aresume resume",
+    "ensemble_ray.run_handle": "Run",
+    "ensemble_ray.runtime": "Runtime",
+    "ensemble_ray.tools": """
+        AbstractAgentTool AbstractTypedAgentTool AgentTool CustomSchemaAgentTool DynamicToolProvider NoOpToolMetrics
+        PipelineErrorStrategy ToolContext ToolPipeline ToolResult TypedAgentTool current_tool_context tool
+    """,
+    "ensemble_ray.tools.builtin": """
+        CalculatorTool DateTimeTool FileReadTool FileWriteTool HttpAgentTool JsonParserTool ProcessAgentTool
+        WebScraperTool WebSearchProvider WebSearchTool
+    """,
+    "ensemble_ray.values.trace": """
+        AgentSummary CaptureMode CapturedMessage DelegationTrace ErrorTrace ExecutionTrace ExecutionTraceExporter
+        LlmInteraction MapReduceLevelSummary TaskPrompts TaskTrace ToolCallTrace
+    """,
 }
+#: Modules that are attributes of the package without an import of their own.
+MODULES = ("errors", "events", "tools")
+
+#: Where each public name stands.
+MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+
+_names = [name for names in _EXPORTS.values() for name in names.split()]
+__all__ = sorted(_names)  # noqa: PLE0605  # pyright: ignore[reportUnsupportedDunderAll]  checkers read the stub
 
 
 def __getattr__(name: str) -> object:
-    """Load what costs time only when it is asked for: built-in tools, what `_LATE` names, and Ray with its runtime."""
-    if name == "RayRuntime":
-        from ensemble_ray.runtime import ray_runtime_class
-
-        return ray_runtime_class()
-    if name in _LATE:
-        return getattr(importlib.import_module(f"ensemble_ray.{_LATE[name]}"), name)
-    builtin = importlib.import_module("ensemble_ray.tools.builtin")
-    if name in builtin.__all__:
-        return getattr(builtin, name)
-    raise AttributeError(f"module 'ensemble_ray' has no attribute '{name}'")
+    """Import a public name when it is first asked for."""
+    if name in MODULES:
+        return importlib.import_module(f"ensemble_ray.{name}")
+    if name not in MODULE_OF:
+        raise AttributeError(f"module 'ensemble_ray' has no attribute '{name}'")
+    found = globals()[name] = getattr(importlib.import_module(MODULE_OF[name]), name)
+    return found
 
 
 def __dir__() -> list[str]:
-    """What editors without type information complete."""
+    """Return the public names, for editors without type information."""
     return __all__

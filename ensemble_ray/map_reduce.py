@@ -17,11 +17,11 @@ from ensemble_ray.definition.levels import Levels
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.run_rules import Watched
 from ensemble_ray.definition.task import Task
+from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.ensemble import Ensemble, Startable, streamed
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_dag import StaticTree, static_tree
-from ensemble_ray.plan.templates import escape_template
 from ensemble_ray.run_handle import Run
 
 if TYPE_CHECKING:

@@ -1,14 +1,16 @@
 """An agent: who works, with which model and tools. Room: definition.
 
-In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model.
+In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model: a
+question to it is a run like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self, cast
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ensemble_ray.definition.fields import (
     ModelField,
@@ -23,16 +25,25 @@ from ensemble_ray.definition.fields import (
     model_under_limit,
 )
 from ensemble_ray.definition.identity import Identified
-from ensemble_ray.definition.team_model import TEAM_MODEL
+from ensemble_ray.definition.model_placeholder import TEAM_MODEL
+from ensemble_ray.definition.questions import answered, ensemble_of, events_of
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import OnIncomplete
+from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed
 from ensemble_ray.values.rate_limit import RateLimit
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from ensemble_ray import Ensemble, RunOptions, Runtime
+    from ensemble_ray.definition.questions import History
+    from ensemble_ray.events import Event
 
 __all__ = ["Agent"]
 
 
 class Agent(Identified):
-    """A worker: a role, a goal, a model, and the tools it may call.
+    """A worker: a role, a goal, a model, and the tools it may call. It does tasks of ensembles, and answers questions.
 
     One agent may serve many tasks and many runs at once; it is equal only to itself (S-CONV-31).
 
@@ -62,7 +73,8 @@ class Agent(Identified):
     background: StrictText | None = None
     tools: ToolsField = initially(())
     llm: ModelField = initially(TEAM_MODEL)
-    stream: bool | None = None
+    #: written as `stream=`; read under another name, since `Agent.stream` is what streams a run's events
+    is_streaming: bool | None = Field(default=None, alias="stream")
     verbose: bool = False
     max_iterations: StrictInt = 25
     response_format: StrictText = ""
@@ -78,7 +90,7 @@ class Agent(Identified):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """The table of checks (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
+        """Check the fields in the table's order (S-DOM-1 to S-DOM-8); a missing role or goal counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
@@ -96,7 +108,7 @@ class Agent(Identified):
         return given
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed, checked like a new one; it is another agent with an id of its own.
+        """Return a copy with these fields changed, checked like a new one; it is another agent with an id of its own.
 
         A new `rate_limit` takes the place of the old one.
 
@@ -104,3 +116,93 @@ class Agent(Identified):
             ValidationError: a field is unknown or its value is refused.
         """
         return super().replace(**changes_with_limit(self.llm, self.rate_limit, changes))
+
+    # Questions (S-DOM-78). Each is a run with a record of its own, and the four ways to ask take the same arguments.
+
+    def run(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AgentOutput[Parsed]:
+        """Ask, and wait for the answer; works in scripts and inside a running event loop. Ctrl-C ends the run.
+
+        Args:
+            question: What is asked, word for word: braces are text.
+            output_type: Type that the answer is parsed into, as `Task.output_type`; read it from `output.parsed`.
+            history: Conversation to continue: the output of an earlier question, or questions and answers in turns.
+            runtime: As of `Ensemble.run`.
+            run_id: As of `Ensemble.run`.
+            options: As of `Ensemble.run`.
+
+        Raises:
+            ValidationError: the question or the history cannot be asked, or the agent has no model.
+            EnsembleError: the run failed; as `Ensemble.run`.
+        """
+        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        return answered(asked, asked.run(runtime=runtime, run_id=run_id, options=options))
+
+    async def arun(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AgentOutput[Parsed]:
+        """`run` for async code, with the same contract; cancelling it ends the run first."""
+        asked = self.to_ensemble(question, output_type=output_type, history=history)
+        return answered(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options))
+
+    def stream(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> Iterator[Event | AgentOutput[Parsed]]:
+        """Give events as they happen, pieces of text (`TokenEvent`) among them, then the output as the last item.
+
+        Leaving the loop early, or Ctrl-C in it, ends the run.
+
+        Raises:
+            ValidationError, EnsembleError: as `run`.
+        """
+        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+        return events_of(asked, runtime=runtime, run_id=run_id, options=options)
+
+    async def astream(
+        self,
+        question: str,
+        *,
+        output_type: type[Parsed] | None = None,
+        history: History | None = None,
+        runtime: Runtime | str | None = None,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+    ) -> AsyncIterator[Event | AgentOutput[Parsed]]:
+        """`stream` for async code, with the same contract."""
+        asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
+        events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options))
+        async with aclosing(events):
+            async for each in events:
+                yield answered(asked, each) if isinstance(each, EnsembleOutput) else each
+
+    def to_ensemble(
+        self, question: str, *, output_type: type[Any] | None = None, history: History | None = None
+    ) -> Ensemble:
+        """Return what is run when the agent is asked: an ensemble of one task.
+
+        Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. A run
+        that `stream` or `astream` began is that of `to_ensemble(...).replace(stream=True)`.
+        """
+        return ensemble_of(self, question, output_type=output_type, history=history)

@@ -120,13 +120,13 @@ class EnsembleDefinition(Watched, Leadership, RunRules, Work):
         return self._levels
 
     def with_levels(self, levels: Levels) -> Self:
-        """This ensemble, its tasks being the tree of a map-reduce; one with other tasks is none again."""
+        """Return this ensemble, its tasks being the tree of a map-reduce; one with other tasks is none again."""
         placed = self.model_copy()
         placed._levels = levels  # noqa: SLF001  a copy of its own
         return placed
 
     def with_tasks(self, tasks: Sequence[Task]) -> Self:
-        """This ensemble with another task list (S-DOM-69).
+        """Return this ensemble with another task list (S-DOM-69).
 
         Raises:
             ValueError: there is none, or one of them is None.

@@ -76,7 +76,7 @@ def check_positive(value: object, message: str) -> None:
 
 
 def items_of(value: object) -> object:
-    """A collection as a tuple, so that the caller's own can change later (S-CONV-5); None is empty."""
+    """Return a collection as a tuple, so that the caller's own can change later (S-CONV-5); None is empty."""
     if value is None:
         return ()
     if isinstance(value, list | tuple | set | frozenset):
@@ -85,7 +85,7 @@ def items_of(value: object) -> object:
 
 
 def check_tools(value: object, *, subject: str) -> object:
-    """The tools of an agent or a task as a tuple.
+    """Return the tools of an agent or a task as a tuple.
 
     Args:
         value: What the user gave.
@@ -112,7 +112,7 @@ def check_tools(value: object, *, subject: str) -> object:
 
 
 def model_of(value: object) -> ChatModel | None:
-    """The model that was meant: itself, or the one that a string names (S-CONV-19); None stays None.
+    """Return the model that was meant: itself, or the one that a string names (S-CONV-19); None stays None.
 
     Raises:
         ValidationError: it is no model, or the string names no known kind of model.
@@ -126,7 +126,7 @@ def model_of(value: object) -> ChatModel | None:
 
 
 def limited(model: ChatModel, limit: RateLimit | None) -> ChatModel:
-    """The model held to that limit; one that already is held to an equal limit stays as it is, with its bucket."""
+    """Return the model held to that limit; one already held to an equal limit stays as it is, with its bucket."""
     if limit is None:
         return model
     from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
@@ -137,7 +137,7 @@ def limited(model: ChatModel, limit: RateLimit | None) -> ChatModel:
 
 
 def model_under_limit(given: Mapping[str, object]) -> ChatModel | None:
-    """The model of a definition as it is kept: resolved, and under the definition's own limit (S-RATE-30, S-RATE-31)."""
+    """Return a definition's model as it is kept: resolved, and under its own limit (S-RATE-30, S-RATE-31)."""
     model, limit = model_of(given.get("llm")), given.get("rate_limit")
     # A limit of another type is refused by pydantic a moment later.
     if model is None or not isinstance(limit, RateLimit):
@@ -148,7 +148,7 @@ def model_under_limit(given: Mapping[str, object]) -> ChatModel | None:
 def changes_with_limit(
     model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
 ) -> Mapping[str, object]:
-    """Changes for `replace`, such that a new limit takes the place of the old one instead of standing above it."""
+    """Return changes for `replace` in which a new limit takes the place of the old one instead of standing above it."""
     if limit is None or model is None or "rate_limit" not in changes or "llm" in changes:
         return changes
     return {**changes, "llm": getattr(model, "delegate", model)}
@@ -165,7 +165,7 @@ def _nearest(value: str, known: Sequence[str]) -> str:
 
 
 def _member(kind: type[_Enum], field: str) -> Callable[[object], object]:
-    """A converter of plain strings to that enum (S-CONV-6)."""
+    """Return a converter of plain strings to that enum (S-CONV-6)."""
     known = [member.value for member in kind]
 
     def convert(value: object) -> object:
@@ -183,7 +183,7 @@ def _callbacks_of(value: object) -> object:
 
 
 def initially(value: object) -> Any:
-    """A default, for fields whose declared type is a descriptor to type checkers and a plain type at run time."""
+    """Return a default, for fields whose type is a descriptor to type checkers and a plain type at run time."""
     return value
 
 

@@ -116,7 +116,7 @@ class ManagerPromptStrategy(Protocol):
         ...
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str | None:
-        """What it has to do: its task. Blank: a fixed sentence takes its place (S-HIER-10)."""
+        """Return what it has to do: its task. Blank: a fixed sentence takes its place (S-HIER-10)."""
         ...
 
 
@@ -146,7 +146,7 @@ def check_roles(roles: Sequence[str]) -> None:
 
 
 def check_constraints(constraints: HierarchicalConstraints | None, roles: Sequence[str] | None) -> None:
-    """The rules of constraints, in order (S-HIER-30 to S-HIER-37).
+    """Return the rules of constraints, in order (S-HIER-30 to S-HIER-37).
 
     Args:
         constraints: None: nothing to check.

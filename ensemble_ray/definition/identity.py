@@ -28,7 +28,7 @@ class Identified(Value):
         return cast("dict[str, str]", self.__pydantic_private__)["_object_id"]
 
     def rewritten(self, **changes: object) -> Self:
-        """The same one with fields changed: keeps the id and is not validated again; for the library's own use."""
+        """Return the same one with fields changed: it keeps its id, unvalidated; for the library's own use."""
         return self.model_copy(update=changes)
 
     def __eq__(self, other: object) -> bool:

@@ -88,7 +88,7 @@ class MapDefinition(Watched):
     @model_validator(mode="before")
     @classmethod
     def _check_map(cls, data: Any) -> Any:
-        """The table of checks (S-MR-10 to S-MR-23, S-MR-110, S-MR-150); a missing argument counts as None."""
+        """Check the fields in the table's order (S-MR-10 to S-MR-23, S-MR-110, S-MR-150); a missing argument counts as None."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
@@ -105,7 +105,7 @@ class MapDefinition(Watched):
 
     @classmethod
     def _check_reduction(cls, given: dict[str, Any]) -> None:
-        """What a definition that also reduces checks, in its place among the other checks."""
+        """Check what a definition that also reduces adds, in its place among the other checks."""
 
     @model_validator(mode="after")
     def _find_source(self) -> MapDefinition:

@@ -66,12 +66,12 @@ class Synthesizer(Protocol):
     """Makes an agent for a task that names none (S-DET-25); `AgentSynthesizer` has the built-in ones."""
 
     def synthesize(self, task: Task, context: Any, /) -> object:
-        """The agent, or an awaitable of it; the context is a `SynthesisContext`."""
+        """Return the agent, or an awaitable of it; the context is a `SynthesisContext`."""
         ...
 
 
 def _listeners_of(value: object) -> object:
-    """Listeners as a tuple; an entry that could never be called is refused."""
+    """Return listeners as a tuple, and refuse an entry that could never be called."""
     entries = items_of(value)
     if not isinstance(entries, tuple):
         raise ValidationError(f"Ensemble listeners must be given as a list, got: {type(entries).__name__}")
@@ -236,12 +236,12 @@ class RunRules(Value):
         return self._origin
 
     def with_origin(self, origin: str, overrides: Mapping[str, str] | None = None) -> Self:
-        """This ensemble, knowing where it came from, and what was chosen in place of what stands there; for loaders."""
+        """Keep where it came from and what was chosen in place of what stands there, and return it; for loaders."""
         self._origin = Origin(place=origin, overrides=dict(overrides or {}))
         return self
 
     def with_options(self, options: RunOptions | None) -> Self:
-        """This ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
+        """Return this ensemble as one run sees it; options that are None change nothing (S-DOM-68)."""
         if options is None:
             return self
         chosen = {name: getattr(options, name) for name in RunOptions.model_fields}
@@ -278,5 +278,5 @@ class Watched(RunRules):
         return {method: callables for method, callables in given.items() if callables}
 
     def with_additional_listener(self, listener: object) -> Self:
-        """This ensemble with one more listener, behind the others (S-DOM-69)."""
+        """Return this ensemble with one more listener, behind the others (S-DOM-69)."""
         return self.replace(listeners=(*self.listeners, listener))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Self, TypeAlias, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Self, TypeAlias, cast, get_args, get_origin
 
 from pydantic import InstanceOf, SkipValidation, model_validator
 
@@ -25,9 +25,11 @@ from ensemble_ray.definition.fields import (
     items_of,
     model_under_limit,
 )
+from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.values.messages import Effect
+from ensemble_ray.values.messages import ChatMessage, Effect
+from ensemble_ray.values.outputs import Parsed_co
 from ensemble_ray.values.rate_limit import RateLimit
 from ensemble_ray.values.value import FrozenSequence
 
@@ -46,8 +48,10 @@ _PRIMITIVES: tuple[object, ...] = (int, float, bool, complex, bytes)
 _ARRAYS: tuple[object, ...] = (list, tuple, set, frozenset)
 
 
-class Task(Identified):
+class Task(Identified, Generic[Parsed_co]):
     """A piece of work. It is equal only to itself: two built alike are two tasks (S-CONV-31).
+
+    `Task(..., output_type=Report)` is a `Task[Report]` to type checkers; at run time there is one class (S-CONV-39).
 
     Attributes:
         name: What YAML, plans and records call it; None: its position does.
@@ -68,6 +72,8 @@ class Task(Identified):
         effect: What the handler does to the world: `none`: it only reads; `idempotent`: doing it again under the same
             `idempotency_key` changes nothing more; `once`: it must not be done twice. None: as the tool given as
             handler says, else `once`.
+        history: What was said before: questions and answers in turns, sent to the model before the task. A manager, who
+            hands tasks on as texts, does not see it.
         revision_feedback: What was wrong with the previous attempt.
         prior_attempt_output: The previous attempt.
         attempt_number: 0 for the first attempt.
@@ -78,7 +84,7 @@ class Task(Identified):
     expected_output: StrictText
     agent: InstanceOf[Agent] | None = None
     context: Annotated[Sequence[Task], SkipValidation] = ()
-    output_type: Annotated[type[Any] | None, SkipValidation] = None
+    output_type: Annotated[type[Parsed_co] | None, SkipValidation] = None
     max_output_retries: StrictInt = 3
     input_guardrails: FrozenSequence[Callable[[Any], object]] = ()
     output_guardrails: FrozenSequence[Callable[[Any], object]] = ()
@@ -89,15 +95,22 @@ class Task(Identified):
     rate_limit: RateLimit | None = None
     handler: Annotated[Handler | None, SkipValidation] = None
     effect: Effect | None = None
+    history: Annotated[Sequence[ChatMessage], SkipValidation] = ()
     revision_feedback: StrictText | None = None
     prior_attempt_output: StrictText | None = None
     attempt_number: StrictInt = 0
 
     __hash__ = Identified.__hash__  # type checkers take a value class to be unhashable unless it says so itself
 
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: a type per answer would give tasks of their own to pickles and to `isinstance`."""
+            return cls
+
     @classmethod
     def of(cls, description: str, expected_output: str = _DEFAULT_EXPECTED_OUTPUT) -> Self:
-        """A task in one line (S-DOM-34); the agent is made for it."""
+        """Return a task in one line (S-DOM-34); the agent is made for it."""
         return cls(description=description, expected_output=expected_output)
 
     @property
@@ -106,13 +119,13 @@ class Task(Identified):
         return _effect_of(self.handler) if self.effect is None else self.effect
 
     def with_revision_feedback(self, feedback: str | None, prior_output: str | None, attempt: int) -> Self:
-        """This task for another attempt (S-DOM-36): the same task, so its output is found under it."""
+        """Return this task for another attempt (S-DOM-36): the same task, so its output is found under it."""
         return self.rewritten(
             revision_feedback=feedback or "", prior_attempt_output=prior_output, attempt_number=attempt
         )
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed, checked like a new one; it is another task with an id of its own.
+        """Return a copy with these fields changed, checked like a new one; it is another task with an id of its own.
 
         A new `rate_limit` takes the place of the old one.
 
@@ -124,7 +137,7 @@ class Task(Identified):
     @model_validator(mode="before")
     @classmethod
     def _check(cls, data: Any) -> Any:
-        """The table of checks (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
+        """Check the fields in the table's order (S-DOM-20 to S-DOM-31); a missing argument counts as None (S-CONV-13)."""
         if not isinstance(data, Mapping):
             return data
         given = dict(cast("Mapping[str, Any]", data))
@@ -139,6 +152,7 @@ class Task(Identified):
         retries = given.get("max_output_retries")
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
+        given["history"] = check_history(given.get("history"))
         _check_handler(given)
         given["llm"] = model_under_limit(given)
         return given
@@ -156,7 +170,7 @@ class Task(Identified):
 
 
 def _checked_context(given: Mapping[str, Any]) -> object:
-    """The context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
+    """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
     entries = items_of(given.get("context"))
     if not isinstance(entries, tuple):
         raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
@@ -213,6 +227,7 @@ def _check_handler(given: Mapping[str, Any]) -> None:
         (bool(given.get("tools")), "tools", "tools"),
         (given.get("max_iterations") is not None, "max_iterations", "max_iterations"),
         (given.get("rate_limit") is not None, "a rate_limit", "rate_limit"),
+        (bool(given.get("history")), "a history", "history"),
     )
     for is_given, what, field in exclusive:
         if is_given:
@@ -231,7 +246,7 @@ def _check_handler(given: Mapping[str, Any]) -> None:
 
 
 def _effect_of(handler: object) -> Effect:
-    """What a tool given as handler says; anything else may only be done once."""
+    """Return what a tool given as handler says; anything else may only be done once."""
     from ensemble_ray.tools.decorator import tool_mark  # asked only in a run, which needs them anyway
     from ensemble_ray.tools.tool import AgentTool, check_effect
 

@@ -87,7 +87,7 @@ def check_rules(definition: RunRules) -> None:
 
 
 def infer_workflow(definition: EnsembleDefinition) -> Workflow:
-    """The workflow that was chosen; where none was, parallel if a task of the list is context of another (S-DET-40)."""
+    """Return the workflow that was chosen, else parallel if a task of the list is context of another (S-DET-40)."""
     if definition.workflow is not None:
         return definition.workflow
     listed = {task.object_id for task in definition.tasks}
@@ -96,14 +96,14 @@ def infer_workflow(definition: EnsembleDefinition) -> Workflow:
 
 
 def known_agents(definition: EnsembleDefinition) -> tuple[Agent, ...]:
-    """The ensemble's agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65); each once."""
+    """Return the agents before any is made: those given, else those of the tasks in first-use order (S-DOM-65)."""
     given = definition.agents
     named = given if given is not None else (task.agent for task in definition.tasks if task.agent is not None)
     return tuple(dict.fromkeys(named))
 
 
 def manager_model(definition: EnsembleDefinition, workers: Sequence[Agent]) -> ChatModel:
-    """The model of a hierarchical run's manager (S-HIER-2).
+    """Return the model of a hierarchical run's manager (S-HIER-2).
 
     Args:
         definition: Names the manager's own model, and one for everybody.
@@ -276,7 +276,7 @@ def _warnings(definition: EnsembleDefinition) -> list[str]:
 
 
 def _without_effect(task: Task) -> str | None:
-    """What a task declares that only its own execution could keep."""
+    """Return what a task declares that only its own execution could keep."""
     fields = ("output_type", "input_guardrails", "output_guardrails")
     given = [field for field in fields if getattr(task, field)]
     if not given:

@@ -41,9 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import timedelta
 
-    from ensemble_ray.values.outputs import TaskOutput
-    from ensemble_ray.values.rate_limit import RateLimit
-    from ensemble_ray.values.trace import ExecutionTrace
+    # From the face: errors carry values, and the modules of those values raise errors.
+    from ensemble_ray import ExecutionTrace, RateLimit, TaskOutput
 
 __all__ = [
     "AgentExecutionError",
@@ -155,7 +154,7 @@ class ParallelExecutionError(EnsembleError):
         self.completed_count = len(self.completed_task_outputs) if completed_count is None else completed_count
 
     def state(self) -> dict[str, object]:
-        """The fields; the failed tasks' causes keep their own causes."""
+        """Return the fields; the failed tasks' causes keep their own causes."""
         return {**super().state(), "failed_task_causes": {key: Chain(e) for key, e in self.failed_task_causes.items()}}
 
 

@@ -23,7 +23,7 @@ _KEPT = ("status_code", "status", "code", "request_id", "body")
 
 
 def _class_of_stand_in(name: str) -> type[Exception]:
-    """An exception class of that name whose instances pickle; it stands for one that does not."""
+    """Return an exception class of that name whose instances pickle; it stands for one that does not."""
 
     def reduce(self: Exception) -> tuple[object, ...]:
         return (stand_in, (name, str(self)), dict(vars(self)))
@@ -72,7 +72,7 @@ _MAX_CHAIN = 32
 
 
 def _links(error: BaseException) -> list[tuple[Any, ...]]:
-    """The chain of causes as data, one link per error; pickling alone would lose the causes of foreign errors."""
+    """Return the chain of causes as data, one link per error; pickling would lose the causes of foreign errors."""
     links: list[tuple[Any, ...]] = []
     seen: set[int] = set()
     at: BaseException | None = error
@@ -85,12 +85,12 @@ def _links(error: BaseException) -> list[tuple[Any, ...]]:
 
 
 def _fields_of(error: Portable) -> dict[str, object]:
-    """The fields of one of our errors; its notes travel beside them."""
+    """Return the fields of one of our errors; its notes travel beside them."""
     return {name: value for name, value in error.state().items() if name != "__notes__"}
 
 
 def _foreign_link(error: BaseException) -> tuple[object, ...]:
-    """An error that is not ours: as it is, by value, without its constructor, else as a stand-in."""
+    """Return data of an error that is not ours: as it is, by value, without its constructor, else as a stand-in."""
     told = (type(error).__name__, message_of(error), plain_fields(error))
     provider = pack_provider_error(error)
     if provider is not None:
@@ -103,7 +103,7 @@ def _foreign_link(error: BaseException) -> tuple[object, ...]:
 
 
 def _loaded_or_stand_in(data: bytes, name: str, text: str, fields: Mapping[str, object]) -> BaseException:
-    """The error, or its stand-in where its class cannot be had, such as that of a package only the sender has."""
+    """Return the error, or its stand-in where its class cannot be had, as that of a package only the sender has."""
     try:
         return cast("BaseException", pickle.loads(data))  # noqa: S301  bytes of our own cluster
     except Exception:  # noqa: BLE001  whatever loading raised, what went wrong must still be told
@@ -113,12 +113,12 @@ def _loaded_or_stand_in(data: bytes, name: str, text: str, fields: Mapping[str, 
 def _provider_or_stand_in(
     data: Mapping[str, object], name: str, text: str, fields: Mapping[str, object]
 ) -> BaseException:
-    """The provider's error, or its stand-in where its package cannot be had."""
+    """Return the provider's error, or its stand-in where its package cannot be had."""
     return unpack_provider_error(data) or stand_in(name, text, fields)
 
 
 def _travels(error: BaseException, dumps: Callable[[Any], bytes]) -> bytes | None:
-    """The pickled error if it comes out with its class name and text, else None."""
+    """Return the pickled error if it comes out with its class name and text, else None."""
     try:
         data = dumps(error)
         copy = pickle.loads(data)  # noqa: S301  our own bytes, made one line up
@@ -150,7 +150,7 @@ class _Rebuilt:
 
 
 def _join(links: Sequence[tuple[Any, ...]]) -> BaseException:
-    """The chain of causes again; gives its first error."""
+    """Put the chain of causes together again and return its first error."""
     cause: BaseException | None = None
     for notes, make, *args in reversed(links):
         error = cast("Callable[..., BaseException]", make)(*args)
@@ -187,5 +187,5 @@ class Portable(Exception):  # noqa: N818  a mixin of behaviour, never raised as 
         return (_join, (_links(self),))
 
     def state(self) -> dict[str, object]:
-        """The fields, in a form that pickles."""
+        """Return the fields, in a form that pickles."""
         return dict(self.__dict__)

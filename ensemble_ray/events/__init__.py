@@ -52,7 +52,7 @@ class Event:
     instance: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """A JSON-able form: `event` is the listener method without `on_`."""
+        """Return a JSON-able form: `event` is the listener method without `on_`."""
         fields = {field.name: jsonable(getattr(self, field.name)) for field in dataclasses.fields(self)}
         return {"event": self.method.removeprefix("on_"), **fields}
 

@@ -35,50 +35,50 @@ class EnsembleListener:
     """
 
     def on_ensemble_started(self, ensemble_id: str, workflow: str, total_tasks: int) -> object:
-        """The run begins (S-EVT-30)."""
+        """React to the start of the run (S-EVT-30)."""
 
     def on_ensemble_completed(self, ensemble_id: str, total_duration: object, exit_reason: object) -> object:
-        """The run ended without failure (S-EVT-31)."""
+        """React to the end of a run without failure (S-EVT-31)."""
 
     def on_task_start(self, event: TaskStartEvent) -> object:
-        """A task begins."""
+        """React to the start of a task."""
 
     def on_task_complete(self, event: TaskCompleteEvent) -> object:
-        """A task succeeded."""
+        """React to the success of a task."""
 
     def on_task_failed(self, event: TaskFailedEvent) -> object:
-        """A task failed."""
+        """React to the failure of a task."""
 
     def on_tool_call(self, event: ToolCallEvent) -> object:
-        """A tool was executed."""
+        """React to a tool call that was made."""
 
     def on_task_input(self, event: TaskInputEvent) -> object:
         """Prompts are built."""
 
     def on_llm_iteration_started(self, event: LlmIterationStartedEvent) -> object:
-        """A model call begins."""
+        """React to the start of a model call."""
 
     def on_llm_iteration_completed(self, event: LlmIterationCompletedEvent) -> object:
-        """A model call ended."""
+        """React to the end of a model call."""
 
     def on_token(self, event: TokenEvent) -> object:
-        """A streamed fragment came."""
+        """React to a fragment of a streamed answer."""
 
     def on_delegation_started(self, event: DelegationStartedEvent) -> object:
-        """A worker is asked."""
+        """React to the start of a delegation."""
 
     def on_delegation_completed(self, event: DelegationCompletedEvent) -> object:
-        """A worker answered."""
+        """React to the answer of a worker."""
 
     def on_delegation_failed(self, event: DelegationFailedEvent) -> object:
-        """A delegation was refused, or its worker failed."""
+        """React to a delegation that was refused, or whose worker failed."""
 
     def on_file_changed(self, event: FileChangedEvent) -> object:
-        """A file tool wrote a file."""
+        """React to a file that a file tool wrote."""
 
 
 def wanted_by(listener: object) -> frozenset[str]:
-    """The listener methods it overrides or has; events of other types need not be built for it."""
+    """Return the listener methods that it overrides or has; events of other types need not be built for it."""
     wanted: set[str] = set()
     for method in EVENT_TYPES:
         own = getattr(type(listener), method, None) or getattr(listener, method, None)

@@ -58,7 +58,7 @@ class EventLog:
             self._wake()
 
     def stream(self) -> EventStream:
-        """A reader of its own, from the oldest kept event."""
+        """Return a reader of its own, from the oldest kept event."""
         return EventStream(self)
 
     def read(self, cursor: int) -> tuple[list[Event], int, bool]:

@@ -23,7 +23,7 @@ OVERLAY_FIELDS = (
     "role",
     "goal",
     "background",
-    "stream",
+    "is_streaming",
     "verbose",
     "max_iterations",
     "response_format",

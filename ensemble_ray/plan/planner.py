@@ -287,7 +287,7 @@ class _Places:
 
 def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
     """The first of agent, task and ensemble that says anything (S-STR-1)."""
-    for chosen in (None if agent is None else agent.stream, None if task is None else task.stream):
+    for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
         if chosen is not None:
             return chosen
     return definition.is_streaming

@@ -16,8 +16,8 @@ from typing import Any, cast
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.team_model import TEAM_MODEL
 from ensemble_ray.definition.validation import known_agents
 from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.errors import (

@@ -13,25 +13,12 @@ from typing import overload
 from ensemble_ray.errors import PromptTemplateError
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["escape_template", "resolve_template"]
+__all__ = ["resolve_template"]
 
 _log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 #: How much of a template an error shows (S-TPL-6).
 _SHOWN = 100
-
-
-_IN_BRACES = re.compile(r"\{(\w+)\}")
-
-
-def escape_template(text: str) -> str:
-    """The template that resolves to that very text, whatever stands in its braces.
-
-    Example:
-        >>> resolve_template(escape_template("{a} {{b}}"), {})
-        '{a} {{b}}'
-    """
-    return _IN_BRACES.sub(r"{{\1}}", text) if "{" in text else text
 
 
 @overload

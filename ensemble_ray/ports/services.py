@@ -31,7 +31,7 @@ _services: ContextVar[Services] = ContextVar("ensemble_ray_services")
 
 
 def services() -> Services | None:
-    """The services set for this piece of work; None outside any run."""
+    """Return the services set for this piece of work; None outside any run."""
     return _services.get(None)
 
 

@@ -18,7 +18,7 @@ _NOTHING: Mapping[str, str] = {}
 
 
 def current_log_context() -> Mapping[str, str]:
-    """The log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
+    """Return the log fields in force here: `ensemble.id`, `task.index`, `agent.role`... (S-ENG-23 to S-ENG-27)."""
     return _log_fields.get(_NOTHING)
 
 
@@ -53,7 +53,7 @@ _effect_key: ContextVar[str] = ContextVar("ensemble_ray_effect_key")
 
 
 def current_effect_key() -> str:
-    """The id of the effect that is being performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
+    """Return the id of the effect performed here, the same for its every repetition; empty outside any (S-DUR-27)."""
     return _effect_key.get("")
 
 

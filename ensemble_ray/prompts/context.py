@@ -22,7 +22,7 @@ _EXPLANATION = "Earlier tasks gave the results below. Use what helps you with yo
 
 
 def context_section(outputs: Sequence[TaskOutput]) -> str:
-    """The section, without a line break at its end; "" when there are no outputs (S-TPL-32)."""
+    """Return the section, without a line break at its end; "" when there are no outputs (S-TPL-32)."""
     if not outputs:
         return ""
     lines = [_HEADING, _EXPLANATION]

@@ -46,14 +46,14 @@ class DefaultManagerPromptStrategy:
     """
 
     def build_system_prompt(self, context: ManagerPromptContext, /) -> str:
-        """The manager's duty, its workers numbered from 1, and how to delegate."""
+        """Return the manager's duty, its workers numbered from 1, and how to delegate."""
         agents = [_agent(number, agent) for number, agent in enumerate(context.agents, start=1)]
         purpose = (context.workflow_description or "").strip()
         parts = [_DUTY, f"What this is for: {purpose}" if purpose else "", "Your agents:", *agents, _WAYS]
         return "\n\n".join(part for part in parts if part)
 
     def build_user_prompt(self, context: ManagerPromptContext, /) -> str:
-        """What was done before, every task numbered from 1, and what is expected in the end."""
+        """Return what was done before, every task numbered from 1, and what is expected in the end."""
         numbers = {task.object_id: number for number, task in enumerate(context.tasks, start=1)}
         tasks = [_task(number, task, numbers) for number, task in enumerate(context.tasks, start=1)]
         parts = [context_section(context.previous_outputs), "Get these tasks done by your agents:", *tasks, _CLOSING]
@@ -61,7 +61,7 @@ class DefaultManagerPromptStrategy:
 
 
 def manager_prompts(strategy: ManagerPromptStrategy | None, context: ManagerPromptContext) -> tuple[str, str]:
-    """The manager's background and its task's description (S-HIER-10).
+    """Return the manager's background and its task's description (S-HIER-10).
 
     Args:
         strategy: None: the default one. What it raises is not caught here (S-HIER-13).

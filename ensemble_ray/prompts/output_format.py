@@ -51,7 +51,7 @@ _LISTS = (
 
 
 def describe_schema(kind: type[object] | None) -> str:
-    """The schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
+    """Return the schema text of a type: its fields with the kinds of their values, indented by two spaces per level.
 
     Args:
         kind: Whatever a task's `output_type` may be: a pydantic model, dataclass, `TypedDict`, enum, `str` or mapping.
@@ -82,12 +82,12 @@ def describe_schema(kind: type[object] | None) -> str:
 
 
 def output_format_section(kind: type[object]) -> str:
-    """The section of the user prompt that asks for that type (S-OUT-1)."""
+    """Return the section of the user prompt that asks for that type (S-OUT-1)."""
     return f"## Output Format\n{_ONLY_JSON} It must match this schema:\n{describe_schema(kind)}"
 
 
 def correction_prompt(kind: type[object], *, problem: str, response: str) -> str:
-    """What a model is told after an answer that could not be parsed (S-OUT-31).
+    """Return what a model is told after an answer that could not be parsed (S-OUT-31).
 
     Args:
         kind: The type that is wanted.
@@ -219,7 +219,7 @@ def _is_by_name(kind: object) -> bool:
 
 
 def _json_name(name: str, field: FieldInfo) -> str:
-    """The name under which the field is read."""
+    """Return the name under which the field is read."""
     alias = field.validation_alias or field.alias
     if isinstance(alias, pydantic.AliasChoices):
         alias = alias.choices[0]

@@ -37,7 +37,7 @@ def build_user_prompt(task: Task, context_outputs: Sequence[TaskOutput] = ()) ->
 
 
 def _revision_section(task: Task) -> str:
-    """What was wrong with the previous attempt (S-TPL-36)."""
+    """Return what was wrong with the previous attempt (S-TPL-36)."""
     feedback = task.revision_feedback
     if feedback is None or not feedback.strip():
         return ""

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 __all__ = ["definition_data", "model_data", "run_data", "task_data"]
 
 #: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
-_TASK_FIELDS = itemgetter("handler", "output_type", "input_guardrails", "output_guardrails", "revision_feedback")
+_TASK_FIELDS = itemgetter(
+    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback"
+)
 #: Those of a task of texts alone.
-_PLAIN = (None, None, (), (), None)
+_PLAIN = (None, None, (), (), (), None)
 #: Request options that may hold keys or places. Of the body only its hash is kept.
 _HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
 _HASHED_OPTIONS = frozenset({"extra_body"})
@@ -135,6 +137,8 @@ def _task(task: Task) -> dict[str, object] | None:
     for name in ("input_guardrails", "output_guardrails"):
         if fields[name]:
             data[name] = [identity_of(each) for each in fields[name]]
+    if task.history:
+        data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.revision_feedback is not None:
         given = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
         data["revision"] = list(given)

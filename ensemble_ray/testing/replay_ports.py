@@ -347,8 +347,10 @@ def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> li
     prompts = as_mapping(_trace(fold).get("prompts"))
     if not prompts:
         return []
+    history = map(as_mapping, as_sequence(prompts.get("history")))
     told: list[tuple[str, str | None]] = [
         ("system", as_text(prompts.get("system_prompt"))),
+        *((as_text(each.get("role")), as_text(each.get("content"))) for each in history),
         ("user", as_text(prompts.get("user_prompt"))),
     ]
     instance = name.rsplit("/", 2)[0]

@@ -42,7 +42,7 @@ _BUILTIN: Mapping[str, type[Exception]] = {
 
 
 def error_data(error: BaseException) -> dict[str, object]:
-    """An error and its causes as JSON-able data."""
+    """Return an error and its causes as JSON-able data."""
     data: dict[str, object] | None = None
     for each in reversed(list(_chain(error))):
         data = {**_link(each), "cause": data}
@@ -50,7 +50,7 @@ def error_data(error: BaseException) -> dict[str, object]:
 
 
 def error_from(data: Mapping[str, object], *, output_type: type[object] | None = None) -> BaseException:
-    """The error that was recorded, with its causes; what is damaged in its data comes back as a stand-in.
+    """Return the error that was recorded, with its causes; what is damaged in its data comes back as a stand-in.
 
     Args:
         data: What `error_data` gave, also after a way through JSON.
@@ -72,7 +72,7 @@ def error_from(data: Mapping[str, object], *, output_type: type[object] | None =
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, each once."""
+    """Return the error and its causes, each once."""
     seen: set[int] = set()
     at: BaseException | None = error
     while at is not None and id(at) not in seen and len(seen) < _MAX_CHAIN:
@@ -136,7 +136,7 @@ def _error(link: Mapping[str, object], output_type: type[object] | None) -> Base
 
 
 def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
-    """An error of a class that is none of ours: itself where its class is listed, else a stand-in."""
+    """Return an error of a class that is none of ours: itself where its class is listed, else a stand-in."""
     provider, args, fields = link.get("provider"), link.get("args"), link.get("fields")
     if isinstance(provider, Mapping):
         found = unpack_provider_error(cast("Mapping[str, object]", provider))
@@ -154,7 +154,7 @@ def _foreign(name: str, text: str, link: Mapping[str, object]) -> BaseException:
 
 
 def _value(field: str, value: object, output_type: type[object] | None) -> object:
-    """A field's value again: only a few are of types that JSON has not."""
+    """Return a field's value again: only a few are of types that JSON has not."""
     match field:
         case "rate_limit":
             limit = cast("Mapping[str, object]", value)

@@ -30,17 +30,17 @@ _DELEGATE = "delegate"
 
 
 def new_object_id() -> str:
-    """A fresh hidden id for a definition (S-CONV-30)."""
+    """Return a fresh hidden id for a definition (S-CONV-30)."""
     return uuid.uuid4().hex
 
 
 def new_run_id() -> str:
-    """A fresh run id: a random UUID (S-ENG-2); the only random name that reaches the record."""
+    """Return a fresh run id: a random UUID (S-ENG-2); the only random name that reaches the record."""
     return str(uuid.uuid4())
 
 
 def uuid_of(name: str) -> str:
-    """The id of a named thing: the SHA-256 of its name in version-4 form, so that a re-run finds it again."""
+    """Return the id of a named thing: the SHA-256 of its name in version-4 form, so that a re-run finds it again."""
     digest = bytearray(hashlib.sha256(name.encode()).digest()[:16])
     digest[6] = (digest[6] & 0x0F) | 0x40
     digest[8] = (digest[8] & 0x3F) | 0x80
@@ -48,18 +48,18 @@ def uuid_of(name: str) -> str:
 
 
 def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
-    """The instance of a task key: `parent/key#occurrence`."""
+    """Return the instance of a task key: `parent/key#occurrence`."""
     here = f"{key}#{occurrence}"
     return f"{parent}/{here}" if parent else here
 
 
 def delegated_instance(effect: str) -> str:
-    """The instance of the work that a call hands to another agent: `facts#0/2/call-1/delegate#0`."""
+    """Return the instance of the work that a call hands to another agent: `facts#0/2/call-1/delegate#0`."""
     return instance_of(_DELEGATE, parent=effect)
 
 
 def delegating_call(instance: str) -> str | None:
-    """The call that handed on the work of an instance, `facts#0/2/call-1`; None for a task of the plan.
+    """Return the call that handed on the work of an instance, `facts#0/2/call-1`; None for a task of the plan.
 
     No key of a task has a slash in it, so that nothing else looks like it.
     """
@@ -67,7 +67,7 @@ def delegating_call(instance: str) -> str | None:
 
 
 def task_instance(name: str) -> str:
-    """The instance of the plan's task that an instance or an effect belongs to, however deep it was handed on.
+    """Return the instance of the plan's task that an instance or an effect belongs to, however deep it was handed on.
 
     Example:
         >>> task_instance("facts#0/2/call-1/delegate#0/0/model")
@@ -77,5 +77,5 @@ def task_instance(name: str) -> str:
 
 
 def effect_name(instance: str, turn: int, call: str | int = "model") -> str:
-    """The name of one effect: what was done in which turn of which instance."""
+    """Return the name of one effect: what was done in which turn of which instance."""
     return f"{instance}/{turn}/{call}"

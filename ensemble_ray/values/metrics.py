@@ -228,7 +228,7 @@ class MetricsSum:
             self._by_role[output.agent_role] = each
 
     def total(self) -> ExecutionMetrics:
-        """The sums so far; EMPTY when there was no task."""
+        """Return the sums so far; EMPTY when there was no task."""
         if not self._count:
             return ExecutionMetrics.EMPTY
         return ExecutionMetrics(

@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Protocol, Self, TypeVar, cast
 
 from pydantic import (
     BeforeValidator,
@@ -16,25 +16,32 @@ from pydantic import (
     SkipValidation,
     field_serializer,
 )
+from typing_extensions import TypeVar as TypeVarWithDefault
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.errors.texts import brief
+from ensemble_ray.values.messages import ChatMessage
 from ensemble_ray.values.metrics import ExecutionMetrics, TaskMetrics
-from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, jsonable
+from ensemble_ray.values.trace import ExecutionTrace, TaskTrace, ToolCallTrace, jsonable
 from ensemble_ray.values.value import Duration, FrozenSequence, Instant, Value
 
 __all__ = [
+    "AgentOutput",
     "EnsembleOutput",
     "ExitReason",
     "FailedItem",
-    "HasObjectId",
     "ItemResult",
+    "Parsed_co",
     "RunState",
     "TaskOutput",
+    "TypedTask",
     "full_name",
 ]
 
 T = TypeVar("T")
+Parsed = TypeVarWithDefault("Parsed", default=Any)
+#: What a task's answer is parsed into; Any where the task does not say.
+Parsed_co = TypeVarWithDefault("Parsed_co", default=Any, covariant=True)
 
 
 class ExitReason(StrEnum):
@@ -78,6 +85,9 @@ def full_name(kind: type[object]) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+_NOT_PARSED = "No parsed output available. Set output_type on the task to have its answer parsed."
+
+
 class _Printer(Protocol):
     """The part of IPython's printer that is used here."""
 
@@ -86,6 +96,12 @@ class _Printer(Protocol):
 
 class _Shown(Value):
     """A value that people print: its text and one line of figures instead of all its fields (S-SET-52)."""
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, parsed: object) -> type[Self]:
+            """Return the class: to type checkers alone it is one per type of answer (S-CONV-39)."""
+            return cls
 
     def _text_and_figures(self) -> tuple[str, str]:
         raise NotImplementedError
@@ -117,7 +133,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-class TaskOutput(_Shown):
+class TaskOutput(_Shown, Generic[Parsed_co]):
     """What one task gave (S-DOM-40 to S-DOM-43)."""
 
     raw: str
@@ -137,15 +153,25 @@ class TaskOutput(_Shown):
         found = self.metrics
         return self.raw, _figures(None, found.llm_call_count, found.total_tokens, self.duration)
 
+    @property
+    def parsed(self) -> Parsed_co:
+        """The answer as the task's `output_type`.
+
+        Raises:
+            IllegalStateError: there is none (S-DOM-75).
+        """
+        if self.parsed_output is None:
+            raise IllegalStateError(_NOT_PARSED)
+        return cast("Parsed_co", self.parsed_output)
+
     def get_parsed_output(self, kind: type[T]) -> T:
-        """The parsed output as an instance of that type.
+        """Return the parsed output as an instance of that type.
 
         Raises:
             IllegalStateError: there is none, or it is of another type (S-DOM-42).
         """
         if self.parsed_output is None:
-            msg = "No parsed output available. Set output_type on the task to have its answer parsed."
-            raise IllegalStateError(msg)
+            raise IllegalStateError(_NOT_PARSED)
         if not isinstance(self.parsed_output, kind):
             actual = full_name(type(cast("object", self.parsed_output)))
             msg = f"Parsed output is of type {actual} but requested type {full_name(kind)} does not match."
@@ -203,12 +229,17 @@ class ItemResult(Value):
     attempts: int = 0
 
 
-class HasObjectId(Protocol):
-    """Anything with the hidden id of a definition (S-CONV-30)."""
+class TypedTask(Protocol[Parsed_co]):
+    """A task, as its output is found: by its hidden id (S-CONV-30), and typed by what its answer is parsed into."""
 
     @property
     def object_id(self) -> str:
         """The hidden id."""
+        ...
+
+    @property
+    def output_type(self) -> type[Parsed_co] | None:
+        """The type of its parsed answer."""
         ...
 
 
@@ -255,17 +286,17 @@ class EnsembleOutput(_Shown):
         total_duration: timedelta | float,
         total_tool_calls: int,
     ) -> EnsembleOutput:
-        """A completed output made by hand (S-DOM-55)."""
+        """Return a completed output made by hand (S-DOM-55)."""
         took = total_duration if isinstance(total_duration, timedelta) else timedelta(seconds=total_duration)
         return cls(raw=raw, task_outputs=task_outputs or (), total_duration=took, total_tool_calls=total_tool_calls)
 
     def with_positions(self, positions: Mapping[str, int]) -> EnsembleOutput:
-        """This output, able to find the outputs of those task ids; for the assembly of a run."""
+        """Return this output, able to find the outputs of those task ids; for the assembly of a run."""
         self._positions = dict(positions)
         return self
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed; it still finds outputs by task while they are the same."""
+        """Return a copy with these fields changed; it still finds outputs by task while they are the same."""
         copy = super().replace(**changes)
         if "task_outputs" not in changes:
             copy.with_positions(self._positions)
@@ -286,14 +317,14 @@ class EnsembleOutput(_Shown):
         """The last output, None when there is none."""
         return self.task_outputs[-1] if self.task_outputs else None
 
-    def get_output(self, task: HasObjectId | None) -> TaskOutput | None:
-        """The output of that very task object; None when unknown or not run (S-DOM-54)."""
+    def get_output(self, task: TypedTask[Parsed] | None) -> TaskOutput[Parsed] | None:
+        """Return the output of that very task object; None when unknown or not run (S-DOM-54)."""
         if task is None:
             return None
         position = self._positions.get(task.object_id)
         return None if position is None else self.task_outputs[position]
 
-    def __getitem__(self, task: HasObjectId) -> TaskOutput:
+    def __getitem__(self, task: TypedTask[Parsed]) -> TaskOutput[Parsed]:
         """Return the output of that very task object.
 
         Raises:
@@ -306,3 +337,60 @@ class EnsembleOutput(_Shown):
                 f"Task '{name}' has no output in this run: it did not complete, or is another object"
             )
         return found
+
+
+class AgentOutput(_Shown, Generic[Parsed_co]):
+    """What an agent answered to a question (S-DOM-79). Give it as `history=` to ask on.
+
+    Attributes:
+        output: The whole output of the run: metrics, trace, why it ended.
+        messages: The conversation with this question and its answer: roles `user` and `assistant` in turns.
+    """
+
+    output: EnsembleOutput
+    messages: FrozenSequence[ChatMessage] = ()
+
+    def _text_and_figures(self) -> tuple[str, str]:
+        return self.output._text_and_figures()  # noqa: SLF001  # pyright: ignore[reportPrivateUsage]  shown alike
+
+    @property
+    def text(self) -> str:
+        """The answer; "" when the run ended before there was one."""
+        return self.output.raw
+
+    @property
+    def parsed(self) -> Parsed_co:
+        """The answer as the `output_type` that was asked for.
+
+        Raises:
+            IllegalStateError: there is none (S-DOM-75).
+        """
+        answered = self.output.last_completed_output
+        if answered is None:
+            raise IllegalStateError(_NOT_PARSED)
+        return cast("Parsed_co", answered.parsed)
+
+    @property
+    def tool_calls(self) -> tuple[ToolCallTrace, ...]:
+        """The tools that were called, in order, with arguments and results."""
+        return tuple(
+            call
+            for traced in self.output.trace.task_traces
+            for interaction in traced.llm_interactions
+            for call in interaction.tool_calls
+        )
+
+    @property
+    def metrics(self) -> ExecutionMetrics:
+        """What the run took: model calls, tokens, times, costs."""
+        return self.output.metrics
+
+    @property
+    def run_id(self) -> str | None:
+        """The run's id, which names its record."""
+        return self.output.run_id
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is an answer: the run did not end early."""
+        return self.output.is_complete

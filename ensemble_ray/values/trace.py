@@ -56,7 +56,7 @@ class CaptureMode(StrEnum):
 
 
 def jsonable(value: object) -> object:
-    """The JSON form of anything: its own if it has one, else its text; never fails (S-TRC-52)."""
+    """Return the JSON form of anything: its own if it has one, else its text; never fail (S-TRC-52)."""
     if value is None or isinstance(value, bool | int):
         return value
     try:
@@ -69,7 +69,7 @@ def jsonable(value: object) -> object:
 
 
 def _by_hand(value: object, inside: tuple[int, ...]) -> object:
-    """The JSON form part by part, so that one part that has none costs no more than itself."""
+    """Return the JSON form part by part, so that one part that has none costs no more than itself."""
     if id(value) in inside:
         return _text_of(value)
     deeper = (*inside, id(value))
@@ -98,7 +98,7 @@ def _pretty(value: Value) -> str:
 
 
 def _made(path: str | Path) -> Path:
-    """The path, its folders made."""
+    """Make the folders of a path and return it."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     return target
@@ -166,6 +166,8 @@ class TaskPrompts(Value):
 
     system_prompt: str
     user_prompt: str
+    #: what was sent between them: the conversation that the task continues
+    history: tuple[CapturedMessage, ...] = Field(default=(), exclude_if=lambda said: not said)
 
 
 class DelegationTrace(Value):
@@ -218,7 +220,7 @@ class TaskTrace(Value):
         return jsonable(value)
 
     def with_workers(self) -> Iterator[TaskTrace]:
-        """This trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""
+        """Return this trace and those of the peers that worked for it, each once; for sums (S-TRC-43)."""
         yield self
         for delegation in self.delegations:
             if delegation.worker_trace is not None:

@@ -76,7 +76,7 @@ else:
 
 
 def _in_utc(value: datetime) -> datetime:
-    """The same instant in UTC."""
+    """Return the same instant in UTC."""
     return value if value.tzinfo is UTC else value.astimezone(UTC)
 
 
@@ -94,7 +94,7 @@ class LazySequence(Sequence[_Item]):
 
 
 def _as_tuple(value: object) -> object:
-    """Lists and other collections become tuples, so that the caller's list can change later (S-CONV-5)."""
+    """Return lists and other collections as tuples, so that the caller's list can change later (S-CONV-5)."""
     if value is None:
         return ()
     return tuple(cast("Iterable[object]", value)) if isinstance(value, list | set | frozenset) else value
@@ -113,7 +113,7 @@ FrozenSequence = Annotated[Sequence[_Item], WrapValidator(_kept), WrapSerializer
 
 
 def utc_of(at_s: float) -> datetime:
-    """The UTC instant of a Unix time in seconds."""
+    """Return the UTC instant of a Unix time in seconds."""
     return datetime.fromtimestamp(at_s, UTC)
 
 
@@ -186,7 +186,7 @@ class Value(BaseModel):
             raise _unknown_names(kind, data) or explain(error, kind.__name__) from None
 
     def replace(self, **changes: object) -> Self:
-        """A copy with these fields changed, validated like a new one.
+        """Return a copy with these fields changed, validated like a new one.
 
         Raises:
             ValidationError: a field is unknown or its value is refused.

@@ -1,16 +1,19 @@
 """The public face: what `from ensemble_ray import` gives, and that each of it is documented."""
 
-import ast
 import dataclasses
 import importlib
 import inspect
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 import ensemble_ray
 import ensemble_ray.testing
+from tests.architecture.face import STUB, stub_text
 from tests.architecture.project import ROOT, module_names
 
 FACE = "ensemble_ray"
@@ -18,29 +21,35 @@ FACE = "ensemble_ray"
 LATER = {"HumanInputTool"}
 
 
-def _names_bound_in_the_face() -> set[str]:
-    """What `__init__.py` imports or defines, also for type checkers only; no underscores, no standard library."""
-    body = ast.parse((ROOT / FACE / "__init__.py").read_text(encoding="utf-8")).body
-    for block in [node for node in body if isinstance(node, ast.If)]:
-        body.extend(block.body)
-    bound = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in body:
-        if isinstance(node, ast.ImportFrom) and node.module != "typing":
-            bound.update(alias.asname or alias.name for alias in node.names)
-    return {name for name in bound if not name.startswith("_")}
-
-
 def _public_objects() -> Iterator[tuple[str, object]]:
     for module in (ensemble_ray, ensemble_ray.testing):
         yield from ((f"{module.__name__}.{name}", getattr(module, name)) for name in module.__all__)
 
 
-def test_exports_are_sorted_and_equal_all() -> None:
-    """`__all__` is the list; nothing public stands beside it, nothing of it is missing."""
-    exports = [name for name in ensemble_ray.__all__ if not name.startswith("_")]
-    assert list(ensemble_ray.__all__) == sorted(set(ensemble_ray.__all__))
-    assert set(exports) == _names_bound_in_the_face()
-    assert dir(ensemble_ray) == list(ensemble_ray.__all__)
+def test_type_checkers_see_what_the_table_says() -> None:
+    """The stub is that of today's table: a name that is added, moved or removed is so for type checkers too."""
+    assert STUB.read_text(encoding="utf-8") == stub_text(), "write it anew: python -m tests.architecture.face"
+    assert list(ensemble_ray.__all__) == sorted(set(ensemble_ray.__all__)) == dir(ensemble_ray)
+
+
+def test_names_come_from_modules_that_export_them() -> None:
+    """`ensemble_ray.errors`, `.events` and `.tools` document their names: each name of the face is public where it stands."""
+    for name, module in ensemble_ray.MODULE_OF.items():
+        assert name in importlib.import_module(module).__all__, f"{module} does not export {name}"
+
+
+def test_modules_are_there_without_an_import() -> None:
+    """S-CONV-1: a program that imports the package alone reaches them, and nothing else is loaded for the package itself."""
+    code = (
+        "import sys, ensemble_ray\n"
+        "assert not [name for name in sys.modules if name.startswith(('ensemble_ray.', 'pydantic', 'ray'))]\n"
+        "assert ensemble_ray.errors.EnsembleError is ensemble_ray.EnsembleError\n"
+        "assert ensemble_ray.events.TokenEvent is ensemble_ray.TokenEvent\n"
+        "assert ensemble_ray.tools.tool is ensemble_ray.tool\n"
+        "from ensemble_ray import Ensemble\n"
+        "assert not {'ray', 'openai', 'httpx'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(ROOT)})  # noqa: S603
 
 
 def test_every_export_is_there() -> None:

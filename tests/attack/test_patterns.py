@@ -21,6 +21,7 @@ from ensemble_ray.cli.demo.digest import whole_sentences
 from ensemble_ray.cli.demo.passages import passages_of
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from ensemble_ray.cli.view.terminal import one_line
+from ensemble_ray.definition.templates import escape_template
 from ensemble_ray.errors import PromptTemplateError, ValidationError
 from ensemble_ray.execute.agent.structured import extract_json, parse_output
 from ensemble_ray.execute.delegation.calls import read_call
@@ -30,7 +31,7 @@ from ensemble_ray.loader.item_prompts import ItemPrompt
 from ensemble_ray.loader.problems import Problems, nearest
 from ensemble_ray.loader.references import is_reference
 from ensemble_ray.plan.synthesis import _json_object, _role_of
-from ensemble_ray.plan.templates import escape_template, resolve_template
+from ensemble_ray.plan.templates import resolve_template
 from ensemble_ray.record.rendering import text_of
 from ensemble_ray.record.retention import age_from
 from ensemble_ray.tools.builtin import (

@@ -50,7 +50,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_but_the_package_can_be_imported_from_an_installation(site: Path) -> None:
-    """S-CONV-39: one top-level name; the runtime's actors and the endpoint are inside it."""
+    """S-CONV-47: one top-level name; the runtime's actors and the endpoint are inside it."""
     names = {path.name for path in site.iterdir() if path.suffix != ".dist-info"}
     assert names == {"ensemble_ray"}
     assert (site / "ensemble_ray" / "actors" / "__init__.py").is_file()
@@ -60,7 +60,7 @@ def test_nothing_but_the_package_can_be_imported_from_an_installation(site: Path
 @pytest.mark.parametrize("is_editable", [False, True], ids=["wheel", "editable"])
 @pytest.mark.parametrize("runtime", ["inline", "ray"])
 def test_a_team_runs_beside_a_users_own_actors_and_serve(runtime: str, site: Path, *, is_editable: bool) -> None:
-    """S-CONV-39: in the driver, and in Ray's workers, whose imports begin where the driver's do."""
+    """S-CONV-47: in the driver, and in Ray's workers, whose imports begin where the driver's do."""
     with own_directory() as directory:
         for name in ("ensemble_ray.actors.py", "ensemble_ray.serve.py"):
             (directory / name).write_text(_USERS_MODULE, encoding="utf-8")

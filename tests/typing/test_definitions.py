@@ -55,7 +55,12 @@ def test_tasks_are_linked_by_lists_and_read_as_sequences() -> None:
     check = Task(description="Check", expected_output="Yes", context=(facts, article), handler=slow_handler)
     echo = Task(description="Echo", expected_output="Same", handler=Echo(), input_guardrails=[str])
     assert_type(check.context[0], Task)
-    assert_type({facts, article, echo}, set[Task])
+    assert_type(article, Task[dict[str, int]])
+    assert_type(facts, Task)
+    assert_type(facts, Task[Any])
+    mixed = [facts, article, echo]
+    every: list[Task] = [*mixed, check, *EnsembleDefinition(tasks=mixed).tasks]
+    assert len({*every}) == 4
 
 
 def test_words_are_written_and_members_are_read() -> None:

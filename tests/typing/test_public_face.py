@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import pickle
+from collections.abc import AsyncIterator, Iterator, Sequence
 from datetime import timedelta
 from decimal import Decimal
 from typing import assert_type
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from ensemble_ray import (
     Agent,
+    AgentOutput,
     ChatModel,
     CostConfiguration,
     Ensemble,
@@ -33,6 +35,7 @@ from ensemble_ray import (
     TaskExecutionError,
     TaskHandlerContext,
     TaskOutput,
+    ToolCallTrace,
     ToolResult,
     run,
     tool,
@@ -87,9 +90,48 @@ def test_a_run_gives_an_output_with_typed_parts() -> None:
     assert_type(output.metrics.total_tokens, int)
     assert_type(output.trace, ExecutionTrace)
     assert_type(output.task_outputs[0], TaskOutput)
-    assert_type(output.get_output(TYPED), TaskOutput | None)
+    assert_type(output.get_output(TYPED), TaskOutput[Report] | None)
     assert_type(output.task_outputs[0].get_parsed_output(Report), Report)
     assert output.task_outputs[0].get_parsed_output(Report).words == 1
+
+
+def test_outputs_are_typed_by_their_task() -> None:
+    """S-CONV-39: what `output_type` says is known of the task, of its output and of the parsed answer."""
+    assert_type(TYPED, Task[Report])
+    assert_type(TYPED.replace(name="other"), Task[Report])
+    output = Ensemble(tasks=[TYPED, Task.of("Greet").replace(handler=handle)]).run(runtime=InlineRuntime())
+    found = output.get_output(TYPED)
+    assert found is not None
+    assert_type(found.parsed, Report)
+    assert_type(output[TYPED], TaskOutput[Report])
+    assert_type(output[TYPED].parsed.words, int)
+    assert output[TYPED].parsed == Report(title="Say", words=1)
+
+
+async def test_an_agent_gives_a_typed_answer() -> None:
+    """S-CONV-39, S-DOM-79: `output_type` says what `parsed` is, in all four ways to ask."""
+    model = ScriptedModel(otherwise='{"title": "Tides", "words": 2}')
+    agent, runtime = Agent(role="Writer", goal="Write", llm=model), InlineRuntime()
+    first = await agent.arun("Report the tides", output_type=Report, runtime=runtime)
+    assert_type(first, AgentOutput[Report])
+    assert_type(first.parsed, Report)
+    assert_type(first.text, str)
+    assert_type(first.tool_calls, tuple[ToolCallTrace, ...])
+    async for item in agent.astream("And the moon?", output_type=Report, history=first, runtime=runtime):
+        assert_type(item, Event | AgentOutput[Report])
+    assert_type(agent.stream("And the sun?", runtime=runtime), Iterator[Event | AgentOutput])
+    assert_type(agent.to_ensemble("And the stars?"), Ensemble)
+    assert first.parsed.words == 2
+
+
+def test_type_of_an_answer_is_for_type_checkers_alone() -> None:
+    """S-CONV-39: at run time there is one class of tasks and one of outputs, however they are written."""
+    annotated: Task[Report] = Task[Report](description="Say", expected_output="It", output_type=Report)
+    assert type(annotated) is Task
+    assert (Task[Report], TaskOutput[Report]) == (Task, TaskOutput)
+    assert pickle.loads(pickle.dumps(annotated)) == annotated  # noqa: S301  its own
+    assert annotated.replace(name="a") != annotated
+    assert "Report" in repr(annotated)
 
 
 async def test_a_run_of_async_code_gives_the_same() -> None:

@@ -23,7 +23,7 @@ from ensemble_ray.execute.agent.steps import (
     ToolsReturned,
 )
 from ensemble_ray.execute.agent.structured import StructuredMachine
-from ensemble_ray.execute.effects import ToolEffect
+from ensemble_ray.execute.effects import ToolEffect, captured
 from ensemble_ray.execute.tools.calls import ToolCalls
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.prompts.agent import build_system_prompt
@@ -64,6 +64,7 @@ class AgentLoop:
         machine = ReactMachine(
             system_prompt=system_prompt,
             user_prompt=user_prompt,
+            history=self._order.task.history,
             max_iterations=self._agent.max_iterations,
             has_tools=bool(tools.specs),
         )
@@ -98,7 +99,9 @@ class AgentLoop:
         system_prompt = build_system_prompt(self._agent)
         user_prompt = build_user_prompt(self._order.task, self._order.context)
         self._effects.prompt_build_s = clock.now() - began
-        self._effects.prompts = TaskPrompts(system_prompt=system_prompt, user_prompt=user_prompt)
+        self._effects.prompts = TaskPrompts(
+            system_prompt=system_prompt, user_prompt=user_prompt, history=captured(self._order.task.history)
+        )
         if self._is_verbose:
             _log.info("System prompt:\n%s", system_prompt)
             _log.info("User prompt:\n%s", user_prompt)

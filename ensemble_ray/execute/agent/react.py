@@ -13,6 +13,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import assert_never
 
 from ensemble_ray.execute.agent.steps import (
@@ -44,9 +45,19 @@ def stop_text(max_iterations: int) -> str:
 class ReactMachine:
     """Holds the conversation and the counters of one task's loop."""
 
-    def __init__(self, *, system_prompt: str, user_prompt: str, max_iterations: int, has_tools: bool) -> None:
+    def __init__(
+        self,
+        *,
+        system_prompt: str,
+        user_prompt: str,
+        max_iterations: int,
+        has_tools: bool,
+        history: Sequence[ChatMessage] = (),
+    ) -> None:
+        """Begin the conversation; `history` is what was said before it (S-DOM-77)."""
         self.messages: list[ChatMessage] = [
             ChatMessage(role="system", content=system_prompt),
+            *history,
             ChatMessage(role="user", content=user_prompt),
         ]
         self._max_iterations = max_iterations

@@ -50,7 +50,7 @@ class Named(AgentTool):
 def test_defaults_hold_when_only_the_required_is_given() -> None:
     """The table of fields of file 01; S-DOM-10."""
     agent = Agent(**GIVEN)
-    assert (agent.background, agent.tools, agent.stream, agent.verbose) == (None, (), None, False)
+    assert (agent.background, agent.tools, agent.is_streaming, agent.verbose) == (None, (), None, False)
     assert (agent.max_iterations, agent.response_format, agent.rate_limit) == (25, "", None)
     assert (agent.isolation, agent.replicas, agent.max_concurrency) == (None, 1, None)
     assert agent.allow_delegation is False

@@ -11,8 +11,9 @@ import pytest
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.task import Task
-from ensemble_ray.definition.team_model import TEAM_MODEL, TeamModels, uses_team_model
+from ensemble_ray.definition.team_model import TeamModels, uses_team_model
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel

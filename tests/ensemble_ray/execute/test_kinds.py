@@ -39,8 +39,9 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
         "on_incomplete": "fail",
         "allow_delegation": True,
     }
-    assert set(changes) == set(OVERLAY_FIELDS)
     other = worker(tools=[look], **changes)
+    changes["is_streaming"] = changes.pop("stream")  # read under another name than written
+    assert set(changes) == set(OVERLAY_FIELDS)
     kind = kinds.kind_of(template)
     assert kinds.kind_of(other) == kind
     assert kinds.template(kind) is template

@@ -30,6 +30,7 @@ from ensemble_ray.record.digest import differences
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.builtin import CalculatorTool
 from ensemble_ray.tools.pipeline import ToolPipeline
+from ensemble_ray.values.messages import ChatMessage
 
 SECRET = "sk-secret"  # noqa: S105  made up, and looked for in what must not hold it
 MODEL = OpenAIChatModel(
@@ -134,6 +135,18 @@ def test_difference_has_a_path_when_anything_that_runs_was_changed() -> None:
         "tasks.count.output_guardrails.0.callable",
         "max_tool_output_length",
     } <= paths
+
+
+def test_difference_has_a_path_when_another_conversation_is_continued() -> None:
+    """S-DOM-77, S-DUR-36: what was said before decides what is answered."""
+
+    def continuing(answer: str) -> dict[str, object]:
+        said = [ChatMessage(role="user", content="Two?"), ChatMessage(role="assistant", content=answer)]
+        return _data(_task(agent=_agent(), history=said))
+
+    assert differences(continuing("2"), continuing("2")) == []
+    (found,) = differences(continuing("2"), continuing("3"))
+    assert found.startswith("tasks.write.history")
 
 
 def test_nothing_differs_when_captured_values_and_places_do() -> None:

@@ -63,15 +63,18 @@ def test_instant_is_in_utc_when_given_elsewhere() -> None:
 
 
 def test_parsed_output_is_given_when_it_is_of_the_type() -> None:
-    """S-DOM-42: the object itself."""
+    """S-DOM-42, S-DOM-75: the object itself."""
     report = Report(title="Ray")
     output = TaskOutput(**REQUIRED, parsed_output=report, output_type=Report)
     assert output.get_parsed_output(Report) is report
     assert output.get_parsed_output(BaseModel) is report
+    assert output.parsed is report
 
 
 def test_parsed_output_is_refused_when_there_is_none() -> None:
-    """S-DOM-42, S-ERR-23."""
+    """S-DOM-42, S-DOM-75, S-ERR-23."""
+    with pytest.raises(IllegalStateError, match=r"^No parsed output available\."):
+        assert TaskOutput(**REQUIRED).parsed is None
     with pytest.raises(IllegalStateError, match=r"^No parsed output available\."):
         OUTPUT.get_parsed_output(Report)
 

@@ -33,6 +33,20 @@ def machine(*, max_iterations: int = 2, has_tools: bool = True) -> ReactMachine:
     return begun
 
 
+def test_earlier_turns_stand_before_the_question() -> None:
+    """S-DOM-77: as turns of their own, between the system prompt and the user prompt."""
+    earlier = (ChatMessage(role="user", content="Two?"), ChatMessage(role="assistant", content="2"))
+    begun = ReactMachine(
+        system_prompt="You are a clerk", user_prompt="Three?", max_iterations=1, has_tools=False, history=earlier
+    )
+    assert [(each.role, each.content) for each in begun.messages] == [
+        ("system", "You are a clerk"),
+        ("user", "Two?"),
+        ("assistant", "2"),
+        ("user", "Three?"),
+    ]
+
+
 def requests(*ids: str) -> tuple[ToolCall, ...]:
     """Tool requests of these ids."""
     return tuple(ToolCall(id=each, name="search", arguments=f'{{"q": "{each}"}}') for each in ids)

@@ -1,0 +1,328 @@
+# Written by `python -m tests.architecture.face` from the table in `__init__.py`.
+from actors.runtime import RayRuntime as RayRuntime
+from ensemble_ray import errors as errors
+from ensemble_ray import events as events
+from ensemble_ray import tools as tools
+from ensemble_ray.context import LogContextFilter as LogContextFilter
+from ensemble_ray.definition.agent import Agent as Agent
+from ensemble_ray.definition.durability import Durability as Durability
+from ensemble_ray.definition.durability import OnUnknown as OnUnknown
+from ensemble_ray.definition.ensemble import RunOptions as RunOptions
+from ensemble_ray.definition.hierarchy import HierarchicalConstraints as HierarchicalConstraints
+from ensemble_ray.definition.hierarchy import ManagerPromptContext as ManagerPromptContext
+from ensemble_ray.definition.hierarchy import ManagerPromptStrategy as ManagerPromptStrategy
+from ensemble_ray.definition.retry_policy import RetryPolicy as RetryPolicy
+from ensemble_ray.definition.task import Task as Task
+from ensemble_ray.definition.workflow import ParallelErrorStrategy as ParallelErrorStrategy
+from ensemble_ray.definition.workflow import Workflow as Workflow
+from ensemble_ray.delegation import DelegationContext as DelegationContext
+from ensemble_ray.delegation import DelegationPolicy as DelegationPolicy
+from ensemble_ray.delegation import DelegationPolicyContext as DelegationPolicyContext
+from ensemble_ray.delegation import DelegationPolicyResult as DelegationPolicyResult
+from ensemble_ray.delegation import DelegationPriority as DelegationPriority
+from ensemble_ray.delegation import DelegationRequest as DelegationRequest
+from ensemble_ray.delegation import DelegationResponse as DelegationResponse
+from ensemble_ray.delegation import DelegationStatus as DelegationStatus
+from ensemble_ray.ensemble import Ensemble as Ensemble
+from ensemble_ray.ensemble import run as run
+from ensemble_ray.errors import AgentExecutionError as AgentExecutionError
+from ensemble_ray.errors import CircuitOpenError as CircuitOpenError
+from ensemble_ray.errors import ConstraintViolationError as ConstraintViolationError
+from ensemble_ray.errors import EnsembleError as EnsembleError
+from ensemble_ray.errors import ExitEarlyError as ExitEarlyError
+from ensemble_ray.errors import GuardrailViolationError as GuardrailViolationError
+from ensemble_ray.errors import IllegalStateError as IllegalStateError
+from ensemble_ray.errors import ManagerStalledError as ManagerStalledError
+from ensemble_ray.errors import MaxIterationsExceededError as MaxIterationsExceededError
+from ensemble_ray.errors import OutputParsingError as OutputParsingError
+from ensemble_ray.errors import ParallelExecutionError as ParallelExecutionError
+from ensemble_ray.errors import PromptTemplateError as PromptTemplateError
+from ensemble_ray.errors import RateLimitInterruptedError as RateLimitInterruptedError
+from ensemble_ray.errors import RateLimitTimeoutError as RateLimitTimeoutError
+from ensemble_ray.errors import RecordError as RecordError
+from ensemble_ray.errors import RunExistsError as RunExistsError
+from ensemble_ray.errors import StaleEpochError as StaleEpochError
+from ensemble_ray.errors import TaskExecutionError as TaskExecutionError
+from ensemble_ray.errors import ToolConfigurationError as ToolConfigurationError
+from ensemble_ray.errors import ToolExecutionError as ToolExecutionError
+from ensemble_ray.errors import TryAgain as TryAgain
+from ensemble_ray.errors import UnknownOutcomeError as UnknownOutcomeError
+from ensemble_ray.errors import ValidationError as ValidationError
+from ensemble_ray.event_log import EventStream as EventStream
+from ensemble_ray.events import DelegationCompletedEvent as DelegationCompletedEvent
+from ensemble_ray.events import DelegationFailedEvent as DelegationFailedEvent
+from ensemble_ray.events import DelegationStartedEvent as DelegationStartedEvent
+from ensemble_ray.events import EnsembleCompletedEvent as EnsembleCompletedEvent
+from ensemble_ray.events import EnsembleStartedEvent as EnsembleStartedEvent
+from ensemble_ray.events import Event as Event
+from ensemble_ray.events import FileChangedEvent as FileChangedEvent
+from ensemble_ray.events import LlmIterationCompletedEvent as LlmIterationCompletedEvent
+from ensemble_ray.events import LlmIterationStartedEvent as LlmIterationStartedEvent
+from ensemble_ray.events import TaskCompleteEvent as TaskCompleteEvent
+from ensemble_ray.events import TaskFailedEvent as TaskFailedEvent
+from ensemble_ray.events import TaskInputEvent as TaskInputEvent
+from ensemble_ray.events import TaskStartEvent as TaskStartEvent
+from ensemble_ray.events import TokenEvent as TokenEvent
+from ensemble_ray.events import ToolCallEvent as ToolCallEvent
+from ensemble_ray.events import ToolCallRequest as ToolCallRequest
+from ensemble_ray.execute.guardrails import GuardrailInput as GuardrailInput
+from ensemble_ray.execute.guardrails import GuardrailOutput as GuardrailOutput
+from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
+from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
+from ensemble_ray.execute.handler import TaskHandlerContext as TaskHandlerContext
+from ensemble_ray.execute.structured import ParseResult as ParseResult
+from ensemble_ray.execute.structured import describe_schema as describe_schema
+from ensemble_ray.execute.structured import extract_json as extract_json
+from ensemble_ray.execute.structured import parse_output as parse_output
+from ensemble_ray.execute.unknown import UnknownEffect as UnknownEffect
+from ensemble_ray.fed.item_log import ItemStream as ItemStream
+from ensemble_ray.fed.run import MapReduceRun as MapReduceRun
+from ensemble_ray.forking import afork as afork
+from ensemble_ray.forking import fork as fork
+from ensemble_ray.inline import InlineRuntime as InlineRuntime
+from ensemble_ray.items.dead_letters import DeadLetters as DeadLetters
+from ensemble_ray.limits.rate_limit import RateLimit as RateLimit
+from ensemble_ray.listeners import EnsembleListener as EnsembleListener
+from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
+from ensemble_ray.llm.openai import OpenAIChatModel as OpenAIChatModel
+from ensemble_ray.llm.rate_limited import RateLimitedChatModel as RateLimitedChatModel
+from ensemble_ray.map_reduce import MapEnsemble as MapEnsemble
+from ensemble_ray.map_reduce import MapReduceEnsemble as MapReduceEnsemble
+from ensemble_ray.messages import ChatMessage as ChatMessage
+from ensemble_ray.messages import ChatResponse as ChatResponse
+from ensemble_ray.messages import Effect as Effect
+from ensemble_ray.messages import JsonSchema as JsonSchema
+from ensemble_ray.messages import TokenUsage as TokenUsage
+from ensemble_ray.messages import ToolCall as ToolCall
+from ensemble_ray.messages import ToolSpec as ToolSpec
+from ensemble_ray.metrics import CostConfiguration as CostConfiguration
+from ensemble_ray.metrics import CostEstimate as CostEstimate
+from ensemble_ray.metrics import ExecutionMetrics as ExecutionMetrics
+from ensemble_ray.metrics import MemoryOperationCounts as MemoryOperationCounts
+from ensemble_ray.metrics import TaskMetrics as TaskMetrics
+from ensemble_ray.outputs import AgentOutput as AgentOutput
+from ensemble_ray.outputs import EnsembleOutput as EnsembleOutput
+from ensemble_ray.outputs import ExitReason as ExitReason
+from ensemble_ray.outputs import FailedItem as FailedItem
+from ensemble_ray.outputs import ItemResult as ItemResult
+from ensemble_ray.outputs import RunState as RunState
+from ensemble_ray.outputs import TaskOutput as TaskOutput
+from ensemble_ray.plan.dependencies import TaskDependencyGraph as TaskDependencyGraph
+from ensemble_ray.plan.plan import AgentEntry as AgentEntry
+from ensemble_ray.plan.plan import Node as Node
+from ensemble_ray.plan.plan import Plan as Plan
+from ensemble_ray.plan.synthesis import AgentSynthesizer as AgentSynthesizer
+from ensemble_ray.plan.synthesis import SynthesisContext as SynthesisContext
+from ensemble_ray.plan.templates import resolve_template as resolve_template
+from ensemble_ray.ports import ChatModel as ChatModel
+from ensemble_ray.ports import StreamingChatModel as StreamingChatModel
+from ensemble_ray.ports import StructuredChatModel as StructuredChatModel
+from ensemble_ray.ports import ToolMetrics as ToolMetrics
+from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
+from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
+from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
+from ensemble_ray.record.exporters import JsonTraceExporter as JsonTraceExporter
+from ensemble_ray.resuming import aresume as aresume
+from ensemble_ray.resuming import resume as resume
+from ensemble_ray.run_handle import Run as Run
+from ensemble_ray.runtime import Runtime as Runtime
+from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
+from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool
+from ensemble_ray.tools import AgentTool as AgentTool
+from ensemble_ray.tools import CustomSchemaAgentTool as CustomSchemaAgentTool
+from ensemble_ray.tools import DynamicToolProvider as DynamicToolProvider
+from ensemble_ray.tools import NoOpToolMetrics as NoOpToolMetrics
+from ensemble_ray.tools import PipelineErrorStrategy as PipelineErrorStrategy
+from ensemble_ray.tools import ToolContext as ToolContext
+from ensemble_ray.tools import ToolPipeline as ToolPipeline
+from ensemble_ray.tools import ToolResult as ToolResult
+from ensemble_ray.tools import TypedAgentTool as TypedAgentTool
+from ensemble_ray.tools import current_tool_context as current_tool_context
+from ensemble_ray.tools import tool as tool
+from ensemble_ray.tools.builtin import CalculatorTool as CalculatorTool
+from ensemble_ray.tools.builtin import DateTimeTool as DateTimeTool
+from ensemble_ray.tools.builtin import FileReadTool as FileReadTool
+from ensemble_ray.tools.builtin import FileWriteTool as FileWriteTool
+from ensemble_ray.tools.builtin import HttpAgentTool as HttpAgentTool
+from ensemble_ray.tools.builtin import JsonParserTool as JsonParserTool
+from ensemble_ray.tools.builtin import ProcessAgentTool as ProcessAgentTool
+from ensemble_ray.tools.builtin import WebScraperTool as WebScraperTool
+from ensemble_ray.tools.builtin import WebSearchProvider as WebSearchProvider
+from ensemble_ray.tools.builtin import WebSearchTool as WebSearchTool
+from ensemble_ray.trace import AgentSummary as AgentSummary
+from ensemble_ray.trace import CapturedMessage as CapturedMessage
+from ensemble_ray.trace import CaptureMode as CaptureMode
+from ensemble_ray.trace import DelegationTrace as DelegationTrace
+from ensemble_ray.trace import ErrorTrace as ErrorTrace
+from ensemble_ray.trace import ExecutionTrace as ExecutionTrace
+from ensemble_ray.trace import ExecutionTraceExporter as ExecutionTraceExporter
+from ensemble_ray.trace import LlmInteraction as LlmInteraction
+from ensemble_ray.trace import MapReduceLevelSummary as MapReduceLevelSummary
+from ensemble_ray.trace import TaskPrompts as TaskPrompts
+from ensemble_ray.trace import TaskTrace as TaskTrace
+from ensemble_ray.trace import ToolCallTrace as ToolCallTrace
+
+MODULES: tuple[str, ...]
+MODULE_OF: dict[str, str]
+
+__all__ = [
+    "AbstractAgentTool",
+    "AbstractTypedAgentTool",
+    "Agent",
+    "AgentEntry",
+    "AgentExecutionError",
+    "AgentOutput",
+    "AgentSummary",
+    "AgentSynthesizer",
+    "AgentTool",
+    "CalculatorTool",
+    "CaptureMode",
+    "CapturedMessage",
+    "ChatMessage",
+    "ChatModel",
+    "ChatResponse",
+    "CircuitOpenError",
+    "ConstraintViolationError",
+    "CostConfiguration",
+    "CostEstimate",
+    "CustomSchemaAgentTool",
+    "DateTimeTool",
+    "DeadLetters",
+    "DefaultManagerPromptStrategy",
+    "DelegationCompletedEvent",
+    "DelegationContext",
+    "DelegationFailedEvent",
+    "DelegationPolicy",
+    "DelegationPolicyContext",
+    "DelegationPolicyResult",
+    "DelegationPriority",
+    "DelegationRequest",
+    "DelegationResponse",
+    "DelegationStartedEvent",
+    "DelegationStatus",
+    "DelegationTrace",
+    "Durability",
+    "DynamicToolProvider",
+    "Effect",
+    "Ensemble",
+    "EnsembleCompletedEvent",
+    "EnsembleError",
+    "EnsembleListener",
+    "EnsembleOutput",
+    "EnsembleStartedEvent",
+    "ErrorTrace",
+    "Event",
+    "EventStream",
+    "ExecutionMetrics",
+    "ExecutionTrace",
+    "ExecutionTraceExporter",
+    "ExitEarlyError",
+    "ExitReason",
+    "FailedItem",
+    "FileChangedEvent",
+    "FileReadTool",
+    "FileWriteTool",
+    "GuardrailInput",
+    "GuardrailOutput",
+    "GuardrailResult",
+    "GuardrailType",
+    "GuardrailViolationError",
+    "HierarchicalConstraints",
+    "HttpAgentTool",
+    "IllegalStateError",
+    "InlineRuntime",
+    "ItemResult",
+    "ItemStream",
+    "JsonParserTool",
+    "JsonSchema",
+    "JsonTraceExporter",
+    "LlmInteraction",
+    "LlmIterationCompletedEvent",
+    "LlmIterationStartedEvent",
+    "LocalChatModel",
+    "LogContextFilter",
+    "ManagerPromptContext",
+    "ManagerPromptStrategy",
+    "ManagerStalledError",
+    "MapEnsemble",
+    "MapReduceEnsemble",
+    "MapReduceLevelSummary",
+    "MapReduceRun",
+    "MaxIterationsExceededError",
+    "MemoryOperationCounts",
+    "NoOpToolMetrics",
+    "Node",
+    "OnUnknown",
+    "OpenAIChatModel",
+    "OutputParsingError",
+    "ParallelErrorStrategy",
+    "ParallelExecutionError",
+    "ParseResult",
+    "PipelineErrorStrategy",
+    "Plan",
+    "ProcessAgentTool",
+    "PromptTemplateError",
+    "RateLimit",
+    "RateLimitInterruptedError",
+    "RateLimitTimeoutError",
+    "RateLimitedChatModel",
+    "RayRuntime",
+    "RecordError",
+    "RetryPolicy",
+    "Run",
+    "RunExistsError",
+    "RunOptions",
+    "RunState",
+    "Runtime",
+    "StaleEpochError",
+    "StreamingChatModel",
+    "StructuredChatModel",
+    "SynthesisContext",
+    "Task",
+    "TaskCompleteEvent",
+    "TaskDependencyGraph",
+    "TaskExecutionError",
+    "TaskFailedEvent",
+    "TaskHandlerContext",
+    "TaskInputEvent",
+    "TaskMetrics",
+    "TaskOutput",
+    "TaskPrompts",
+    "TaskStartEvent",
+    "TaskTrace",
+    "TokenEvent",
+    "TokenUsage",
+    "ToolCall",
+    "ToolCallEvent",
+    "ToolCallRequest",
+    "ToolCallTrace",
+    "ToolConfigurationError",
+    "ToolContext",
+    "ToolExecutionError",
+    "ToolMetrics",
+    "ToolPipeline",
+    "ToolResult",
+    "ToolSpec",
+    "TryAgain",
+    "TypedAgentTool",
+    "UnknownEffect",
+    "UnknownOutcomeError",
+    "ValidationError",
+    "WebScraperTool",
+    "WebSearchProvider",
+    "WebSearchTool",
+    "Workflow",
+    "afork",
+    "aresume",
+    "build_system_prompt",
+    "build_user_prompt",
+    "current_tool_context",
+    "describe_schema",
+    "extract_json",
+    "fork",
+    "parse_output",
+    "resolve_template",
+    "resume",
+    "run",
+    "tool",
+]
