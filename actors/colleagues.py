@@ -23,7 +23,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.epochs import resend_step
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.inline import SystemClock
+from ensemble_ray.process.clock import SystemClock
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame, TaskOrder

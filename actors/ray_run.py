@@ -20,7 +20,7 @@ from actors.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed
-from ensemble_ray.inline import outcome_of
+from ensemble_ray.runs.outcomes import outcome_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskResult

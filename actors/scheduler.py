@@ -34,13 +34,14 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
-from ensemble_ray.inline import GRACE_S, SystemClock, let_go, own_run, watch_for_cancel
 from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.outputs import RunState
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import OwnedRun, store_at
+from ensemble_ray.runs.ownership import GRACE_S, claim_run, release_run, watch_for_cancel
 
 __all__ = ["SchedulerActor"]
 
@@ -231,7 +232,7 @@ class SchedulerActor(LineDesk):
                 if package.is_again:  # it goes on where an earlier attempt came to record anything, else it begins
                     is_begun = bool(await store.facts(run_id))
                     package = replace(package, is_again=False, is_resumed=is_begun, is_restart=is_begun)
-                owned = await own_run(
+                owned = await claim_run(
                     store,
                     run_id,
                     origin=package.header.get("origin"),
@@ -245,7 +246,7 @@ class SchedulerActor(LineDesk):
             if before is not None:
                 self._ended[run_id] = before  # nobody has fetched it yet
             refuse(ended, error)
-            await let_go(owned)
+            await release_run(owned)
             raise
         self._runs[run_id] = run
         ended.add_done_callback(lambda _done: self._forget(run_id))

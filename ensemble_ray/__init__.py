@@ -73,7 +73,7 @@ from ensemble_ray.execute.guardrails import GuardrailInput, GuardrailOutput, Gua
 from ensemble_ray.execute.handler import TaskHandlerContext
 from ensemble_ray.execute.structured import ParseResult, describe_schema, extract_json, parse_output
 from ensemble_ray.execute.unknown import UnknownEffect
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.limits.rate_limit import RateLimit
 from ensemble_ray.listeners import EnsembleListener
 from ensemble_ray.llm.local import LocalChatModel

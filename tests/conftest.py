@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 

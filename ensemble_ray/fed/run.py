@@ -38,7 +38,6 @@ from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.fed.watch import RunWatch
 from ensemble_ray.fed.weights import Weights
 from ensemble_ray.ids import RUN, new_object_id, new_run_id
-from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.limits.budget import NOTHING, RunBudget
@@ -47,6 +46,7 @@ from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.map_reduce_data import fed_run_data
@@ -54,6 +54,7 @@ from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
+from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.runtime import FeedRequest
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import EndFed
@@ -217,7 +218,7 @@ class MapReduceRun(RunLife):
         definition, resumption = self._definition, self._resumption
         if definition.durability is Durability.OFF:
             return None
-        return await own_run(
+        return await claim_run(
             store_at(self._runtime.store_address),
             self.id,
             origin=self._origin.place,

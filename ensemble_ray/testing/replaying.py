@@ -21,13 +21,13 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.inline import SystemClock
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.digest import compared
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options

@@ -22,7 +22,7 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.inline_feed import InlineFeed
+from ensemble_ray.inline.session import InlineFeed
 from ensemble_ray.items import pulling
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.runtime import FeedRequest

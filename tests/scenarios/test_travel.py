@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Ensemble, GuardrailResult, Task, ValidationError, tool
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import agent, call, task
 

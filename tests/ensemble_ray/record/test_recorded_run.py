@@ -10,7 +10,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import TaskExecutionError
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.messages import ChatResponse, TokenUsage, ToolCall
 from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import EnsembleOutput, RunState
