@@ -32,10 +32,11 @@ from ensemble_ray.prompts.manager import manager_prompts
 from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.rerun import check_same, recorded_output
-from ensemble_ray.record.result import assemble, manager_failure
+from ensemble_ray.record.result import not_begun
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.run_life import RunLife
+from ensemble_ray.runs.planned_result import assemble_planned, manager_failure
 from ensemble_ray.runtime import RunHandle, RunRequest, Runtime
 from ensemble_ray.threads import USER_ERRORS, threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
@@ -182,14 +183,14 @@ class Run(RunLife):
         self._state = outcome.state
         if outcome.warning:
             _log.warning("%s", outcome.warning)
-        output = assemble(plan, outcome, capture_mode=mode, trace_id=self._trace_id)
+        output = assemble_planned(plan, outcome, capture_mode=mode, trace_id=self._trace_id)
         await self._finish(output, mode)
         return output
 
     def _not_begun(self, why: ExitReason) -> EnsembleOutput:
         """The output of a run that ended before it began; it has no record of its own."""
         self._state = RunState(why.value)
-        return EnsembleOutput(exit_reason=why, run_id=self.id)
+        return not_begun(self.id, why)
 
     async def _synthesized(self, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
         """Agents for the tasks that name none; why the run ends where it was cancelled meanwhile, or has spent its budget.

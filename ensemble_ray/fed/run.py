@@ -33,7 +33,7 @@ from ensemble_ray.fed.jobs import as_error
 from ensemble_ray.fed.making import Envelope, OrderMaker
 from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.fed.result import FedFrame, assemble_fed
+from ensemble_ray.fed.result import assemble_fed
 from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.fed.watch import RunWatch
 from ensemble_ray.fed.weights import Weights
@@ -51,6 +51,7 @@ from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
 from ensemble_ray.record.map_reduce_data import fed_run_data
 from ensemble_ray.record.rerun import check_same
+from ensemble_ray.record.result import RunDescription
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
@@ -189,16 +190,17 @@ class MapReduceRun(RunLife):
     def _assembled(self, ended: FedEnded, mode: CaptureMode) -> EnsembleOutput:
         """The output of the run, or its error."""
         definition = self._definition
-        frame = FedFrame(
+        description = RunDescription(
             run_id=self.id,
             workflow=definition.shown_workflow,
             inputs=self._inputs,
             capture_mode=mode,
             trace_id=self._trace_id,
-            goes_on=definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR,
         )
         collects = definition.item_policy == "collect"
-        return assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
+        goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
+        failed_items = self._items.failed_items if collects else ()
+        return assemble_fed(description, ended, self._bodies, failed_items, goes_on=goes_on)
 
     async def _recorded_end(self, header: Mapping[str, object]) -> FedEnded | None:
         """How a finished run of that id ended; it is not run again (S-SET-39). None for a run that begins or goes on."""
