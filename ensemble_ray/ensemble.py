@@ -17,7 +17,7 @@ from ensemble_ray.plan.planner import plan_run
 from ensemble_ray.ports import ChatModel
 from ensemble_ray.run_handle import Resumption, Run, check
 from ensemble_ray.run_life import RunLife
-from ensemble_ray.runtime import Runtime
+from ensemble_ray.runs.ports import Runtime
 
 __all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ensemble_ray.outputs import EnsembleOutput, ItemResult
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.run_handle import Resumption
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
 
 __all__ = ["MapEnsemble", "MapReduceEnsemble"]
 

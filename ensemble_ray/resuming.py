@@ -28,7 +28,9 @@ from ensemble_ray.record.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption
-from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runtime import connect
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
@@ -159,7 +161,7 @@ async def begin_again(
             recorded_tasks=past.progress.done,
             recorded_items=past.progress.items_done,
             is_completed=is_completed,
-            takes_over=take_over,
+            submission=Submission.of_resume(takes_over=take_over),
             allows_changes=allow_changes,
             spent=past.spent,
         ),

@@ -37,7 +37,8 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import failed_manager_events, frame_of
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runs.planned_result import assemble_planned, manager_failure
-from ensemble_ray.runtime import RunHandle, RunRequest, Runtime
+from ensemble_ray.runs.ports import PlannedWork, RunRequest, Runtime, SubmittedRun
+from ensemble_ray.runs.submission import Submission
 from ensemble_ray.threads import USER_ERRORS, threads
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
@@ -66,8 +67,8 @@ class Resumption:
     recorded_items: int = 0
     #: whether it is over, so that its recorded output is all there is to give
     is_completed: bool = False
-    #: whether it is taken from an owner that still holds it (S-DUR-17)
-    takes_over: bool = False
+    #: why it is submitted
+    submission: Submission = Submission.RESUMED
     #: whether another definition than the recorded one may go on with it (S-DUR-36)
     allows_changes: bool = False
     #: what its recorded answers cost, where it has a budget
@@ -111,7 +112,7 @@ class Run(RunLife):
         )
         self._definition = definition.with_options(options)
         self._inputs = inputs
-        self._earlier: list[Fact] = []
+        self._preliminary: list[Fact] = []
         self._budget = RunBudget.of(self._definition.max_tokens, self._definition.max_cost)
         #: of the requests before scheduling; whoever owns the run then counts on from their facts
         self._spending = self._spending_before(resumption)
@@ -121,7 +122,7 @@ class Run(RunLife):
         self._resumption = resumption
         #: recorded answers of before scheduling, by effect name
         self._answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
-        self._handle: RunHandle | None = None
+        self._submitted: SubmittedRun | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
         self._begin()
 
@@ -137,11 +138,11 @@ class Run(RunLife):
 
     @property
     def _has_begun(self) -> bool:
-        return self._handle is not None or self._resumption is not None
+        return self._submitted is not None or self._resumption is not None
 
     async def _stop(self) -> None:
-        if self._handle is not None:
-            await self._handle.cancel()
+        if self._submitted is not None:
+            await self._submitted.cancel()
         elif self._synthesizing is not None:
             self._synthesizing.cancel()  # a model is asked there, which may take as long as any
 
@@ -165,21 +166,21 @@ class Run(RunLife):
             )
         )
         self._state = RunState.RUNNING
-        request = self._request(planned, mode)
+        work = self._work(planned, mode)
         if self._resumption is not None and not self._resumption.allows_changes:
-            check_same(self.id, self._resumption.header, request.header, doing="resume")
-        if (known := await self._recorded_output(planned, request)) is not None:
+            check_same(self.id, self._resumption.header, work.header, doing="resume")
+        if (known := await self._recorded_output(work)) is not None:
             self._state, self._is_replayed = RunState.COMPLETED, True
             return known
         try:
-            self._handle = await self._runtime.submit(request)
+            self._submitted = await self._runtime.submit(self._request(planned, mode), work)
         except asyncio.CancelledError:
             if not self._is_cancelling:
                 raise
             return self._not_begun(ExitReason.CANCELLED)
         if self._is_cancelling:
-            await self._handle.cancel()
-        outcome = await self._handle.wait()
+            await self._submitted.cancel()
+        outcome = await self._submitted.wait()
         self._state = outcome.state
         if outcome.warning:
             _log.warning("%s", outcome.warning)
@@ -238,7 +239,7 @@ class Run(RunLife):
                 self.emit(event)
             raise failure from error
 
-    async def _recorded_output(self, planned: Planned, request: RunRequest) -> EnsembleOutput | None:
+    async def _recorded_output(self, work: PlannedWork) -> EnsembleOutput | None:
         """What a finished run of that id gave; it is not run again (S-SET-39). None for a run that begins or goes on."""
         resumption = self._resumption
         if not (self._is_named if resumption is None else resumption.is_completed):
@@ -251,9 +252,11 @@ class Run(RunLife):
             self.id,
             summary.state,
             await store.facts(self.id),
-            None if resumption is not None else request.header,
-            output_types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
-            object_ids={node.key: node.object_id for node in planned.plan.nodes},
+            None if resumption is not None else work.header,
+            output_types={
+                key: task.output_type for key, task in work.planned.tasks.items() if task.output_type is not None
+            },
+            object_ids={node.key: node.object_id for node in work.planned.plan.nodes},
         )
 
     def _spending_before(self, resumption: Resumption | None) -> Spending | None:
@@ -266,7 +269,7 @@ class Run(RunLife):
     def _recorded(self, name: str, model: ChatModel) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
         known = self._answers.get(name, ())
-        return RecordedModel(model, self.id, name, self._earlier.append, known=known, spending=self._spending)
+        return RecordedModel(model, self.id, name, self._preliminary.append, known=known, spending=self._spending)
 
     def _request(self, planned: Planned, mode: CaptureMode) -> RunRequest:
         definition = self._definition
@@ -278,22 +281,25 @@ class Run(RunLife):
             capture_mode=mode,
             log_fields=self._fields,
         )
-        # It is for the record, and to be compared with that of an earlier run of the same id.
-        is_needed = definition.durability is not Durability.OFF or self._is_named
-        header = self._header(planned, mode) if is_needed else {}
         return RunRequest(
             run_id=self.id,
-            planned=planned,
-            frame=frame,
-            header=header,
+            context=frame,
             events=self,
-            earlier=tuple(self._earlier),
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
-            delegation_policies=definition.delegation_policies,
             on_unknown=definition.on_unknown,
-            is_resumed=self._resumption is not None,
-            takes_over=self._resumption is not None and self._resumption.takes_over,
-            called_off=self._called_off,
+            store=self._store,
+            cancelled=self._cancelled,
+        )
+
+    def _work(self, planned: Planned, mode: CaptureMode) -> PlannedWork:
+        # The header is for the record, and to be compared with that of an earlier run of the same id.
+        is_needed = self._store is not None or self._is_named
+        return PlannedWork(
+            planned=planned,
+            header=self._header(planned, mode) if is_needed else {},
+            preliminary=tuple(self._preliminary),
+            delegation_policies=self._definition.delegation_policies,
+            submission=Submission.FIRST if self._resumption is None else self._resumption.submission,
         )
 
     def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:

@@ -25,13 +25,15 @@ from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.retention import apply_retention
 from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
-from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runtime import connect
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.definition.run_rules import RunOptions, Watched
+    from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.trace import CaptureMode
 
 __all__ = ["Interrupted", "RunLife"]
@@ -63,12 +65,17 @@ class RunLife:
         self._is_cancelling = False
         self._is_replayed = False
         #: what a runtime that is being started looks at
-        self._called_off = asyncio.Event()
+        self._cancelled = asyncio.Event()
         self._interrupt: Interrupted | None = None
         self._events = EventLog(is_open=is_watched)
         self._fields = {**current_log_context(), "ensemble.id": self.id}
         self._delivery = Delivery(self._listeners, fields=self._fields, on_interrupt=self._interrupted)
         self._future: concurrent.futures.Future[EnsembleOutput | Interrupted]
+
+    @property
+    def _store(self) -> StoreAddress | None:
+        """Where the run is recorded; None: nowhere."""
+        return None if self._declared.durability is Durability.OFF else self._runtime.store_address
 
     def _begin(self) -> None:
         """Start the work; the last thing that a constructor does."""
@@ -168,7 +175,7 @@ class RunLife:
 
     async def _cancel(self) -> None:
         self._is_cancelling = True
-        self._called_off.set()
+        self._cancelled.set()
         await self._stop()
 
     def _given(self, outcome: EnsembleOutput | Interrupted) -> EnsembleOutput:

@@ -15,7 +15,7 @@ from ensemble_ray.testing import ModelServer, ScriptedModel
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
     from tests.postgres_server import PostgresServer
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
@@ -56,7 +55,8 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
-from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.runs.ports import RunRequest
+from ensemble_ray.runs.submission import Submission
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.schedule.map_reduce_words import EndFed
 from ensemble_ray.tools.tool import NoOpToolMetrics
@@ -65,10 +65,10 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.items.pulling import ItemReader
-    from ensemble_ray.ports import ChatModel, Journal
+    from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.stores import OwnedRun
     from ensemble_ray.run_handle import Resumption
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.trace import CaptureMode
 
 __all__ = ["MapReduceRun"]
@@ -218,16 +218,15 @@ class MapReduceRun(RunLife):
 
     async def _owned(self) -> OwnedRun | None:
         definition, resumption = self._definition, self._resumption
-        if definition.durability is Durability.OFF:
+        if self._store is None:
             return None
         return await claim_run(
-            store_at(self._runtime.store_address),
+            store_at(self._store),
             self.id,
             origin=self._origin.place,
             durability=definition.durability,
-            is_resumed=resumption is not None,
-            takes_over=resumption is not None and resumption.takes_over,
-            reads_earlier=False,
+            submission=Submission.FIRST if resumption is None else resumption.submission,
+            reads_facts=False,
         )
 
     async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> FedEnded:
@@ -249,7 +248,7 @@ class MapReduceRun(RunLife):
         async with contextlib.AsyncExitStack() as stack:
             found = await self._opened()
             if found is None:
-                return self._cancelled(now)
+                return self._cancelled_end(now)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
             watch = await self._watch(is_direct=is_direct)
@@ -259,11 +258,13 @@ class MapReduceRun(RunLife):
             conductor = MapReduceConductor(envelope, parts)
             watch.on_error = conductor.break_off
             try:
-                houses = await self._runtime.feed(self._request(conductor, mode, journal))
+                houses = await self._runtime.open_session(
+                    self._request(mode), journal=journal, deliver=conductor.deliver
+                )
             except asyncio.CancelledError:
                 if not self._is_cancelling:
                     raise
-                return self._cancelled(now)
+                return self._cancelled_end(now)
             stack.push_async_callback(houses.close)
             self._spending = houses.spending
             self._items.window = window = window_of(self._definition, houses.most_processes)
@@ -276,7 +277,7 @@ class MapReduceRun(RunLife):
                 conductor.cancel()
             return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
 
-    def _cancelled(self, started_at: float) -> FedEnded:
+    def _cancelled_end(self, started_at: float) -> FedEnded:
         """The end of a run that was cancelled before its first task."""
         ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
         return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
@@ -333,7 +334,7 @@ class MapReduceRun(RunLife):
             record=record,
         )
 
-    def _request(self, conductor: MapReduceConductor, mode: CaptureMode, journal: Journal) -> FeedRequest:
+    def _request(self, mode: CaptureMode) -> RunRequest:
         definition, resumption = self._definition, self._resumption
         planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
         frame = frame_of(
@@ -348,16 +349,14 @@ class MapReduceRun(RunLife):
             # An account of its own for each owner of the run, who knows what was spent before (S-BUD-6, S-BUD-7).
             spent = NOTHING if resumption is None else resumption.spent
             frame = replace(frame, budget=replace(frame.budget, spent=spent, account=f"{self.id}/{new_object_id()}"))
-        return FeedRequest(
+        return RunRequest(
             run_id=self.id,
-            frame=frame,
+            context=frame,
             events=self,
             tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
             on_unknown=definition.on_unknown,
-            journal=journal,
-            store=None if definition.durability is Durability.OFF else self._runtime.store_address,
-            deliver=conductor.deliver,
-            called_off=self._called_off,
+            store=self._store,
+            cancelled=self._cancelled,
         )
 
     async def _note_end(self, owned: OwnedRun | None, ended: FedEnded) -> None:

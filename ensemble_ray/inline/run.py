@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Journal
     from ensemble_ray.record.stores import OwnedRun
-    from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
 __all__ = ["InlineRun"]
 
@@ -40,11 +40,11 @@ __all__ = ["InlineRun"]
 class InlineRun:
     """One run in this process: a conductor, a runner, and the houses between them."""
 
-    def __init__(self, request: RunRequest, owned: OwnedRun | None, services: Services) -> None:
+    def __init__(self, request: RunRequest, work: PlannedWork, owned: OwnedRun | None, services: Services) -> None:
         self.run_id = request.run_id
-        self._planned = request.planned
+        self._planned = planned = work.planned
         recorded = () if owned is None else owned.earlier
-        frame = with_account(request.frame, (*recorded, *request.earlier))
+        frame = with_account(request.context, (*recorded, *work.preliminary))
         self._owned = owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
@@ -52,23 +52,23 @@ class InlineRun:
             clock=clock,
             journal=self._journal,
             events=request.events,
-            callables=LocalCallables(request.planned.tasks, request.delegation_policies),
+            callables=LocalCallables(planned.tasks, work.delegation_policies),
             services=services,
             tool_metrics=request.tool_metrics,
             spending=spending_here(frame.budget, frame.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        runner = TaskRunner(frame, ports, request.planned.agents)
-        self._houses = LocalHouses(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)
-        types = {key: task.output_type for key, task in request.planned.tasks.items() if task.output_type is not None}
+        runner = TaskRunner(frame, ports, planned.agents)
+        self._houses = LocalHouses(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         self._conductor: RunConductor[TaskOutput, TaskResult] = RunConductor(
             run_id=request.run_id,
-            plan=request.planned.plan,
-            header=request.header,
+            plan=planned.plan,
+            header=work.header,
             journal=self._journal,
             clock=clock,
             houses=self,
-            earlier=request.earlier,
+            earlier=work.preliminary,
             epoch=0 if owned is None else owned.epoch,
             resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
         )

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Self
 
 from ensemble_ray.context import Services
-from ensemble_ray.definition.durability import Durability
 from ensemble_ray.inline.run import InlineRun
-from ensemble_ray.inline.session import InlineFeed
+from ensemble_ray.inline.session import InlineSession
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.record.stores import StoreAddress, store_at
@@ -20,7 +19,8 @@ from ensemble_ray.tools.cpu import LokyCpuPool
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ensemble_ray.runtime import FeedRequest, RunRequest
+    from ensemble_ray.ports import Journal
+    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
 
 __all__ = ["InlineRuntime"]
 
@@ -46,30 +46,31 @@ class InlineRuntime:
         """Where its runs are recorded."""
         return StoreAddress.of(self._home, self._store)
 
-    async def submit(self, request: RunRequest) -> InlineRun:
-        """Begin a run in this process, or go on with one."""
+    async def submit(self, request: RunRequest, work: PlannedWork) -> InlineRun:
+        """Begin a planned run in this process, or go on with one."""
         owned = None
-        if request.frame.durability != Durability.OFF:
+        if request.store is not None:
             owned = await claim_run(
-                store_at(self.store_address),
+                store_at(request.store),
                 request.run_id,
-                origin=request.header.get("origin"),
-                durability=request.frame.durability,
-                is_resumed=request.is_resumed,
-                takes_over=request.takes_over,
+                origin=work.header.get("origin"),
+                durability=request.context.durability,
+                submission=work.submission,
             )
         try:
-            run = InlineRun(request, owned, Services(limiter=process_limiter(), cpu=self._cpu))
+            run = InlineRun(request, work, owned, self._services())
         except BaseException:
             await release_run(owned)
             raise
         await run.begin()
         return run
 
-    async def feed(self, request: FeedRequest) -> InlineFeed:
-        """Houses for tasks that are made while their run goes on."""
-        services = Services(limiter=process_limiter(), cpu=self._cpu)
-        return InlineFeed(request, services)
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
+        """Open an executor for tasks that are made while their run goes on."""
+        return InlineSession(request, self._services(), journal=journal, deliver=deliver)
+
+    def _services(self) -> Services:
+        return Services(limiter=process_limiter(), cpu=self._cpu)
 
     async def close(self) -> None:
         """End the process pool of CPU-heavy tools."""

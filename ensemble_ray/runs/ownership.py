@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ensemble_ray.record.stores import OwnedRun, RunStore
+    from ensemble_ray.runs.submission import Submission
 
 __all__ = ["CANCEL_POLL_S", "GRACE_S", "claim_run", "release_run", "watch_for_cancel"]
 
@@ -35,9 +36,8 @@ async def claim_run(
     *,
     origin: object,
     durability: str,
-    is_resumed: bool,
-    takes_over: bool,
-    reads_earlier: bool = True,
+    submission: Submission,
+    reads_facts: bool = True,
 ) -> OwnedRun:
     """Begin the record of a run, or take it over, and mark the run as running.
 
@@ -46,17 +46,17 @@ async def claim_run(
         run_id: The run's id.
         origin: Where its definition came from.
         durability: `effects` or `run`.
-        is_resumed: Whether it is in the record already.
-        takes_over: Whether it is taken from an owner that still holds it (S-DUR-17).
-        reads_earlier: Whether its facts are wanted as a list.
+        submission: Why it is submitted.
+        reads_facts: Whether its facts are wanted as a list.
 
     Raises:
         RunExistsError: another process owns it, or there is a run of that id.
         RecordError: the store cannot be read or written.
     """
     is_buffered = durability == Durability.RUN
-    if is_resumed:
-        owned = await store.take(run_id, is_buffered=is_buffered, by_force=takes_over, reads_earlier=reads_earlier)
+    if submission.is_recorded:
+        by_force = submission.takes_over
+        owned = await store.take(run_id, is_buffered=is_buffered, by_force=by_force, reads_earlier=reads_facts)
     else:
         owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
     try:

@@ -20,7 +20,7 @@ from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import agent, call, task
 
 if TYPE_CHECKING:
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
 
 WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
 
