@@ -91,7 +91,7 @@ from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt
 from ensemble_ray.record.exporters import JsonTraceExporter
-from ensemble_ray.run_handle import Run
+from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.tools import (
     AbstractAgentTool,

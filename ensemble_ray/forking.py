@@ -32,7 +32,8 @@ from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
-from ensemble_ray.run_handle import Run, check
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields

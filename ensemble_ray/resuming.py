@@ -27,7 +27,7 @@ from ensemble_ray.record.run_budget import check_larger, options_again, recorded
 from ensemble_ray.record.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.run_handle import Resumption
+from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import Submission
 from ensemble_ray.runtime import connect
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
     from ensemble_ray.messages import Fact
-    from ensemble_ray.run_handle import Run
+    from ensemble_ray.runs.handle import Run
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 

@@ -75,7 +75,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
     from ensemble_ray.cli.inputs import needed_inputs  # the help does not need them
     from ensemble_ray.plan.plan import MANAGER_KEY
     from ensemble_ray.plan.planner import plan_run
-    from ensemble_ray.run_handle import check
+    from ensemble_ray.runs.planned import check
 
     needed = needed_inputs(ensemble.tasks)
     missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}

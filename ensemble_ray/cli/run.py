@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ensemble_ray.listeners import EnsembleListener
     from ensemble_ray.loader import Runnable
     from ensemble_ray.outputs import EnsembleOutput
-    from ensemble_ray.run_handle import Run
+    from ensemble_ray.runs.handle import Run
     from ensemble_ray.trace import ExecutionTrace
 
 __all__ = [

@@ -20,7 +20,7 @@ from ensemble_ray.record.map_reduce_data import map_key
 if TYPE_CHECKING:
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.outputs import EnsembleOutput
-    from ensemble_ray.run_handle import Run
+    from ensemble_ray.runs.handle import Run
 
 __all__ = ["ItemView", "RunView", "view_of"]
 

@@ -37,7 +37,7 @@ _BATCH = 256
 class OpenWatch(Protocol):
     """Opens what hears of a run's items, with the files that the run has."""
 
-    async def __call__(self, *, is_direct: bool, is_replayed: bool) -> RunWatch:
+    async def __call__(self, *, is_direct: bool) -> RunWatch:
         """Return it; close it."""
         ...
 
@@ -76,7 +76,7 @@ async def finished(
     async with contextlib.AsyncExitStack() as stack:
         reader, is_direct = await opened(definition)
         stack.push_async_callback(reader.close)
-        watch = await open_watch(is_direct=is_direct, is_replayed=True)
+        watch = await open_watch(is_direct=is_direct)
         stack.push_async_exit(watch.leave)
         return await _recorded_end(record, reader, bodies, watch)
 

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.error_texts import tasks_failure
 from ensemble_ray.errors import EnsembleError, ParallelExecutionError, ValidationError
-from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.outputs import RunState
 from ensemble_ray.record.result import (
-    RunDescription,
     RunEnd,
     RunResults,
-    assemble,
     error_trace,
     failures_by_label,
     task_error,
 )
+from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -29,29 +28,19 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.ports import FedEnded, FedFailure
     from ensemble_ray.outputs import FailedItem, TaskOutput
 
-__all__ = ["assemble_fed"]
+__all__ = ["conclude"]
 
 
-def assemble_fed(
-    run: RunDescription,
-    ended: FedEnded,
-    bodies: FedBodies,
-    failed_items: Sequence[FailedItem] = (),
-    *,
-    goes_on: bool,
-) -> EnsembleOutput:
-    """Return the output of a run that did not fail.
+def conclude(
+    ended: FedEnded, bodies: FedBodies, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
+) -> Conclusion:
+    """Return how a run ended and what its tasks gave.
 
     Args:
-        run: What stands in its trace whatever it did.
         ended: How it ended.
         bodies: What its tasks gave.
         failed_items: Items that were left out, where they are collected.
         goes_on: Whether failed tasks are left out; else the first of them is the error.
-
-    Raises:
-        Exception: what the source or a factory raised, unchanged (S-MR-106, S-MR-123).
-        EnsembleError: a task's failure ended the run.
     """
     started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
     end = RunEnd(
@@ -76,7 +65,7 @@ def assemble_fed(
         failed_items=failed_items,
     )
     failure = _failure(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
-    return assemble(run, results, end, failure)
+    return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
 
 
 def _failure(ended: FedEnded, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:

@@ -18,22 +18,21 @@ from ensemble_ray.errors import (
     ValidationError,
 )
 from ensemble_ray.metrics import ExecutionMetrics
-from ensemble_ray.outputs import EnsembleOutput, RunState
+from ensemble_ray.outputs import RunState
 from ensemble_ray.plan.plan import MANAGER_ROLE
 from ensemble_ray.record.levels import in_level_order, level_summaries, placed_outcome
 from ensemble_ray.record.result import (
-    RunDescription,
     RunEnd,
     RunResults,
-    assemble,
     error_trace,
     failures_by_label,
     summaries,
     task_error,
     violation_trace,
 )
+from ensemble_ray.runs.launching import Conclusion
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.trace import CaptureMode, TaskTrace
+from ensemble_ray.trace import TaskTrace
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
@@ -44,25 +43,12 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.trace import DelegationTrace, ErrorTrace
 
-__all__ = ["assemble_planned", "manager_failure"]
+__all__ = ["conclude", "manager_failure"]
 
 
-def assemble_planned(
-    plan: Plan, outcome: RunOutcome, *, capture_mode: CaptureMode = CaptureMode.OFF, trace_id: str | None = None
-) -> EnsembleOutput:
-    """Return the output of a run that did not fail.
-
-    Raises:
-        EnsembleError: the run failed.
-    """
+def conclude(plan: Plan, outcome: RunOutcome) -> Conclusion:
+    """Return how a run ended and what its tasks gave."""
     outcome = placed_outcome(plan, outcome)
-    description = RunDescription(
-        run_id=outcome.run_id,
-        workflow=plan.shown_workflow,
-        inputs=dict(plan.inputs),
-        capture_mode=capture_mode,
-        trace_id=trace_id,
-    )
     end = RunEnd(
         state=outcome.state,
         exit_reason=outcome.exit_reason,
@@ -72,7 +58,7 @@ def assemble_planned(
         errors=tuple(_errors(plan, outcome)),
     )
     failure = _failure_of(plan, outcome) if outcome.state is RunState.FAILED else None
-    return assemble(description, _results_of(plan, outcome), end, failure)
+    return Conclusion(end=end, results=_results_of(plan, outcome), failure=failure, warning=outcome.warning)
 
 
 def _results_of(plan: Plan, outcome: RunOutcome) -> RunResults:

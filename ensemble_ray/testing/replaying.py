@@ -35,8 +35,9 @@ from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
 from ensemble_ray.resuming import planned_form
-from ensemble_ray.run_frame import frame_of
-from ensemble_ray.run_handle import Run, check
+from ensemble_ray.runs.context import run_context_of
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.planned import check
 from ensemble_ray.testing.replay_ports import (
     Difference,
     RecordedAnswer,
@@ -177,7 +178,7 @@ class _Repetition:
         self.journal = ReplayJournal(facts)
         self.tasks = 0
         self._policies = definition.delegation_policies
-        frame = frame_of(
+        frame = run_context_of(
             definition,
             planned,
             run_id=facts[0].run,
