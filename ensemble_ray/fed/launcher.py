@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.kinds import Kinds
@@ -120,7 +121,13 @@ class MapReduceLauncher:
             return await self._open_watch(scope, is_direct=is_direct, is_continued=True)
 
         ended = await finished(
-            scope.store, scope.run_id, self.definition, header=header, bodies=self._bodies, open_watch=open_watch
+            scope.store,
+            scope.run_id,
+            self.definition,
+            header=header,
+            bodies=self._bodies,
+            output_types=self._find_output_types(),
+            open_watch=open_watch,
         )
         if ended is None:
             return None
@@ -162,6 +169,13 @@ class MapReduceLauncher:
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
         return conclude(ended, self._bodies, self.items.failed_items if collects else (), goes_on=goes_on)
 
+    def _find_output_types(self) -> Mapping[str, type[object]]:
+        """Return the types that the definition's factories can declare, by full name."""
+        definition = self.definition
+        reduced = definition if isinstance(definition, MapReduceDefinition) else None
+        reducing = () if reduced is None else (reduced.reduce_task, reduced.direct_task)
+        return output_types_of((definition.map_task, *reducing))
+
     async def _claim(self, scope: RunScope) -> OwnedRun | None:
         """Own the run's record; None where it has none."""
         if scope.store_address is None:
@@ -182,7 +196,7 @@ class MapReduceLauncher:
         run_id = scope.run_id
         record = None
         if scope.resumption is not None:
-            record = await RecoveredRun.read(scope.store, run_id, self._bodies)
+            record = await RecoveredRun.read(scope.store, run_id, self._bodies, self._find_output_types())
             record.facts.go_on()
             self._answers = record.facts.answers
         journal = ForgetfulJournal(run_id) if owned is None else owned.journal
