@@ -127,10 +127,10 @@ if TYPE_CHECKING:
     from actors.runtime import RayRuntime
     from ensemble_ray.fed.item_log import ItemStream
     from ensemble_ray.fed.run import MapReduceRun
-    from ensemble_ray.forking import afork, fork
     from ensemble_ray.items.dead_letters import DeadLetters
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-    from ensemble_ray.resuming import aresume, resume
+    from ensemble_ray.recovery.forking import afork, fork
+    from ensemble_ray.recovery.resuming import aresume, resume
     from ensemble_ray.tools.builtin import (
         CalculatorTool,
         DateTimeTool,
@@ -313,10 +313,10 @@ _LATE = {
     "MapEnsemble": "map_reduce",
     "MapReduceEnsemble": "map_reduce",
     "MapReduceRun": "fed.run",
-    "afork": "forking",
-    "aresume": "resuming",
-    "fork": "forking",
-    "resume": "resuming",
+    "afork": "recovery.forking",
+    "aresume": "recovery.resuming",
+    "fork": "recovery.forking",
+    "resume": "recovery.resuming",
 }
 
 

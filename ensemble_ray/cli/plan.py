@@ -43,7 +43,7 @@ def plan(
     from ensemble_ray.cli.plan_map_reduce import map_reduce_data, map_reduce_lines
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.loader import load_runnable
-    from ensemble_ray.resuming import planned_form
+    from ensemble_ray.recovery.resuming import planned_form
 
     given = read_inputs(inputs or (), inputs_file)
     loaded = load_runnable(target, llm=llm, needs_keys=False)

@@ -34,7 +34,7 @@ from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
-from ensemble_ray.resuming import planned_form
+from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check

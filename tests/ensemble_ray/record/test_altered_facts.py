@@ -21,7 +21,6 @@ import pytest
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
-from ensemble_ray.forking import offer_fork
 from ensemble_ray.loader import Runnable
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.messages import Fact
@@ -33,6 +32,7 @@ from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_tree
+from ensemble_ray.recovery.forking import offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 
 #: What takes the place of a value; the first one leaves it out.

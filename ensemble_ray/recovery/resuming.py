@@ -1,4 +1,4 @@
-"""Going on with a recorded run (S-DUR-35). Floor: above loader, since a run knows where its definition came from.
+"""Going on with a recorded run (S-DUR-35). Package: recovery; above loader, since a record says where its definition came from.
 
 In: a run's id. Out: its output, as if nothing had happened. Never: a request whose answer is in the record.
 """
