@@ -49,7 +49,7 @@ class Attended(Protocol):
         ...
 
     @property
-    def frame(self) -> RunFrame:
+    def context(self) -> RunFrame:
         """What all its tasks share."""
         ...
 
@@ -97,7 +97,7 @@ class Attendance:
 
     def begin(self, hub: Any) -> None:
         """Attend from now on; without a hub only what the run's processes say is heard."""
-        if self._run.frame.forwards_logs:
+        if self._run.context.forwards_logs:
             self._listener = LineListener(self._scheduler, self._run_id)
         if hub is None:
             return

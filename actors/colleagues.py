@@ -21,8 +21,8 @@ from ensemble_ray.actors.wire import pack_order, unpack_report
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.inline import SystemClock
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.values.epochs import resend_step
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from ensemble_ray.actors.wire import UNKNOWN_KIND, WireOrder, WireReport
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.inline import GRACE_S
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.runs.ownership import GRACE_S
 
 __all__ = ["FedRun"]
 

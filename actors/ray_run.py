@@ -19,12 +19,13 @@ from ensemble_ray.actors.failures import last_line, ours
 from ensemble_ray.actors.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed
-from ensemble_ray.inline import outcome_of
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.runs.outcomes import outcome_of
+from ensemble_ray.runs.submission import Submission
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunOutcome, TaskResult
-    from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.runs.ports import RunRequest
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["RayRun"]
@@ -70,7 +71,7 @@ class RayRun:
                 await asyncio.sleep(pause_s)
                 if await self._is_known():
                     return spawn.existing("event_hub") if package.is_attended else None
-                package = package if package.is_resumed else replace(package, is_again=True)
+                package = replace(package, submission=package.submission.without_answer())
         return await self._scheduler.submit.remote(package)
 
     async def _is_known(self) -> bool:
@@ -125,7 +126,7 @@ class RayRun:
             if self._package.store is None:
                 raise _lost(self.run_id)
             # What its record knows is used, its cancellation included.
-            await self._submitted(replace(self._package, is_again=True, is_resumed=False, takes_over=False))
+            await self._submitted(replace(self._package, submission=Submission.RESUBMITTED))
             if self._is_cancelled:
                 await self.cancel()
 

@@ -34,7 +34,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.runtime import FeedRequest
+    from ensemble_ray.runs.ports import Deliver, RunRequest
 
 __all__ = ["RemoteHouses"]
 
@@ -55,10 +55,10 @@ _GATHER_S = 0.01
 
 
 class RemoteHouses:
-    """A fed run's houses on a cluster. Fulfils `FedHouses`."""
+    """A fed run's houses on a cluster. Fulfils `Executor`."""
 
     def __init__(
-        self, request: FeedRequest, scheduler: Any, *, is_attended: bool, keeps_warm: bool, most_processes: int
+        self, request: RunRequest, scheduler: Any, *, is_attended: bool, keeps_warm: bool, most_processes: int
     ) -> None:
         """Make it; nothing is started before `open`.
 
@@ -80,7 +80,7 @@ class RemoteHouses:
         self._attendance = Attendance(request, self._pulse, scheduler)
         self._driver = new_object_id()
         #: what this process spends itself, drawn from the run's one account (S-BUD-8)
-        self.spending = shared_spending(request.frame, LimiterLine(), self._driver)
+        self.spending = shared_spending(request.context, LimiterLine(), self._driver)
         self._numbers = itertools.count(1)
         #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
         self._session = ""
@@ -109,12 +109,13 @@ class RemoteHouses:
         """How many processes a kind of agents gets at most where nobody says how many."""
         return self._most_processes
 
-    async def open(self) -> None:
-        """Let the scheduler know of the run, and listen from now on.
+    async def open(self, deliver: Deliver) -> None:
+        """Let the scheduler know of the run, listen from now on, and hand results over.
 
         Raises:
             EnsembleError: a run of that id is running there, or the cluster cannot be reached.
         """
+        self._hand_over = deliver
         self._attendance.begin(await self._open_session())
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
@@ -314,7 +315,7 @@ class RemoteHouses:
     def _deliver(self) -> None:
         results, self._undelivered = self._undelivered, []
         if results and not self._is_closed:
-            self._request.deliver(results)
+            self._hand_over(results)
 
     # Sessions.
 
@@ -330,7 +331,7 @@ class RemoteHouses:
         package = FedPackage(
             run_id=self._run_id,
             session=self._session,
-            frame=request.frame,
+            frame=request.context,
             place=None if request.store is None else RunPlace(request.store, node_id),
             is_attended=self._is_attended,
             is_again=self._collecting is not None,

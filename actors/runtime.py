@@ -25,7 +25,7 @@ from ensemble_ray.actors.preflight import dump
 from ensemble_ray.actors.ray_run import RayRun
 from ensemble_ray.actors.remote_houses import RemoteHouses
 from ensemble_ray.actors.wire import AgentCargo, CallableCargo, RunPackage
-from ensemble_ray.definition.durability import Durability, OnUnknown
+from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
-    from ensemble_ray.runtime import FeedRequest, RunRequest
+    from ensemble_ray.ports import Journal
+    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
 
 __all__ = ["RayRuntime"]
 
@@ -81,17 +82,17 @@ class RayRuntime:
         """Where its runs are recorded."""
         return StoreAddress.of(self._home, self._store)
 
-    async def submit(self, request: RunRequest) -> RayRun:
-        """Begin a run on the cluster.
+    async def submit(self, request: RunRequest, work: PlannedWork) -> RayRun:
+        """Begin a planned run on the cluster.
 
         Raises:
             ValidationError: something that must travel cannot (S-CONV-34), or some node cannot load it (S-SET-56).
             RunExistsError: a run of that id is running there.
         """
-        request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
-        package = self._package(request)
+        request = self._with_logs(request)
+        package = self._package(request, work)
         try:
-            scheduler = await self._connected(request.called_off)
+            scheduler = await self._connected(request.cancelled)
             await check_loading(scheduler, _bodies(package))
             run = RayRun(request, package, scheduler)
             await run.begin()
@@ -100,26 +101,27 @@ class RayRuntime:
             raise ours(error, request.run_id) from None
         return run
 
-    async def feed(self, request: FeedRequest) -> RemoteHouses:
-        """Houses on the cluster for tasks that are made while their run goes on.
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> RemoteHouses:
+        """Open an executor on the cluster for tasks that are made while their run goes on.
 
         Raises:
             RunExistsError: a run of that id is running there.
             EnsembleError: the cluster cannot be reached.
         """
-        request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
+        request = self._with_logs(request)
+        del journal  # each process of the cluster has one of its own
         keeps_warm = self._is_kept_warm()
         try:
-            scheduler = await self._connected(request.called_off)
+            scheduler = await self._connected(request.cancelled)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
             houses = RemoteHouses(
                 request,
                 scheduler,
-                is_attended=_may_need_driver(request),
+                is_attended=_needs_driver(request, has_doubles=_may_have_doubles()),
                 keeps_warm=keeps_warm or self._keeps_warm,
                 most_processes=most_replicas(cluster),
             )
-            await houses.open()
+            await houses.open(deliver)
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
@@ -150,7 +152,7 @@ class RayRuntime:
 
     # Connecting.
 
-    async def _connected(self, called_off: asyncio.Event) -> Any:
+    async def _connected(self, cancelled: asyncio.Event) -> Any:
         """The scheduler's handle; the first caller starts what is not there.
 
         Raises:
@@ -162,7 +164,7 @@ class RayRuntime:
             self._connecting.add_done_callback(self._is_connected)
         if self._connecting is not None:
             connecting = self._connecting
-            giving_up = asyncio.ensure_future(called_off.wait())
+            giving_up = asyncio.ensure_future(cancelled.wait())
             await asyncio.wait([connecting, giving_up], return_when=asyncio.FIRST_COMPLETED)
             giving_up.cancel()
             if not connecting.done():
@@ -190,8 +192,8 @@ class RayRuntime:
 
     # Packing.
 
-    def _package(self, request: RunRequest) -> RunPackage:
-        planned = request.planned
+    def _package(self, request: RunRequest, work: PlannedWork) -> RunPackage:
+        planned, policies = work.planned, work.delegation_policies
         synthesized = {entry.key for entry in planned.plan.agents if entry.is_synthesized}
         bare: dict[str, bytes] = {}
         for key, task in planned.tasks.items():
@@ -205,21 +207,21 @@ class RayRuntime:
         return RunPackage(
             run_id=request.run_id,
             plan=planned.plan,
-            frame=request.frame,
-            header=request.header,
-            earlier=request.earlier,
+            frame=request.context,
+            header=work.header,
+            earlier=work.preliminary,
             agents=[_cargo(key, agent, key in synthesized) for key, agent in planned.agents.items()],
             tasks=bare,
             guardrails=guardrails,
-            callables=_callables(called, request.delegation_policies)
-            if called or request.delegation_policies
-            else None,
-            store=None if request.frame.durability == Durability.OFF else self.store_address,
-            is_resumed=request.is_resumed,
-            takes_over=request.takes_over,
-            is_attended=_needs_driver(request),
+            callables=_callables(called, policies) if called or policies else None,
+            store=request.store,
+            submission=work.submission,
+            is_attended=_needs_driver(request, has_doubles=_has_doubles(planned)),
             keeps_warm=self._is_kept_warm(),
         )
+
+    def _with_logs(self, request: RunRequest) -> RunRequest:
+        return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))
 
     def _is_kept_warm(self) -> bool:
         return self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins())
@@ -269,20 +271,18 @@ def _cargo(key: str, agent: Agent, is_synthesized: bool) -> AgentCargo:  # noqa:
     )
 
 
-def _needs_driver(request: RunRequest) -> bool:
-    """Whether this process must listen: for events, or for requests that only it can answer."""
-    frame = request.frame
-    asks = frame.on_unknown == OnUnknown.ASK
-    return bool(frame.interest) or frame.has_tool_metrics or asks or _has_doubles(request.planned)
+def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
+    """Return whether this process must listen: for events, or for requests that only it can answer."""
+    context = request.context
+    asks = context.on_unknown == OnUnknown.ASK
+    return bool(context.interest) or context.has_tool_metrics or asks or has_doubles
 
 
-def _may_need_driver(request: FeedRequest) -> bool:
-    """Whether this process must listen; scripted models may be made while the run goes on."""
+def _may_have_doubles() -> bool:
+    """Return whether scripted models of this process may take part: they may be made while the run goes on."""
     import sys
 
-    frame = request.frame
-    asks = frame.on_unknown == OnUnknown.ASK
-    return bool(frame.interest) or frame.has_tool_metrics or asks or "ensemble_ray.testing.scripted" in sys.modules
+    return "ensemble_ray.testing.scripted" in sys.modules
 
 
 def _has_doubles(planned: Planned) -> bool:

@@ -32,14 +32,16 @@ from ensemble_ray.actors.vault import Vault
 from ensemble_ray.actors.wire import RunPackage, WireReport, pack_recorded
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
 from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
-from ensemble_ray.inline import GRACE_S, SystemClock, let_go, own_run, watch_for_cancel
 from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.config import package_version
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.spent import with_account
 from ensemble_ray.record.stores import OwnedRun, store_at
+from ensemble_ray.runs.ownership import GRACE_S, claim_run, release_run, watch_for_cancel
+from ensemble_ray.runs.submission import Submission
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["SchedulerActor"]
@@ -209,7 +211,7 @@ class SchedulerActor(LineDesk):
         for package in await self._vault.kept():
             if package.run_id in self._runs:
                 continue  # it went on before the vault was out of reach
-            again = replace(package, is_resumed=True, is_restart=True, takes_over=False)
+            again = replace(package, submission=Submission.RESTARTED)
             try:
                 run = await self._begin(again, spawn.event_hub() if again.is_attended else None)
             except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
@@ -228,16 +230,15 @@ class SchedulerActor(LineDesk):
         try:
             if package.store is not None:
                 store = store_at(package.store)
-                if package.is_again:  # it goes on where an earlier attempt came to record anything, else it begins
-                    is_begun = bool(await store.facts(run_id))
-                    package = replace(package, is_again=False, is_resumed=is_begun, is_restart=is_begun)
-                owned = await own_run(
+                if package.submission is Submission.RESUBMITTED:
+                    is_recorded = bool(await store.facts(run_id))
+                    package = replace(package, submission=package.submission.settled(is_recorded=is_recorded))
+                owned = await claim_run(
                     store,
                     run_id,
                     origin=package.header.get("origin"),
                     durability=package.frame.durability,
-                    is_resumed=package.is_resumed,
-                    takes_over=package.takes_over,
+                    submission=package.submission,
                 )
             run = ScheduledRun(package, self._pool, hub=hub, owned=owned, vault=self._vault, finished=ended)
         except BaseException as error:
@@ -245,7 +246,7 @@ class SchedulerActor(LineDesk):
             if before is not None:
                 self._ended[run_id] = before  # nobody has fetched it yet
             refuse(ended, error)
-            await let_go(owned)
+            await release_run(owned)
             raise
         self._runs[run_id] = run
         ended.add_done_callback(lambda _done: self._forget(run_id))
@@ -295,11 +296,11 @@ class ScheduledRun:
     def _resumed(self, owned: OwnedRun) -> Resumed[bytes, bytes]:
         """What the record knows of the run; outputs stay data, since their types are the user's."""
         package = self._package
-        recovered = Recovered(owned.earlier, is_resumed=not package.is_restart)
+        recovered = Recovered(owned.earlier, is_resumed=not package.submission.is_restart)
         resumed: Resumed[bytes, bytes] = recovered.resumed(
             lambda key, data: pack_recorded(data, package.tasks.get(key, b"")), cloudpickle.dumps
         )
-        return replace(resumed, is_restart=package.is_restart)
+        return replace(resumed, is_restart=package.submission.is_restart)
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""

@@ -20,8 +20,9 @@ from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.inline import GRACE_S, SystemClock
 from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent

@@ -23,6 +23,7 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.reports import report_of
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runs.submission import Submission
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import TaskOutput
 
@@ -98,14 +99,7 @@ class RunPackage:
     callables: bytes | None = None
     #: where the run is recorded, seen from the cluster's nodes; None: nowhere
     store: StoreAddress | None = None
-    #: whether it is in the record already and goes on
-    is_resumed: bool = False
-    #: whether it is taken from an owner that still holds it
-    takes_over: bool = False
-    #: whether its driver submitted it before and does not know how far that came
-    is_again: bool = False
-    #: whether only the scheduler's process was replaced
-    is_restart: bool = False
+    submission: Submission = Submission.FIRST
     #: whether the driver listens: for events, or for requests to its services
     is_attended: bool = False
     #: whether agent processes are kept for the next run

@@ -37,13 +37,13 @@ _EXPORTS = {
         TaskCompleteEvent TaskFailedEvent TaskInputEvent TaskStartEvent TokenEvent ToolCallEvent ToolCallRequest
     """,
     "ensemble_ray.execute.guardrails": "GuardrailInput GuardrailOutput GuardrailResult GuardrailType",
-    "ensemble_ray.execute.handler": "TaskHandlerContext",
+    "ensemble_ray.execute.handler_context": "TaskHandlerContext",
     "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
-    "ensemble_ray.execute.tools.unknown": "UnknownEffect",
+    "ensemble_ray.execute.tools.unknown_effect": "UnknownEffect",
     "ensemble_ray.fed.item_log": "ItemStream",
     "ensemble_ray.fed.run": "MapReduceRun",
-    "ensemble_ray.forking": "afork fork",
-    "ensemble_ray.inline": "InlineRuntime",
+    "ensemble_ray.recovery.forking": "afork fork",
+    "ensemble_ray.inline.runtime": "InlineRuntime",
     "ensemble_ray.items.dead_letters": "DeadLetters",
     "ensemble_ray.values.rate_limit": "RateLimit",
     "ensemble_ray.events.listeners": "EnsembleListener",
@@ -63,9 +63,9 @@ _EXPORTS = {
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",
     "ensemble_ray.record.exporters": "JsonTraceExporter",
-    "ensemble_ray.resuming": "aresume resume",
-    "ensemble_ray.run_handle": "Run",
-    "ensemble_ray.runtime": "Runtime",
+    "ensemble_ray.recovery.resuming": "aresume resume",
+    "ensemble_ray.runs.handle": "Run",
+    "ensemble_ray.runs.ports": "Runtime",
     "ensemble_ray.tools": """
         AbstractAgentTool AbstractTypedAgentTool AgentTool CustomSchemaAgentTool DynamicToolProvider NoOpToolMetrics
         PipelineErrorStrategy ToolContext ToolPipeline ToolResult TypedAgentTool current_tool_context tool

@@ -14,14 +14,16 @@ from ensemble_ray.events import Event
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import plan_run
 from ensemble_ray.ports import ChatModel
-from ensemble_ray.run_handle import Resumption, Run, check
-from ensemble_ray.run_life import RunLife
-from ensemble_ray.runtime import Runtime
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.launching import Resumption
+from ensemble_ray.runs.planned import PlannedLauncher, check
+from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runtime import connect
 from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
 
-R = TypeVar("R", bound=RunLife)
+R = TypeVar("R", bound=Run)
 News = TypeVar("News")
 
 #: How long Ctrl-C waits for a run to let go of what it holds, s.
@@ -137,9 +139,8 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
     ) -> Run:
         """Begin a run, or go on with one; see `Startable.begin`."""
         return Run(
-            self,
-            inputs,
-            runtime=runtime,
+            PlannedLauncher(self.with_options(options), inputs),
+            runtime=connect(runtime),
             run_id=run_id,
             options=options,
             is_watched=is_watched,
@@ -148,7 +149,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         )
 
 
-async def streamed(begun: RunLife, news: AsyncIterable[News]) -> AsyncGenerator[News | EnsembleOutput, None]:
+async def streamed(begun: Run, news: AsyncIterable[News]) -> AsyncGenerator[News | EnsembleOutput, None]:
     """What comes of a run, then its output; left early, it ends the run."""
     try:
         async for each in news:
@@ -159,7 +160,7 @@ async def streamed(begun: RunLife, news: AsyncIterable[News]) -> AsyncGenerator[
             await begun.acancel()
 
 
-def join(begun: RunLife) -> EnsembleOutput:
+def join(begun: Run) -> EnsembleOutput:
     """Wait in this thread; on Ctrl-C end the run before the interrupt goes on (S-SET-27)."""
     try:
         return begun.result()
@@ -172,7 +173,7 @@ def join(begun: RunLife) -> EnsembleOutput:
         raise
 
 
-async def joined(begun: RunLife) -> EnsembleOutput:
+async def joined(begun: Run) -> EnsembleOutput:
     """Wait on this loop; when cancelled, end the run before the cancellation goes on."""
     try:
         return await begun.aresult()

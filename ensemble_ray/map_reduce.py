@@ -22,15 +22,17 @@ from ensemble_ray.definition.workflow import Workflow
 from ensemble_ray.ensemble import Ensemble, Startable, streamed
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.plan.map_reduce_dag import StaticTree, static_tree
-from ensemble_ray.run_handle import Run
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.planned import PlannedLauncher
+from ensemble_ray.runtime import connect
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import RunOptions
     from ensemble_ray.events import Event
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.run_handle import Resumption
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.launching import Resumption
+    from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.values.outputs import EnsembleOutput, ItemResult
 
 __all__ = ["MapEnsemble", "MapReduceEnsemble"]
@@ -158,7 +160,9 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         `Ensemble.stream`.
         """
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=self.is_planned)
-        news: AsyncIterable[Event | ItemResult] = begun.events() if isinstance(begun, Run) else begun.items()
+        news: AsyncIterable[Event | ItemResult] = (
+            begun.events() if self.is_planned else cast("MapReduceRun", begun).items()
+        )
         async with aclosing(streamed(begun, news)) as told:
             async for each in told:
                 yield each
@@ -175,24 +179,21 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> Run | MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
+        chosen = self.with_options(options)
         if not self.is_planned:
-            from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
-
-            return MapReduceRun(
-                self,
+            return _begin_over_items(
+                chosen,
                 inputs,
                 runtime=runtime,
                 run_id=run_id,
                 options=options,
                 is_watched=is_watched,
                 is_heard=is_heard,
-                origin=self.source,
                 resumption=resumption,
             )
         return Run(
-            self.to_ensemble(),
-            inputs,
-            runtime=runtime,
+            PlannedLauncher(self.to_ensemble().with_options(options), inputs),
+            runtime=connect(runtime),
             run_id=run_id,
             options=options,
             is_watched=is_watched,
@@ -246,16 +247,40 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
         resumption: Resumption | None = None,
     ) -> MapReduceRun:
         """Begin a run, or go on with one; see `Startable.begin`. `is_heard` says that `events()` may be asked, too."""
-        from ensemble_ray.fed.run import MapReduceRun  # only fed runs pay for it
-
-        return MapReduceRun(
-            self,
+        chosen = self.with_options(options)
+        return _begin_over_items(
+            chosen,
             inputs,
             runtime=runtime,
             run_id=run_id,
             options=options,
             is_watched=is_watched,
             is_heard=is_heard,
-            origin=self.source,
             resumption=resumption,
         )
+
+
+def _begin_over_items(
+    definition: MapDefinition,
+    inputs: Mapping[str, object] | None,
+    *,
+    runtime: Runtime | str | None,
+    run_id: str | None,
+    options: RunOptions | None,
+    is_watched: bool,
+    is_heard: bool,
+    resumption: Resumption | None,
+) -> MapReduceRun:
+    """Begin a run whose tasks are made while it goes on, or go on with one."""
+    from ensemble_ray.fed.launcher import MapReduceLauncher  # only such runs pay for it
+    from ensemble_ray.fed.run import MapReduceRun
+
+    return MapReduceRun(
+        MapReduceLauncher(definition, inputs, keeps_items=is_watched),
+        runtime=connect(runtime),
+        run_id=run_id,
+        options=options,
+        is_watched=is_watched and is_heard,
+        origin=definition.source,
+        resumption=resumption,
+    )

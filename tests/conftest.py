@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.runtime import RayRuntime
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
     from tests.postgres_server import PostgresServer
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.

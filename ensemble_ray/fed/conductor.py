@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.making import Envelope, OrderMaker, Work
     from ensemble_ray.fed.ports import FedRecord, FedWatch
     from ensemble_ray.fed.weights import Weights
-    from ensemble_ray.runtime import FedHouses
+    from ensemble_ray.runs.ports import Executor
     from ensemble_ray.schedule.map_reduce import MapReduceMachine
 
 __all__ = ["FedParts", "MapReduceConductor"]
@@ -92,7 +92,7 @@ class MapReduceConductor:
         self._envelope = envelope
         self._parts = parts
         self._orders, self._record = parts.orders, parts.record
-        self._houses: FedHouses
+        self._houses: Executor
         self._machine: MapReduceMachine
         self._inbox: list[FedStimulus] = []
         self._woken = asyncio.Event()
@@ -115,7 +115,7 @@ class MapReduceConductor:
 
     # The run.
 
-    async def conduct(self, houses: FedHouses, machine: MapReduceMachine) -> FedEnded:
+    async def conduct(self, houses: Executor, machine: MapReduceMachine) -> FedEnded:
         """Carry the run out to its end.
 
         Args:

@@ -37,7 +37,7 @@ _BATCH = 256
 class OpenWatch(Protocol):
     """Opens what hears of a run's items, with the files that the run has."""
 
-    async def __call__(self, *, is_direct: bool, is_replayed: bool) -> RunWatch:
+    async def __call__(self, *, is_direct: bool) -> RunWatch:
         """Return it; close it."""
         ...
 
@@ -49,6 +49,7 @@ async def finished(
     *,
     header: Mapping[str, object] | None,
     bodies: FedBodies,
+    output_types: Mapping[str, type[object]],
     open_watch: OpenWatch,
 ) -> FedEnded | None:
     """How the run of that id ended; None where there was none, so that it begins.
@@ -59,6 +60,7 @@ async def finished(
         definition: What is to be run.
         header: Data of the first fact that the run would record; None: that has been compared.
         bodies: Get its outputs.
+        output_types: Types of today's definition, by full name.
         open_watch: Opens what hears of its items; rows and dead letters that its files lack are written again.
 
     Raises:
@@ -72,11 +74,11 @@ async def finished(
     head = await read_head(store, run_id)
     if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
         return None
-    record = await RecoveredRun.read(store, run_id, bodies)
+    record = await RecoveredRun.read(store, run_id, bodies, output_types)
     async with contextlib.AsyncExitStack() as stack:
         reader, is_direct = await opened(definition)
         stack.push_async_callback(reader.close)
-        watch = await open_watch(is_direct=is_direct, is_replayed=True)
+        watch = await open_watch(is_direct=is_direct)
         stack.push_async_exit(watch.leave)
         return await _recorded_end(record, reader, bodies, watch)
 

@@ -3,14 +3,14 @@
 In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
 the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
 is not found here, since its item is not on record at all, is found by the task's own house: nothing recorded is done again.
+Never: a class looked up by the name that a record has, other than among those of today's definition.
 """
 
 from __future__ import annotations
 
 import pickle
-import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import as_mapping, typed_output
@@ -34,9 +34,10 @@ __all__ = ["RecoveredRun"]
 class RecoveredRun:
     """A recorded fed run. Fulfils `FedRecord`."""
 
-    def __init__(self, bodies: FedBodies) -> None:
-        """Make one that knows nothing yet."""
+    def __init__(self, bodies: FedBodies, output_types: Mapping[str, type[object]] | None = None) -> None:
+        """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
         self._bodies = bodies
+        self._output_types = output_types or {}
         self._failures = Spool()
         self._slots: dict[tuple[int, int], int] = {}
         #: ends of items that are not on record yet, by key: what takes them, and their data
@@ -44,13 +45,21 @@ class RecoveredRun:
         self.facts = FedRecovered(self._keep, self._keep_failure)
 
     @classmethod
-    async def read(cls, store: RunStore, run_id: str, bodies: FedBodies) -> RecoveredRun:
-        """All that is recorded of a run; what its tasks gave goes into the bodies.
+    async def read(
+        cls, store: RunStore, run_id: str, bodies: FedBodies, output_types: Mapping[str, type[object]]
+    ) -> RecoveredRun:
+        """Read all that is recorded of a run, page by page; what its tasks gave goes into the bodies.
+
+        Args:
+            store: Has the record.
+            run_id: The run's id.
+            bodies: Get its outputs.
+            output_types: What today's definition declares, by full name; other outputs stay JSON data.
 
         Raises:
             RecordError: the record is damaged.
         """
-        record = cls(bodies)
+        record = cls(bodies, output_types)
         async for page in store.read(run_id, kinds=(*FED_KINDS, AGENTS_KIND)):
             record.take(page)
         return record
@@ -76,7 +85,7 @@ class RecoveredRun:
             self._early[key] = self._keep, data
             return
         kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
-        self._bodies.keep(*place, typed_output(data, _type_of(data)), kind)
+        self._bodies.keep(*place, typed_output(data, self._output_types.get(str(data.get("output_type") or ""))), kind)
 
     def _keep_failure(self, key: str, data: Mapping[str, object]) -> None:
         place = self._place(key)
@@ -183,10 +192,3 @@ class RecoveredRun:
             f"items changed: the run recorded {self.facts.items.count} items, the source has {found}. Resume with the items "
             "that the run began with, or begin a new run"
         )
-
-
-def _type_of(data: Mapping[str, object]) -> type[object] | None:
-    """The type of a recorded output, where the program has its module already; records name types, they load none."""
-    module, _, name = str(data.get("output_type") or "").rpartition(".")
-    found: object = getattr(sys.modules.get(module), name, None)
-    return cast("type[object]", found) if isinstance(found, type) else None

@@ -1,142 +1,101 @@
-"""The output of a fed run, or its error. Room: fed.
+"""What the tasks of a fed run gave, and what the run raises where it failed. Room: fed.
 
-In: how it ended, and its bodies. Out: one `EnsembleOutput` with one trace over all levels (S-MR-90 to S-MR-93), or the
-error that `run()` raises (S-MR-100 to S-MR-106). Nothing is read from the body store here: sequences over it are handed on.
+In: how it ended, and its bodies. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
+S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body read here.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ensemble_ray.errors import (
-    EnsembleError,
-    ParallelExecutionError,
-    TaskExecutionError,
-    ValidationError,
-    message_of,
+from ensemble_ray.errors import EnsembleError, ParallelExecutionError, ValidationError
+from ensemble_ray.errors.texts import tasks_failure
+from ensemble_ray.record.result import (
+    RunEnd,
+    RunResults,
+    error_trace,
+    failures_by_label,
+    task_error,
 )
-from ensemble_ray.errors.texts import task_failure, tasks_failure
-from ensemble_ray.values.outputs import EnsembleOutput, RunState
-from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace
+from ensemble_ray.runs.launching import Conclusion
+from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ensemble_ray.fed.bodies import FedBodies
     from ensemble_ray.fed.ports import FedEnded, FedFailure
     from ensemble_ray.values.outputs import FailedItem, TaskOutput
 
-__all__ = ["FedFrame", "assemble_fed"]
+__all__ = ["conclude"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FedFrame:
-    """What of a run stands in its trace whatever it did."""
+def conclude(
+    ended: FedEnded, bodies: FedBodies, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
+) -> Conclusion:
+    """Return how a run ended and what its tasks gave.
 
-    run_id: str
-    workflow: str
-    inputs: Mapping[str, str]
-    capture_mode: CaptureMode
-    trace_id: str | None
-    #: failed tasks are left out; else the first of them is the error
-    goes_on: bool
-
-
-def assemble_fed(
-    frame: FedFrame, ended: FedEnded, bodies: FedBodies, failed_items: Sequence[FailedItem] = ()
-) -> EnsembleOutput:
-    """The output of a run that did not fail.
-
-    Raises:
-        Exception: what the source or a factory raised, unchanged (S-MR-106, S-MR-123).
-        EnsembleError: a task's failure ended the run.
+    Args:
+        ended: How it ended.
+        bodies: What its tasks gave.
+        failed_items: Items that were left out, where they are collected.
+        goes_on: Whether failed tasks are left out; else the first of them is the error.
     """
-    trace = _trace(frame, ended, bodies)
-    if ended.ending.state is RunState.FAILED:
-        error = _failure(frame, ended, bodies)
-        if isinstance(error, EnsembleError):
-            error.trace, error.run_id = trace, frame.run_id
-        raise error
-    last = bodies.last
-    return EnsembleOutput(
-        raw="" if last is None else bodies.output(*last).raw,
-        task_outputs=bodies.outputs,
-        total_duration=trace.total_duration,
-        total_tool_calls=bodies.tool_calls,
-        exit_reason=ended.ending.exit_reason,
-        metrics=trace.metrics,
-        trace=trace,
-        run_id=frame.run_id,
-        failed_items=failed_items,
-    )
-
-
-def _trace(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> ExecutionTrace:
     started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
-    metrics = bodies.metrics
-    return ExecutionTrace(
-        capture_mode=frame.capture_mode,
-        ensemble_id=frame.run_id,
-        workflow=frame.workflow,
+    end = RunEnd(
+        state=ended.ending.state,
+        exit_reason=ended.ending.exit_reason,
         started_at=started,
         completed_at=completed,
-        total_duration=completed - started,
-        inputs=frame.inputs,
+        errors=tuple(
+            error_trace(each.error, at=each.at, agent_role=each.agent_role, task_description=each.task_description)
+            for each in ended.failures
+        ),
+    )
+    outputs, last = bodies.outputs, bodies.last
+    results = RunResults(
+        outputs=outputs,
+        raw="" if last is None else bodies.output(*last).raw,
+        traces=bodies.traces,
         agents=bodies.agents,
-        task_traces=bodies.traces,
-        metrics=metrics,
-        total_cost_estimate=metrics.total_cost_estimate,
-        errors=tuple(_error_trace(failure) for failure in ended.failures),
-        trace_id=frame.trace_id,
-        map_reduce_levels=bodies.levels,
-        metadata={} if ended.ending.state is RunState.COMPLETED else {"state": ended.ending.state.value},
+        metrics=bodies.metrics,
+        tool_calls=bodies.tool_calls,
+        levels=bodies.levels,
+        failed_items=failed_items,
     )
+    failure = _failure(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None
+    return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
 
 
-def _error_trace(failure: FedFailure) -> ErrorTrace:
-    return ErrorTrace(
-        agent_role=failure.agent_role,
-        task_description=failure.task_description,
-        error_type=type(failure.error).__name__,
-        message=message_of(failure.error),
-        stack_trace="".join(traceback.format_exception(failure.error)),
-        occurred_at=utc_of(failure.at),
-    )
-
-
-def _failure(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> BaseException:
+def _failure(ended: FedEnded, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
+    """Return what a failed run raises."""
     if ended.refusal is not None:
-        return _first(ended.refusal, bodies.outputs)
+        return _first(ended.refusal, outputs)
     if ended.cause is not None:
         return ended.cause
     if ended.ending.failure == "empty":
         return ValidationError("items must not be None or empty")
     level = max((failure.level for failure in ended.failures), default=0)
     here = [failure for failure in ended.failures if failure.level == level]
-    if ended.ending.failure == "all_maps" or (frame.goes_on and level):
-        return _several(here, ended.failed_maps if not level else len(here), bodies.outputs)
-    return _first(here[0], bodies.outputs)
+    if ended.ending.failure == "all_maps" or (goes_on and level):
+        return _several(here, ended.failed_maps if not level else len(here), outputs)
+    return _first(here[0], outputs)
 
 
 def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
-    """All failures of a level, or the first hundred of them."""
-    causes: dict[str, BaseException] = {}
-    for failure in failures:
-        same = sum(key.partition(" #")[0] == failure.task_description for key in causes)
-        causes[f"{failure.task_description} #{same + 1}" if same else failure.task_description] = failure.error
+    """Return an error with all failures of a level, or the first hundred of them."""
+    causes = failures_by_label((failure.task_description, failure.error) for failure in failures)
     error = ParallelExecutionError(tasks_failure(count, count, causes), (), causes, count, len(outputs))
     error.completed_task_outputs = outputs
     return error
 
 
 def _first(failure: FedFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
-    error = failure.error
-    if not isinstance(error, TaskExecutionError):
-        error = TaskExecutionError(
-            task_failure(failure.task_description, error), failure.task_description, failure.agent_role
-        )
-        error.__cause__ = failure.error
-    error.completed_task_outputs = outputs
-    return error
+    return task_error(
+        failure.error,
+        outputs,
+        label=failure.task_description,
+        task_description=failure.task_description,
+        agent_role=failure.agent_role,
+    )

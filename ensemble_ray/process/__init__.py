@@ -1,1 +1,1 @@
-"""What a process has once: its loop, threads, configuration, private files, log."""
+"""What every process of ours has."""

@@ -7,7 +7,7 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
 from ensemble_ray.record.journal import LOSS, RUN, instance_of_fact
 from ensemble_ray.record.levels import level_summaries, placed
-from ensemble_ray.record.result import violation_trace
+from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text, lost_told
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of
@@ -30,6 +30,8 @@ _E = TypeVar("_E", bound=StrEnum)
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
+#: Tasks of a run with their places in its plan.
+_Tasks = Sequence[tuple[TaskFold, Mapping[str, object]]]
 _USUAL_REASONS = {
     RunState.FAILED: ExitReason.ERROR,
     RunState.CANCELLED: ExitReason.CANCELLED,
@@ -172,35 +174,43 @@ class RunFold:
         Raises:
             RecordError: no facts were taken, or their data is damaged.
         """
-        run_id, started = self._begun()
-        plan = as_mapping(self._plan.get("plan"))
         tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
+        return make_trace(self._description(), self._results(tasks), self._run_end(tasks))
+
+    def _description(self) -> RunDescription:
+        run_id, _ = self._begun()
+        plan = as_mapping(self._plan.get("plan"))
+        return RunDescription(
+            run_id=as_text(self._plan.get("ensemble_id"), run_id),
+            workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
+            inputs={name: str(value) for name, value in as_mapping(self._plan.get("inputs")).items()},
+            capture_mode=self.capture_mode,
+            trace_id=as_text((self._end or {}).get("trace_id")) or None,
+        )
+
+    def _results(self, tasks: _Tasks) -> RunResults:
         by_task = [(fold.key, self._traces(fold, node, self.state.value)) for fold, node in tasks]
         traces = tuple(each for _, of_task in by_task for each in of_task)
-        metrics = ExecutionMetrics.from_outputs(
-            [each for trace in traces for each in trace.with_workers()],
-            by_task={key: own.metrics for key, (own, *_workers) in by_task},
-        )
-        completed = max(self._last_at, started)
-        return ExecutionTrace(
-            capture_mode=self.capture_mode,
-            ensemble_id=as_text(self._plan.get("ensemble_id"), run_id),
-            workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
-            started_at=utc_of(started),
-            completed_at=utc_of(completed),
-            total_duration=utc_of(completed) - utc_of(started),
-            inputs={name: str(value) for name, value in as_mapping(self._plan.get("inputs")).items()},
+        return RunResults(
+            traces=traces,
             agents=tuple(_agent(each) for each in map(as_mapping, as_sequence(self._plan.get("agents")))),
-            task_traces=traces,
-            metrics=metrics,
-            total_cost_estimate=metrics.total_cost_estimate,
-            map_reduce_levels=level_summaries(traces),
-            errors=(*(_error(fold, node) for fold, node in tasks if fold.failure is not None), *self._run_errors()),
-            trace_id=as_text((self._end or {}).get("trace_id")) or None,
-            metadata={
-                **({} if self.state is RunState.COMPLETED else {"state": self.state.value}),
-                **({"lost": list(self._lost)} if self._lost else {}),
-            },
+            metrics=ExecutionMetrics.from_outputs(
+                [each for trace in traces for each in trace.with_workers()],
+                by_task={key: own.metrics for key, (own, *_workers) in by_task},
+            ),
+            levels=level_summaries(traces),
+        )
+
+    def _run_end(self, tasks: _Tasks) -> RunEnd:
+        _, started = self._begun()
+        failed = (_error(fold, node) for fold, node in tasks if fold.failure is not None)
+        return RunEnd(
+            state=self.state,
+            exit_reason=self.exit_reason,
+            started_at=utc_of(started),
+            completed_at=utc_of(max(self._last_at, started)),
+            errors=(*failed, *self._run_errors()),
+            metadata={"lost": list(self._lost)} if self._lost else {},
         )
 
     def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
@@ -254,19 +264,14 @@ class RunFold:
                     output = output.model_copy(update={"trace": told})
                 given.append((fold.key, output))
         outputs = (*workers, *(output for _, output in given))
-        trace = self.trace()
         places = enumerate(given, start=len(workers))
-        positions = {object_ids[key]: place for place, (key, _) in places if key in object_ids}
-        return EnsembleOutput(
+        results = RunResults(
+            outputs=outputs,
             raw=given[-1][1].raw if given else "",
-            task_outputs=outputs,
-            total_duration=trace.total_duration,
-            total_tool_calls=sum(output.tool_call_count for output in outputs),
-            exit_reason=self.exit_reason,
-            metrics=trace.metrics,
-            trace=trace,
-            run_id=run_id,
-        ).with_positions(positions)
+            tool_calls=sum(output.tool_call_count for output in outputs),
+            positions={object_ids[key]: place for place, (key, _) in places if key in object_ids},
+        )
+        return output_with(self.trace(), results, exit_reason=self.exit_reason, run_id=run_id)
 
     def _begun(self) -> tuple[str, float]:
         if self._run_id is None or self._started_at is None:

@@ -20,12 +20,12 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
-from ensemble_ray.inline import SystemClock
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports.services import Services
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.digest import compared
@@ -34,9 +34,10 @@ from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.record.task_fold import as_mapping
-from ensemble_ray.resuming import planned_form
-from ensemble_ray.run_frame import frame_of
-from ensemble_ray.run_handle import Run, check
+from ensemble_ray.recovery.resuming import planned_form
+from ensemble_ray.runs.context import run_context_of
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.planned import check
 from ensemble_ray.testing.replay_ports import (
     Difference,
     RecordedAnswer,
@@ -177,7 +178,7 @@ class _Repetition:
         self.journal = ReplayJournal(facts)
         self.tasks = 0
         self._policies = definition.delegation_policies
-        frame = frame_of(
+        frame = run_context_of(
             definition,
             planned,
             run_id=facts[0].run,

@@ -17,7 +17,7 @@ from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.ports import EventSink
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.ids import instance_of, new_object_id
@@ -67,19 +67,19 @@ class Driver:
             interest=interest,
             durability="off" if store is None else "effects",
         )
-        self.request = FeedRequest(
+        self.request = RunRequest(
             run_id=self.run_id,
-            frame=frame,
+            context=frame,
             events=events or RecordingSink(()),
             tool_metrics=NoOpToolMetrics(),
             on_unknown=OnUnknown.TELL_MODEL,
-            journal=MemoryJournal(self.run_id),
             store=store,
-            deliver=self._deliver,
         )
 
     async def __aenter__(self) -> Self:
-        self.houses: RemoteHouses = await self._runtime.feed(self.request)
+        self.houses: RemoteHouses = await self._runtime.open_session(
+            self.request, journal=MemoryJournal(self.run_id), deliver=self._deliver
+        )
         return self
 
     async def __aexit__(

@@ -17,7 +17,7 @@ from ensemble_ray.actors.wire import RunPackage, WireOrder, WireReport, pack_ord
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runtime import RunHandle, RunRequest
+from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent, task
@@ -26,8 +26,8 @@ from tests.scenarios.teams import PATIENCE_S, agent, task
 class Packing(RayRuntime):
     """A runtime that packs runs and begins none."""
 
-    async def submit(self, request: RunRequest) -> RunHandle:  # type: ignore[override]
-        self.package = self._package(request)
+    async def submit(self, request: RunRequest, work: PlannedWork) -> SubmittedRun:  # type: ignore[override]
+        self.package = self._package(request, work)
         raise IllegalStateError("packed")
 
 

@@ -15,7 +15,7 @@ from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
     from ensemble_ray.actors.wire import RunPackage
-    from ensemble_ray.runtime import RunRequest
+    from ensemble_ray.runs.ports import RunRequest
 
 
 class Lost:

@@ -25,7 +25,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.record.tree import render_tree
-from ensemble_ray.runtime import Runtime
+from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.testing import ModelServer, Reply
 from tests.scenarios.teams import agent, call, task
 

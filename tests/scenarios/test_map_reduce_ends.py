@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +21,11 @@ from ensemble_ray import (
     resume,
 )
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.inline_feed import InlineFeed
+from ensemble_ray.inline.session import InlineSession
 from ensemble_ray.items import pulling
+from ensemble_ray.ports import Journal
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.runs.ports import Deliver, RunRequest
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.mapping import (
     answer,
@@ -144,13 +144,13 @@ def _say(_context: object) -> str:
 class _Losing(InlineRuntime):
     """A runtime whose houses are gone when the first results have come, as with a lost cluster."""
 
-    async def feed(self, request: FeedRequest) -> InlineFeed:
-        def deliver(results: Sequence[TaskResult]) -> None:
-            request.deliver(results)
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> InlineSession:
+        def lose(results: Sequence[TaskResult]) -> None:
+            deliver(results)
             if not houses.failed.done():
                 houses.failed.set_exception(EnsembleError("the cluster is gone"))
 
-        houses = await super().feed(replace(request, deliver=deliver))
+        houses = await super().open_session(request, journal=journal, deliver=lose)
         return houses
 
 

@@ -20,7 +20,7 @@ from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
-from ensemble_ray.runtime import RunHandle, RunRequest
+from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Fact
 from tests.scenarios.dying import kill_actor, marks_of, staying, until_recorded
@@ -175,7 +175,7 @@ def test_driver_is_told_when_its_run_cannot_go_on_after_the_schedulers_death(cas
 class LateRun:
     """A run of somebody who asks for its end only when the gate is open."""
 
-    def __init__(self, handle: RunHandle, gate: threading.Event) -> None:
+    def __init__(self, handle: SubmittedRun, gate: threading.Event) -> None:
         self._handle = handle
         self._gate = gate
 
@@ -200,8 +200,8 @@ class LateRuntime:
     def store_address(self) -> StoreAddress:
         return self._inner.store_address
 
-    async def submit(self, request: RunRequest) -> LateRun:
-        return LateRun(await self._inner.submit(request), self.gate)
+    async def submit(self, request: RunRequest, work: PlannedWork) -> LateRun:
+        return LateRun(await self._inner.submit(request, work), self.gate)
 
     async def close(self) -> None:
         pass

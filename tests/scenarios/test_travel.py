@@ -15,12 +15,12 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Ensemble, GuardrailResult, Task, ValidationError, tool
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import agent, call, task
 
 if TYPE_CHECKING:
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
 
 WAY_OUT = "Make it in a factory or a module-level function that runs in the worker, or use runtime='inline'"
 

@@ -14,7 +14,7 @@ from tests.scenarios.teams import PATIENCE_S, agent, answer, call, task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.runtime import Runtime
+    from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.testing import ScriptedModel
 
 

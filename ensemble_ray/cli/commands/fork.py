@@ -15,7 +15,7 @@ from ensemble_ray.cli.view.terminal import FINE, one_line, say, show
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.forking import ForkOffer
+    from ensemble_ray.recovery.forking import ForkOffer
 
 __all__ = ["fork"]
 
@@ -51,10 +51,10 @@ def fork(
     """
     from ensemble_ray.cli.inputs.arguments import input_warnings, read_inputs
     from ensemble_ray.cli.view.run_view import RunView  # the help does not need them
-    from ensemble_ray.forking import accept_fork, offer_fork
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.recovery.forking import accept_fork, offer_fork
 
     given = read_inputs(inputs or (), inputs_file)
     store = own_store()

@@ -43,7 +43,7 @@ def plan(
     from ensemble_ray.cli.view.plan_map_reduce import map_reduce_data, map_reduce_lines
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.loader import load_runnable
-    from ensemble_ray.resuming import planned_form
+    from ensemble_ray.recovery.resuming import planned_form
 
     given = read_inputs(inputs or (), inputs_file)
     loaded = load_runnable(target, llm=llm, needs_keys=False)
@@ -75,7 +75,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
     from ensemble_ray.cli.inputs.arguments import needed_inputs  # the help does not need them
     from ensemble_ray.plan.plan import MANAGER_KEY
     from ensemble_ray.plan.planner import plan_run
-    from ensemble_ray.run_handle import check
+    from ensemble_ray.runs.planned import check
 
     needed = needed_inputs(ensemble.tasks)
     missing = {name: users for name, users in needed.items() if name not in {**ensemble.inputs, **inputs}}

@@ -67,7 +67,7 @@ def resume(
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.run_head import read_head
-    from ensemble_ray.resuming import begin_again
+    from ensemble_ray.recovery.resuming import begin_again
 
     options = budget_options(max_tokens, max_cost)
     store = own_store()

@@ -19,7 +19,7 @@ from ensemble_ray.record.map_reduce_data import map_key
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.run import MapReduceRun
-    from ensemble_ray.run_handle import Run
+    from ensemble_ray.runs.handle import Run
     from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["ItemView", "RunView", "view_of"]

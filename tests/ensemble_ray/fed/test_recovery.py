@@ -2,11 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact
 from ensemble_ray.values.messages import Fact
 from tests.ensemble_ray.fed.outputs import output
+
+
+class Fruit(BaseModel):
+    """What a task of today's definition may declare."""
+
+    name: str
+
+
+class Trap(BaseModel):
+    """A class that the program has loaded, and that no task declares."""
+
+    name: str
+
+    def __init__(self, **data: object) -> None:
+        raise AssertionError("it was used")
 
 
 def ended(index: int) -> Fact:
@@ -30,3 +51,35 @@ def test_an_end_counts_that_was_recorded_before_its_item() -> None:
     record.take([ended(0), items_fact("r", 1.0, indices=range(3), digests=map(item_digest, range(3)), are_all=True)])
     assert [each.raw for each in bodies.outputs] == ["m0", "m1"]
     assert list(record.failed) == [(0, 2)]
+
+
+def typed(kind: str) -> Fact:
+    """The end of the first map, whose record names a class."""
+    told = output("m0").model_dump(mode="json") | {"output_type": kind, "parsed_output": {"name": "fig"}}
+    return Fact(run="r", kind="output", name="map-0#0", at=1.0, data={"output": told})
+
+
+ITEM = items_fact("r", 1.0, indices=range(1), digests=map(item_digest, range(1)), are_all=True)
+
+
+def test_output_has_its_type_where_the_definition_declares_it() -> None:
+    """S-MR-161: the record's name chooses among the types of today's definition."""
+    bodies = FedBodies()
+    RecoveredRun(bodies, {"fruits.Fruit": Fruit}).take([ITEM, typed("fruits.Fruit")])
+
+    assert bodies.output(0, 0).parsed_output == Fruit(name="fig")
+    assert bodies.output(0, 0).output_type is Fruit
+
+
+@pytest.mark.parametrize("kind", [f"{__name__}.Trap", "trap_module.Trap", "subprocess.Popen", "antigravity.geohash"])
+def test_class_that_a_record_names_is_neither_imported_nor_used(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """S-DUR-6: a record is data; whoever can write to it chooses no class, loaded or not."""
+    loaded = ModuleType("trap_module")
+    loaded.Trap = Trap  # type: ignore[attr-defined]  as a module of the program has it
+    monkeypatch.setitem(sys.modules, "trap_module", loaded)
+    before, bodies = set(sys.modules), FedBodies()
+    RecoveredRun(bodies, {f"{__name__}.Fruit": Fruit}).take([ITEM, typed(kind)])
+
+    found = bodies.output(0, 0)
+    assert (found.parsed_output, found.output_type) == ({"name": "fig"}, None)
+    assert set(sys.modules) == before

@@ -20,7 +20,6 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
-from ensemble_ray.forking import offer_fork
 from ensemble_ray.loader import Runnable
 from ensemble_ray.ports import Until
 from ensemble_ray.process.config import home_directory
@@ -31,6 +30,7 @@ from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_tree
+from ensemble_ray.recovery.forking import offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState

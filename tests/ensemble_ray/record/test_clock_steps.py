@@ -9,8 +9,10 @@ from datetime import timedelta
 import pydantic
 import pytest
 
-from ensemble_ray import Agent, CaptureMode, Ensemble, Task, inline, tool
-from ensemble_ray.inline import InlineRuntime, SystemClock
+from ensemble_ray import Agent, CaptureMode, Ensemble, Task, tool
+from ensemble_ray.inline.runtime import InlineRuntime
+from ensemble_ray.process import clock
+from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Fact, ToolCall
@@ -40,7 +42,7 @@ class Wall:
 def wall(monkeypatch: pytest.MonkeyPatch) -> Wall:
     """That of this process; what a test sets forward is forgotten after it."""
     wall = Wall()
-    monkeypatch.setattr(inline, "_steady", inline._SteadyClock())
+    monkeypatch.setattr(clock, "_steady", clock._SteadyClock())
     monkeypatch.setattr(time, "time", wall.time)
     return wall
 

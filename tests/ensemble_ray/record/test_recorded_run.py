@@ -10,7 +10,7 @@ from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import TaskExecutionError
-from ensemble_ray.inline import InlineRuntime
+from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.runs import list_runs, read_facts
 from ensemble_ray.record.tree import render_tree

@@ -1,4 +1,4 @@
-"""Going on with a recorded run (S-DUR-35). Floor: above loader, since a run knows where its definition came from.
+"""Going on with a recorded run (S-DUR-35). Package: recovery; above loader, since a record says where its definition came from.
 
 In: a run's id. Out: its output, as if nothing had happened. Never: a request whose answer is in the record.
 """
@@ -26,8 +26,10 @@ from ensemble_ray.record.run_budget import check_larger, options_again, recorded
 from ensemble_ray.record.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.run_handle import Resumption
-from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.runs.launching import Resumption
+from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runtime import connect
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.run_handle import Run
+    from ensemble_ray.runs.handle import Run
     from ensemble_ray.values.messages import Fact
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
@@ -159,7 +161,7 @@ async def begin_again(
             recorded_tasks=past.progress.done,
             recorded_items=past.progress.items_done,
             is_completed=is_completed,
-            takes_over=take_over,
+            submission=Submission.of_resume(takes_over=take_over),
             allows_changes=allow_changes,
             spent=past.spent,
         ),

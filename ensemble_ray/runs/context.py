@@ -1,33 +1,32 @@
-"""What all tasks of a run share, of its definition and its plan. Floor: above runtime. Pure.
+"""What all tasks of a run share, of its definition and its plan. Package: runs. Pure.
 
-In: a definition as one run sees it, and what was planned. Out: the frame that travels to every house; and the events of a
-manager that could not even be told what to do.
+In: a definition as one run sees it, and what was planned. Out: the context that travels to every process; the request that
+the run makes to its runtime.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.callables import callable_name
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.runs.ports import RunRequest
+from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.amounts import RunBudget
 from ensemble_ray.values.delegation import DelegationContext
-from ensemble_ray.values.ids import instance_of
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.ensemble import EnsembleDefinition
     from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.runs.launching import RunScope
     from ensemble_ray.values.trace import CaptureMode
 
-__all__ = ["failed_manager_events", "frame_of"]
+__all__ = ["request_of", "run_context_of"]
 
 
-def frame_of(
+def run_context_of(
     definition: EnsembleDefinition,
     planned: Planned,
     *,
@@ -36,7 +35,7 @@ def frame_of(
     capture_mode: CaptureMode,
     log_fields: Mapping[str, str],
 ) -> RunFrame:
-    """The frame of a run.
+    """Return the context of a run.
 
     Args:
         definition: The ensemble as this run sees it.
@@ -76,26 +75,31 @@ def frame_of(
     )
 
 
-def failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:
-    """The events of a manager whose prompts could not be made: a task that began and failed (S-HIER-13, S-HIER-60)."""
-    instance = instance_of(MANAGER_KEY)
-    return (
-        TaskStartEvent(
-            run_id=run_id,
-            instance=instance,
-            task_description="",
-            agent_role=MANAGER_ROLE,
-            task_index=1,
-            total_tasks=1,
-        ),
-        TaskFailedEvent(
-            run_id=run_id,
-            instance=instance,
-            task_description="",
-            agent_role=MANAGER_ROLE,
-            task_index=1,
-            total_tasks=1,
-            cause=cause,
-            duration=timedelta(),
-        ),
+def request_of(
+    scope: RunScope, definition: EnsembleDefinition, planned: Planned, *, capture_mode: CaptureMode
+) -> RunRequest:
+    """Return what a run asks its runtime with.
+
+    Args:
+        scope: The run.
+        definition: The rules of its tasks.
+        planned: What is known of them.
+        capture_mode: What its trace keeps.
+    """
+    context = run_context_of(
+        definition,
+        planned,
+        run_id=scope.run_id,
+        interest=scope.events.interest,
+        capture_mode=capture_mode,
+        log_fields=scope.log_fields,
+    )
+    return RunRequest(
+        run_id=scope.run_id,
+        context=context,
+        events=scope.events,
+        tool_metrics=definition.tool_metrics or NoOpToolMetrics(),
+        on_unknown=definition.on_unknown,
+        store=scope.store_address,
+        cancelled=scope.cancelled,
     )

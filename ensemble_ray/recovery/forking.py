@@ -1,4 +1,4 @@
-"""A new run that uses what another one recorded (S-DUR-54). Floor: above resuming.
+"""A new run that uses what another one recorded (S-DUR-54). Package: recovery.
 
 In: a run's id and the task to begin from. Out: the output of a run with an id of its own, which goes on from copies of
 what is recorded of the other. Never: a change of the run that is forked.
@@ -29,9 +29,11 @@ from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
-from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
-from ensemble_ray.run_handle import Run, check
-from ensemble_ray.runtime import Runtime, connect
+from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
+from ensemble_ray.runs.handle import Run
+from ensemble_ray.runs.planned import check
+from ensemble_ray.runs.ports import Runtime
+from ensemble_ray.runtime import connect
 from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.messages import ChatResponse, Fact

@@ -1,4 +1,4 @@
-"""Houses of a fed run in this process. Floor: beside inline.
+"""InlineSession: does tasks in this process that are made while their run goes on. Package: inline.
 
 In: orders as they are made. Out: their results. What an order brings with it (its agent, its handler, its guardrails) is
 held from its start to its result and no longer, since a run may have a hundred thousand of them.
@@ -16,29 +16,31 @@ from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
-    from ensemble_ray.ports import Clock
+    from ensemble_ray.ports import Journal
     from ensemble_ray.ports.services import Services
-    from ensemble_ray.runtime import FeedRequest
+    from ensemble_ray.runs.ports import Deliver, RunRequest
 
-__all__ = ["InlineFeed"]
+__all__ = ["InlineSession"]
 
 
-class InlineFeed:
-    """Does a fed run's tasks on the library's loop. Fulfils `FedHouses`."""
+class InlineSession:
+    """Does a run's tasks on the library's loop. Fulfils `Executor`."""
 
-    def __init__(self, request: FeedRequest, services: Services, clock: Clock, *, grace_s: float) -> None:
+    def __init__(self, request: RunRequest, services: Services, *, journal: Journal, deliver: Deliver) -> None:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         #: tasks at work whose handlers or guardrails are asked
         self._called: dict[str, Task] = {}
-        self._request = request
-        self.spending = spending_here(request.frame.budget, request.frame.cost)
+        self._report = deliver
+        self.spending = spending_here(request.context.budget, request.context.cost)
         ports = RunnerPorts(
-            clock=clock,
-            journal=request.journal,
+            clock=SystemClock(),
+            journal=journal,
             events=request.events,
             callables=LocalCallables(self._called),
             services=services,
@@ -46,7 +48,7 @@ class InlineFeed:
             spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        self._houses = LocalHouses(TaskRunner(request.frame, ports, {}), {}, self._deliver, grace_s=grace_s)
+        self._houses = LocalHouses(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 
     @property
     def most_processes(self) -> int | None:
@@ -71,4 +73,4 @@ class InlineFeed:
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         for result in results:
             self._called.pop(result.key, None)
-        self._request.deliver(results)
+        self._report(results)

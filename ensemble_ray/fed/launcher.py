@@ -1,0 +1,352 @@
+"""MapReduceLauncher: runs whose tasks are made while they go on. Room: fed.
+
+In: a definition with its items and factories. Out: how the run ended, and results of items as they come. The run is
+coordinated and recorded by this process on every runtime, since its source and its factories are here (S-MR-161).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
+from ensemble_ray.definition.output_types import output_types_of
+from ensemble_ray.definition.workflow import ParallelErrorStrategy
+from ensemble_ray.errors import RecordError, StaleEpochError, message_of
+from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.recorded import resume_data
+from ensemble_ray.fed.bodies import FedBodies
+from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
+from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
+from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.finished import finished
+from ensemble_ray.fed.intake import Intake
+from ensemble_ray.fed.item_log import ItemLog
+from ensemble_ray.fed.jobs import as_error
+from ensemble_ray.fed.making import Envelope, OrderMaker
+from ensemble_ray.fed.ports import FedEnded
+from ensemble_ray.fed.recovery import RecoveredRun
+from ensemble_ray.fed.result import conclude
+from ensemble_ray.fed.tasks import TaskMaker
+from ensemble_ray.fed.watch import RunWatch
+from ensemble_ray.fed.weights import Weights
+from ensemble_ray.items.dead_letters import DeadLetterFile
+from ensemble_ray.items.results import ResultsFile
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.plan.planner import Planned, text_of
+from ensemble_ray.ports import Until
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.record.journal import ForgetfulJournal
+from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.result import assemble
+from ensemble_ray.record.stores import store_at
+from ensemble_ray.runs.context import request_of
+from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
+from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
+from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.schedule.map_reduce_words import EndFed
+from ensemble_ray.values.amounts import NOTHING
+from ensemble_ray.values.ids import RUN, new_object_id
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.items.pulling import ItemReader
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.record.result import RunDescription
+    from ensemble_ray.record.stores import OwnedRun
+    from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.values.trace import CaptureMode
+
+__all__ = ["MapReduceLauncher"]
+
+
+class MapReduceLauncher:
+    """Launches one map or map-reduce. Fulfils `Launcher`."""
+
+    def __init__(
+        self, definition: MapDefinition, inputs: Mapping[str, object] | None = None, *, keeps_items: bool = True
+    ) -> None:
+        """Make one for a definition with the options of its run; `keeps_items` says whether results will be read."""
+        self.definition = definition
+        self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
+        self._bodies = FedBodies(keeps_items=keeps_items)
+        #: what came of items
+        self.items = ItemLog(self._bodies, is_read=keeps_items)
+        self._conductor: MapReduceConductor | None = None
+        #: while the items are opened: whether all of them fit one task is asked of user code
+        self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
+        self._spending: Spending | None = None
+        #: recorded answers of the calls that made agents, by effect name
+        self._answers: Mapping[str, Sequence[Fact]] = {}
+        self._clock = SystemClock()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether tasks can be done."""
+        return self._conductor is not None
+
+    async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
+        """Tell what will run; no item is pulled yet."""
+        del scope
+        definition, count = self.definition, self.definition.item_source.count
+        return Prepared(
+            workflow=definition.shown_workflow,
+            inputs=self._inputs,
+            total_tasks=count or 0,
+            size=f"{'some' if count is None else count} items",
+        )
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what the record's first fact says of the items and the rules."""
+        definition = self.definition
+        return fed_run_data(
+            definition,
+            workflow=definition.shown_workflow,
+            inputs=self._inputs,
+            items=definition.item_source.identity,
+        )
+
+    async def replay(
+        self, scope: RunScope, header: Mapping[str, object] | None, description: RunDescription
+    ) -> EnsembleOutput | None:
+        """Return what a finished run of that id gave, of these items."""
+
+        async def open_watch(*, is_direct: bool) -> RunWatch:
+            return await self._open_watch(scope, is_direct=is_direct, is_continued=True)
+
+        ended = await finished(
+            scope.store,
+            scope.run_id,
+            self.definition,
+            header=header,
+            bodies=self._bodies,
+            output_types=self._find_output_types(),
+            open_watch=open_watch,
+        )
+        if ended is None:
+            return None
+        conclusion = self._conclude(ended)
+        return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
+
+    async def launch(self, scope: RunScope, header: Mapping[str, object], mode: CaptureMode) -> Conclusion | ExitReason:
+        """Coordinate the run here, and record it."""
+        owned = await self._claim(scope)
+        state = RunState.FAILED
+        try:
+            ended = await self._coordinate(scope, owned, header, mode)
+            state = ended.ending.state
+            await self._record_end(scope, owned, ended)
+        except Exception as error:
+            # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
+            if self._conductor is not None or isinstance(error, RecordError | StaleEpochError):
+                state = RunState.INTERRUPTED
+            raise
+        finally:
+            if owned is not None:
+                await owned.close(state)
+        return self._conclude(ended)
+
+    async def stop(self) -> None:
+        """Ask the run to end, or the opening of its items."""
+        if self._conductor is not None:
+            self._conductor.cancel()
+        elif self._opening is not None:
+            self._opening.cancel()
+
+    def close(self) -> None:
+        """Tell readers of items that nothing comes any more."""
+        self.items.close()
+
+    def _conclude(self, ended: FedEnded) -> Conclusion:
+        definition = self.definition
+        collects = definition.item_policy == "collect"
+        goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
+        return conclude(ended, self._bodies, self.items.failed_items if collects else (), goes_on=goes_on)
+
+    def _find_output_types(self) -> Mapping[str, type[object]]:
+        """Return the types that the definition's factories can declare, by full name."""
+        definition = self.definition
+        reduced = definition if isinstance(definition, MapReduceDefinition) else None
+        reducing = () if reduced is None else (reduced.reduce_task, reduced.direct_task)
+        return output_types_of((definition.map_task, *reducing))
+
+    async def _claim(self, scope: RunScope) -> OwnedRun | None:
+        """Own the run's record; None where it has none."""
+        if scope.store_address is None:
+            return None
+        return await claim_run(
+            store_at(scope.store_address),
+            scope.run_id,
+            origin=scope.origin,
+            durability=self.definition.durability,
+            submission=scope.submission,
+            reads_facts=False,
+        )
+
+    async def _coordinate(
+        self, scope: RunScope, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode
+    ) -> FedEnded:
+        """Do everything between the beginning of the record and its end."""
+        run_id = scope.run_id
+        record = None
+        if scope.resumption is not None:
+            record = await RecoveredRun.read(scope.store, run_id, self._bodies, self._find_output_types())
+            record.facts.go_on()
+            self._answers = record.facts.answers
+        journal = ForgetfulJournal(run_id) if owned is None else owned.journal
+        epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
+        kind, data = (
+            ("plan", {**header, "started_at": now})
+            if record is None
+            else ("resume", resume_data(header, is_restart=False))
+        )
+        first = Fact(run=run_id, kind=kind, name=RUN, at=now, data=data, epoch=epoch)
+        await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
+        async with contextlib.AsyncExitStack() as stack:
+            found = await self._open_items(scope)
+            if found is None:
+                return self._cancelled_end(now)
+            reader, is_direct = found
+            stack.push_async_callback(reader.close)
+            watch = await self._open_watch(scope, is_direct=is_direct, is_continued=record is not None)
+            stack.push_async_exit(watch.leave)
+            envelope = Envelope(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
+            parts = self._assemble_parts(scope, envelope, Intake(reader, record), watch, record, is_direct=is_direct)
+            conductor = MapReduceConductor(envelope, parts)
+            watch.on_error = conductor.break_off
+            try:
+                houses = await scope.runtime.open_session(
+                    self._request(scope, mode), journal=journal, deliver=conductor.deliver
+                )
+            except asyncio.CancelledError:
+                if not scope.cancelled.is_set():
+                    raise
+                return self._cancelled_end(now)
+            stack.push_async_callback(houses.close)
+            self._spending = houses.spending
+            self.items.window = window = window_of(self.definition, houses.most_processes)
+            rules = rules_of(self.definition, window=window, is_direct=is_direct)
+            self._conductor = conductor
+            if owned is not None:
+                watching = asyncio.get_running_loop().create_task(
+                    watch_for_cancel(owned, run_id, self._cancel_from_outside(scope))
+                )
+                stack.callback(watching.cancel)
+            if scope.cancelled.is_set():
+                conductor.cancel()
+            return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+
+    def _cancel_from_outside(self, scope: RunScope) -> Callable[[], Awaitable[None]]:
+        """Return what cancels the run when its record asks for that."""
+
+        async def cancel() -> None:
+            scope.cancelled.set()
+            await self.stop()
+
+        return cancel
+
+    def _cancelled_end(self, started_at: float) -> FedEnded:
+        """Return the end of a run that was cancelled before its first task."""
+        ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
+
+    async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
+        """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
+        self._opening = asyncio.get_running_loop().create_task(opened(self.definition))
+        if scope.cancelled.is_set():
+            self._opening.cancel()
+        await asyncio.wait([self._opening])
+        if self._opening.cancelled():
+            if scope.cancelled.is_set():
+                return None
+            raise as_error(asyncio.CancelledError())
+        if (error := self._opening.exception()) is not None:
+            raise as_error(error)
+        return self._opening.result()
+
+    async def _open_watch(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> RunWatch:
+        """Open the files that the run writes; one that is continued has written to them before."""
+        if is_direct:
+            return RunWatch(self.items, is_direct=True)
+        definition = self.definition
+        letters = results = None
+        if definition.results is not None:
+            results = await ResultsFile.open(definition.results, is_resumed=is_continued)
+        if definition.dead_letters is not None:
+            letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
+        return RunWatch(self.items, results=results, letters=letters)
+
+    def _assemble_parts(
+        self,
+        scope: RunScope,
+        envelope: Envelope,
+        intake: Intake,
+        watch: RunWatch,
+        record: RecoveredRun | None,
+        *,
+        is_direct: bool,
+    ) -> FedParts:
+        def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
+            """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
+            known = self._answers.get(name, ())
+            return RecordedModel(model, scope.run_id, name, note, known=known, spending=self._spending)
+
+        definition = self.definition
+        reduced = definition if isinstance(definition, MapReduceDefinition) else None
+        orders = OrderMaker(
+            envelope,
+            factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
+            maker=TaskMaker(definition, self._inputs, recorded=record_calls),
+            kinds=Kinds(),
+            intake=intake,
+            bodies=self._bodies,
+            record=record,
+            item_count=definition.item_source.count,
+            is_direct=is_direct,
+        )
+        return FedParts(
+            intake=intake,
+            orders=orders,
+            bodies=self._bodies,
+            watch=watch,
+            capacity=0 if reduced is None else reduced.capacity,
+            weights=Weights(definition),
+            record=record,
+        )
+
+    def _request(self, scope: RunScope, mode: CaptureMode) -> RunRequest:
+        definition, resumption = self.definition, scope.resumption
+        planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
+        request = request_of(scope, rules_for_tasks(definition), planned, capture_mode=mode)
+        context = request.context
+        if context.budget is None:
+            return request
+        # An account of its own for each owner of the run, who knows what was spent before (S-BUD-6, S-BUD-7).
+        spent = NOTHING if resumption is None else resumption.spent
+        account = f"{scope.run_id}/{new_object_id()}"
+        budget = replace(context.budget, spent=spent, account=account)
+        return replace(request, context=replace(context, budget=budget))
+
+    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: FedEnded) -> None:
+        """Put the end on record."""
+        if owned is None:
+            return
+        errors = [
+            {"key": "", "error_type": type(failure.error).__name__, "message": message_of(failure.error)}
+            for failure in ended.failures
+        ]
+        ending = ended.ending
+        data = {
+            "state": ending.state.value,
+            "exit_reason": ending.exit_reason.value,
+            "failure": ending.failure,
+            "errors": errors,
+        }
+        last = Fact(run=scope.run_id, kind="end", name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
+        await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)

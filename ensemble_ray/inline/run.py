@@ -1,0 +1,157 @@
+"""InlineRun: one planned run in this process, from its start to its outcome. Package: inline.
+
+In: a request and the run's record. Out: the outcome. A coordinator, a runner, and the local executor between them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.conductor import Assignment, Report, RunConductor
+from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.orders import RunOutcome, TaskOrder, TaskResult
+from ensemble_ray.execute.reports import report_of
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.execute.spending import spending_here
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.recovery import Recovered, resumed_inline
+from ensemble_ray.record.spent import with_account
+from ensemble_ray.runs.outcomes import outcome_of
+from ensemble_ray.runs.ownership import GRACE_S, watch_for_cancel
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.ports import Journal
+    from ensemble_ray.ports.services import Services
+    from ensemble_ray.record.stores import OwnedRun
+    from ensemble_ray.runs.ports import PlannedWork, RunRequest
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["InlineRun"]
+
+
+class InlineRun:
+    """One run in this process: a conductor, a runner, and the houses between them."""
+
+    def __init__(self, request: RunRequest, work: PlannedWork, owned: OwnedRun | None, services: Services) -> None:
+        self.run_id = request.run_id
+        self._planned = planned = work.planned
+        recorded = () if owned is None else owned.earlier
+        frame = with_account(request.context, (*recorded, *work.preliminary))
+        self._owned = owned
+        self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
+        clock = SystemClock()
+        ports = RunnerPorts(
+            clock=clock,
+            journal=self._journal,
+            events=request.events,
+            callables=LocalCallables(planned.tasks, work.delegation_policies),
+            services=services,
+            tool_metrics=request.tool_metrics,
+            spending=spending_here(frame.budget, frame.cost),
+            ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
+        )
+        runner = TaskRunner(frame, ports, planned.agents)
+        self._houses = LocalHouses(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
+        self._conductor: RunConductor[TaskOutput, TaskResult] = RunConductor(
+            run_id=request.run_id,
+            plan=planned.plan,
+            header=work.header,
+            journal=self._journal,
+            clock=clock,
+            houses=self,
+            earlier=work.preliminary,
+            epoch=0 if owned is None else owned.epoch,
+            resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
+        )
+        self._reporting: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        """Start the first tasks; what fails here ends the run, and `wait` tells of it."""
+        if self._owned is not None:
+            self._watching = asyncio.get_running_loop().create_task(
+                watch_for_cancel(self._owned, self.run_id, self.cancel)
+            )
+            self._watching.add_done_callback(self._reported)
+        try:
+            await self._conductor.start()
+        except Exception as error:  # noqa: BLE001  whatever it is, `wait` raises it
+            if not self._conductor.ended.done():
+                self._conductor.ended.set_exception(error)
+
+    async def wait(self) -> RunOutcome:
+        """Return when the run ended and its record is closed."""
+        state = RunState.FAILED
+        try:
+            ended = await asyncio.shield(self._conductor.ended)
+            state = ended.state
+        except (RecordError, StaleEpochError):
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
+        finally:
+            self._houses.stop(self._houses.running)  # none, unless conducting itself broke
+            if self._watching is not None:
+                self._watching.cancel()
+            if self._owned is not None:
+                await self._owned.close(state)
+        return outcome_of(self.run_id, ended)
+
+    async def cancel(self) -> None:
+        """Ask the run to end."""
+        await self._conductor.cancel()
+
+    # Houses, as the conductor sees them.
+
+    def start(self, assignments: Sequence[Assignment[TaskOutput]]) -> None:
+        """Make orders of assignments and run them."""
+        self._houses.start([self._order(assignment) for assignment in assignments])
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop running tasks."""
+        self._houses.stop(instances)
+
+    def _order(self, assignment: Assignment[TaskOutput]) -> TaskOrder:
+        node = assignment.node
+        task = self._planned.tasks[node.key]
+        return TaskOrder(
+            run_id=self.run_id,
+            key=node.key,
+            instance=assignment.instance,
+            epoch=assignment.epoch,
+            index=node.index,
+            task=task,
+            agent_key=node.agent_key,
+            agent_role=node.agent_role,
+            context=assignment.context,
+            missing_context=assignment.missing_context,
+            is_streaming=node.is_streaming,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+        )
+
+    def _deliver(self, results: Sequence[TaskResult]) -> None:
+        job = asyncio.get_running_loop().create_task(self._conductor.report([_report_of(result) for result in results]))
+        self._reporting.add(job)
+        job.add_done_callback(self._reported)
+
+    def _reported(self, job: asyncio.Task[None]) -> None:
+        """A defect in conducting must end the run with its error, not leave it waiting."""
+        self._reporting.discard(job)
+        if not job.cancelled() and (error := job.exception()) is not None and not self._conductor.ended.done():
+            self._conductor.ended.set_exception(error)
+
+
+def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
+    """A result as this process holds it: as objects."""
+    given = [(output.agent_role, output) for _, output in result.delegated]
+    failure = result if result.output is None else None
+    return report_of(result, output=result.output, failure=failure, delegated=given)

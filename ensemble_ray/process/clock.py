@@ -1,0 +1,40 @@
+"""The clock of a process. Package: process. In: the computer's clocks. Out: a time that never goes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+__all__ = ["SystemClock"]
+
+
+class _SteadyClock:
+    """Counts on from the latest time that the computer's clock has shown."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._offset_s = float("-inf")
+
+    def now(self) -> float:
+        """Return the Unix time, s; never an earlier one than before."""
+        with self._lock:
+            elapsed_s = time.monotonic()
+            self._offset_s = max(self._offset_s, time.time() - elapsed_s)
+            return self._offset_s + elapsed_s
+
+
+#: One for the whole process: what one part of it began, another one ends.
+_steady = _SteadyClock()
+
+
+class SystemClock:
+    """The computer's clock; within a process it never goes back, so that nothing takes less than no time."""
+
+    def now(self) -> float:
+        """Return the Unix time, s; after the computer's clock was set back, count on from the time before."""
+        return _steady.now()
+
+    async def sleep(self, delay_s: float) -> None:
+        """Sleep on the loop."""
+        await asyncio.sleep(delay_s)

@@ -1,0 +1,324 @@
+"""Run: a run that was started, seen from its caller. Package: runs.
+
+In: a launcher, and what is chosen for one run. Out: a handle whose work has begun on the library's loop. One for every kind
+of run: what differs is its launcher's business. Rules: `result` gives nothing before every listener has heard everything; an
+interrupt of a listener is raised in the caller's thread, never on the loop (S-SET-27); a run that is refused is not announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.durability import Durability
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.errors import IllegalStateError, ValidationError
+from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.context import current_log_context, log_context
+from ensemble_ray.process.loop import bridge, on_library_loop, submit
+from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.exporters import effective_exporter, export_safely
+from ensemble_ray.record.rerun import check_same
+from ensemble_ray.record.result import RunDescription, assemble, not_begun
+from ensemble_ray.record.retention import apply_retention
+from ensemble_ray.record.run_budget import budget_data
+from ensemble_ray.record.stores import store_at
+from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
+from ensemble_ray.runs.run_events import RunEvents
+from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.ids import new_run_id
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.events.log import EventStream
+    from ensemble_ray.runs.ports import Runtime
+    from ensemble_ray.values.trace import CaptureMode
+
+__all__ = ["Run"]
+
+_log = bounded_logger(__name__)
+
+
+class _Interrupted:
+    """Stands for a KeyboardInterrupt of a listener; raised in the caller's thread, never on the loop (S-SET-27)."""
+
+    def __init__(self, stop: BaseException) -> None:
+        self.stop = stop
+
+
+class Run:
+    """A run that was started. Results come with `result()` or `await aresult()`.
+
+    Attributes:
+        id: The run's id; also the name of its record.
+    """
+
+    def __init__(
+        self,
+        launcher: Launcher,
+        *,
+        runtime: Runtime,
+        run_id: str | None = None,
+        options: RunOptions | None = None,
+        is_watched: bool = True,
+        origin: Origin | None = None,
+        resumption: Resumption | None = None,
+    ) -> None:
+        """Begin, or go on.
+
+        Args:
+            launcher: Knows the work.
+            runtime: Where it is done.
+            run_id: Id of the run; None: a fresh one.
+            options: What was chosen for this run alone; the launcher's definition has it already.
+            is_watched: Whether `events()` will be asked.
+            origin: Where the definition came from.
+            resumption: That the run is in the record already.
+        """
+        self.id = run_id or new_run_id()
+        self._launcher = launcher
+        self._definition = definition = launcher.definition
+        self._options = options
+        self._origin = origin or Origin()
+        self._state = RunState.PENDING
+        self._is_replayed = False
+        self._interrupt: _Interrupted | None = None
+        is_recorded = definition.durability is not Durability.OFF
+        fields = {**current_log_context(), "ensemble.id": self.id}
+        self._scope = RunScope(
+            run_id=self.id,
+            runtime=runtime,
+            store_address=runtime.store_address if is_recorded else None,
+            events=RunEvents(definition, fields=fields, is_read=is_watched, on_interrupt=self._on_interrupt),
+            log_fields=fields,
+            origin=self._origin.place,
+            is_named=run_id is not None,
+            resumption=resumption,
+            cancelled=asyncio.Event(),
+        )
+        self._future: concurrent.futures.Future[EnsembleOutput | _Interrupted] = submit(self._execute())
+
+    @property
+    def is_recorded(self) -> bool:
+        """Whether there is a record of it by now, with which it can go on."""
+        has_begun = self._launcher.has_begun or self._scope.resumption is not None
+        return has_begun and self._scope.store_address is not None
+
+    @property
+    def recorded_tasks(self) -> int:
+        """How many tasks had recorded outputs when the run went on; none when it begins."""
+        resumption = self._scope.resumption
+        return 0 if resumption is None else resumption.recorded_tasks
+
+    @property
+    def recorded_items(self) -> int:
+        """How many of them are of items of a map-reduce."""
+        resumption = self._scope.resumption
+        return 0 if resumption is None else resumption.recorded_items
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands."""
+        return self._state
+
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the output is the recorded one of a run that had completed before, so that no task ran now."""
+        return self._is_replayed
+
+    def events(self) -> EventStream:
+        """Return all events of the run, the past ones first; iterate with `for` or `async for`. Ends with the run."""
+        return self._scope.events.stream()
+
+    def result(self, timeout_s: float | None = None) -> EnsembleOutput:
+        """Wait for the end and return the output; after `cancel()` one whose `exit_reason` is cancelled (S-SET-27).
+
+        Raises:
+            EnsembleError: the run failed.
+            TimeoutError: it did not end in that time; it goes on.
+            IllegalStateError: called on the library's own loop, where waiting would never end.
+        """
+        if on_library_loop():
+            raise IllegalStateError(
+                "a blocking call was made on ensemble_ray's own loop, from an async callable; await arun() or aresult()"
+            )
+        return self._unwrap(self._future.result(timeout_s))
+
+    async def aresult(self) -> EnsembleOutput:
+        """`result` for async code, on any loop."""
+        future = asyncio.wrap_future(self._future)
+        # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
+        future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+        return self._unwrap(await asyncio.shield(future))
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait until the run has released everything, and return whether it did so in time; raise nothing of the run's."""
+        done, _ = concurrent.futures.wait([self._future], timeout=timeout_s)
+        return bool(done)
+
+    async def ajoin(self) -> None:
+        """`join` for async code, however long it takes."""
+        await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
+
+    def cancel(self) -> None:
+        """Ask the run to end: nothing starts any more, running tasks are stopped, completed outputs are kept."""
+        submit(self.acancel())
+
+    async def acancel(self) -> None:
+        """`cancel`, and return when it was asked."""
+        await bridge(self._cancel())
+
+    async def _cancel(self) -> None:
+        self._scope.cancelled.set()
+        await self._launcher.stop()
+
+    def _unwrap(self, outcome: EnsembleOutput | _Interrupted) -> EnsembleOutput:
+        if isinstance(outcome, _Interrupted):
+            raise outcome.stop
+        return outcome
+
+    def _on_interrupt(self, stop: BaseException) -> None:
+        """End the run, since a listener was interrupted; called on that listener's thread."""
+        self._interrupt = self._interrupt or _Interrupted(stop)
+        self.cancel()
+
+    # On the library's loop.
+
+    async def _execute(self) -> EnsembleOutput | _Interrupted:
+        try:
+            output = await self._conclude()
+        except Exception:
+            if self._interrupt is None:
+                raise
+            return self._interrupt  # it may have come while the failure was told to listeners
+        return self._interrupt or output
+
+    async def _conclude(self) -> EnsembleOutput:
+        """Run, and return or raise when every listener has heard everything."""
+        with log_context(self._scope.log_fields):
+            try:
+                return await self._run()
+            except ValidationError as error:
+                self._state = RunState.FAILED
+                _log.info("Run refused (%s)", type(error).__name__)  # the caller is told why
+                raise
+            except Exception as error:
+                self._state = RunState.FAILED
+                _log.info("Run failed (%s)", type(error).__name__)
+                raise
+            finally:
+                await self._scope.events.close()
+                if self._scope.store_address is not None:
+                    await apply_retention(store_at(self._scope.store_address), spared=self.id)
+
+    async def _run(self) -> EnsembleOutput:
+        """Prepare, answer from the record or launch, and assemble the output."""
+        try:
+            prepared = await self._launcher.prepare(self._scope)
+            if isinstance(prepared, ExitReason):
+                return self._end_early(prepared)
+            mode = effective_capture_mode(self._definition.capture_mode)
+            header = self._header(mode)
+            self._announce(prepared, header)
+            if (recorded := await self._recorded_output(header, self._describe(prepared, mode))) is not None:
+                self._state, self._is_replayed = RunState.COMPLETED, True
+                return recorded
+            conclusion = await self._launcher.launch(self._scope, header, mode)
+            if isinstance(conclusion, ExitReason):
+                return self._end_early(conclusion)
+            self._state = conclusion.end.state
+            if conclusion.warning:
+                _log.warning("%s", conclusion.warning)
+            description = self._describe(prepared, mode)
+            output = assemble(description, conclusion.results, conclusion.end, conclusion.failure)
+            await self._finish(output, mode)
+            return output
+        finally:
+            self._launcher.close()
+
+    def _describe(self, prepared: Prepared, mode: CaptureMode) -> RunDescription:
+        """Return what traces say of the run; a listener may have named its trace meanwhile."""
+        return RunDescription(
+            run_id=self.id,
+            workflow=prepared.workflow,
+            inputs=prepared.inputs,
+            capture_mode=mode,
+            trace_id=self._scope.events.trace_id,
+        )
+
+    def _end_early(self, reason: ExitReason) -> EnsembleOutput:
+        """Return the output of a run that ended before it began; it has no record of its own."""
+        self._state = RunState(reason.value)
+        return not_begun(self.id, reason)
+
+    def _header(self, mode: CaptureMode) -> Mapping[str, object]:
+        """Return the data of the record's first fact: everything that tells whether, and with what, the run can go on.
+
+        It is for the record, and to be compared with that of an earlier run of the same id.
+        """
+        if self._scope.store_address is None and not self._scope.is_named:
+            return {}
+        definition, options = self._definition, self._options
+        return {
+            **self._launcher.describe(),
+            "ensemble_id": self.id,
+            "options": {} if options is None else options.model_dump(mode="json", exclude_none=True),
+            **budget_data(RunBudget.of(definition.max_tokens, definition.max_cost)),
+            "origin": self._origin.place,
+            "overrides": dict(self._origin.overrides),
+            "runtime": self._scope.runtime.name,
+            "capture_mode": mode.value,
+        }
+
+    def _announce(self, prepared: Prepared, header: Mapping[str, object]) -> None:
+        """Say that the run has started, if it may.
+
+        Raises:
+            ValidationError: it goes on with another definition than the recorded one (S-DUR-36).
+        """
+        resumption = self._scope.resumption
+        if resumption is not None and not resumption.allows_changes:
+            check_same(self.id, resumption.header, header, doing="resume")
+        _log.info("Run started: workflow %s, %s", prepared.workflow, prepared.size)
+        _log.debug("Inputs: %s", dict(prepared.inputs))
+        self._scope.events.emit(
+            EnsembleStartedEvent(
+                run_id=self.id,
+                ensemble_id=self.id,
+                workflow=prepared.workflow,
+                total_tasks=prepared.total_tasks,
+            )
+        )
+        self._state = RunState.RUNNING
+
+    async def _recorded_output(
+        self, header: Mapping[str, object], description: RunDescription
+    ) -> EnsembleOutput | None:
+        """Return what a finished run of that id gave (S-SET-39); None for a run that begins or goes on."""
+        resumption = self._scope.resumption
+        if not (self._scope.is_named if resumption is None else resumption.is_completed):
+            return None
+        return await self._launcher.replay(self._scope, header if resumption is None else None, description)
+
+    async def _finish(self, output: EnsembleOutput, mode: CaptureMode) -> None:
+        self._scope.events.emit(
+            EnsembleCompletedEvent(
+                run_id=self.id,
+                ensemble_id=self.id,
+                total_duration=output.total_duration,
+                exit_reason=output.exit_reason,
+            )
+        )
+        _log.info(
+            "Run %s in %.3f s: %d tasks, %d tool calls",
+            output.exit_reason.value, output.total_duration.total_seconds(),
+            len(output.task_outputs), output.total_tool_calls,
+        )  # fmt: skip
+        exporter = effective_exporter(mode, self._definition.trace_exporter)
+        if exporter is not None and self._state is RunState.COMPLETED:
+            await export_safely(exporter, output.trace)

@@ -1,0 +1,86 @@
+"""Who writes the record of a run: claiming it, watching it for a wish to cancel, releasing it. Package: runs.
+
+In: a store and a run's id. Out: the record, owned by this process. Never: a record that stays marked as running
+although nobody works on the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.durability import Durability
+from ensemble_ray.errors import RecordError, message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from ensemble_ray.record.stores import OwnedRun, RunStore
+    from ensemble_ray.runs.submission import Submission
+
+__all__ = ["CANCEL_POLL_S", "GRACE_S", "claim_run", "release_run", "watch_for_cancel"]
+
+_log = bounded_logger(__name__)
+#: How long a cancelled task may take to end before the run ends without it, s.
+GRACE_S = 3.0
+#: How often the owner of a run looks whether its record asks for its end, s.
+CANCEL_POLL_S = 1.0
+
+
+async def claim_run(
+    store: RunStore,
+    run_id: str,
+    *,
+    origin: object,
+    durability: str,
+    submission: Submission,
+    reads_facts: bool = True,
+) -> OwnedRun:
+    """Begin the record of a run, or take it over, and mark the run as running.
+
+    Args:
+        store: Where it is recorded.
+        run_id: The run's id.
+        origin: Where its definition came from.
+        durability: `effects` or `run`.
+        submission: Why it is submitted.
+        reads_facts: Whether its facts are wanted as a list.
+
+    Raises:
+        RunExistsError: another process owns it, or there is a run of that id.
+        RecordError: the store cannot be read or written.
+    """
+    is_buffered = durability == Durability.RUN
+    if submission.is_recorded:
+        by_force = submission.takes_over
+        owned = await store.take(run_id, is_buffered=is_buffered, by_force=by_force, reads_earlier=reads_facts)
+    else:
+        owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
+    try:
+        await owned.write_state(RunState.RUNNING)
+    except BaseException:
+        await release_run(owned)
+        raise
+    return owned
+
+
+async def release_run(owned: OwnedRun | None) -> None:
+    """Release a run that could not begin here, so that it can be resumed; the caller raises what prevented it."""
+    if owned is not None:
+        with contextlib.suppress(RecordError):
+            await owned.close(RunState.INTERRUPTED)
+
+
+async def watch_for_cancel(owned: OwnedRun, run_id: str, cancel: Callable[[], Awaitable[None]]) -> None:
+    """Wait until the run's record asks for its end, then call `cancel` (S-DUR-52)."""
+    while True:
+        await asyncio.sleep(CANCEL_POLL_S)
+        try:
+            if await owned.is_cancel_asked():
+                break
+        except RecordError as error:  # the run's own facts will tell, if it lasts
+            _log.warning("Run %s: cannot see whether its end was asked for: %s", run_id, message_of(error))
+    await cancel()

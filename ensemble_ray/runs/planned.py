@@ -1,0 +1,239 @@
+"""PlannedLauncher: runs whose tasks are planned before the first of them starts. Package: runs.
+
+In: a definition and its inputs. Out: a plan that is submitted to the runtime, and how it ended. The order is the
+specification's (S-ENG-1): validate, resolve templates, infer the workflow, synthesize agents, execute. A failure in a step
+leaves later steps untouched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.validation import doubled_names, validate
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.errors import AgentExecutionError, BudgetExhaustedError, message_of
+from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
+from ensemble_ray.execute.agent.recorded_model import RecordedModel
+from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.execute.spending import Spending, spending_here
+from ensemble_ray.plan.manager import manager_context, workers_of
+from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
+from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import USER_ERRORS, threads
+from ensemble_ray.prompts.manager import manager_prompts
+from ensemble_ray.record.definition_data import run_data
+from ensemble_ray.record.rerun import recorded_output
+from ensemble_ray.runs.context import request_of
+from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
+from ensemble_ray.runs.planned_result import conclude, manager_failure
+from ensemble_ray.runs.ports import PlannedWork, SubmittedRun
+from ensemble_ray.values.amounts import RunBudget
+from ensemble_ray.values.ids import instance_of
+from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.record.result import RunDescription
+    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.trace import CaptureMode
+
+__all__ = ["PlannedLauncher", "check"]
+
+_log = bounded_logger(__name__)
+
+
+def check(definition: EnsembleDefinition, inputs: Mapping[str, object] | None) -> ResolvedTasks:
+    """Validate the definition and fill in its texts; call no model.
+
+    Raises:
+        ValidationError: the definition cannot run.
+        PromptTemplateError: inputs are missing.
+    """
+    for warning in (*validate(definition), *doubled_names(definition.tasks)):
+        _log.warning("%s", warning)
+    return resolve_tasks(definition, inputs)
+
+
+class PlannedLauncher:
+    """Launches the plan of one ensemble. Fulfils `Launcher`."""
+
+    def __init__(self, definition: EnsembleDefinition, inputs: Mapping[str, object] | None = None) -> None:
+        """Make one for a definition with the options of its run."""
+        self.definition = definition
+        self._inputs = inputs
+        self._planned: Planned
+        #: effects of before scheduling
+        self._preliminary: list[Fact] = []
+        self._submitted: SubmittedRun | None = None
+        self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the runtime has the run."""
+        return self._submitted is not None
+
+    async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
+        """Make the plan, with agents for the tasks that name none."""
+        resolved = check(self.definition, self._inputs)
+        agents = await self._synthesize(scope, resolved)
+        if isinstance(agents, ExitReason):
+            return agents
+        prompts = await self._make_manager_prompts(scope, resolved, agents)
+        self._planned = plan_run(self.definition, resolved, agents, prompts)
+        plan = self._planned.plan
+        return Prepared(
+            workflow=plan.shown_workflow,
+            inputs=dict(plan.inputs),
+            total_tasks=len(plan.nodes),
+            size=f"{len(plan.nodes)} tasks, {len(plan.agents)} agents",
+        )
+
+    def describe(self) -> Mapping[str, object]:
+        """Return what the record's first fact says of the plan."""
+        return run_data(self._planned, self.definition)
+
+    async def replay(
+        self, scope: RunScope, header: Mapping[str, object] | None, description: RunDescription
+    ) -> EnsembleOutput | None:
+        """Return the recorded output of a finished run of that id."""
+        del description  # the record has its own
+        summary = await scope.store.summary(scope.run_id)
+        if summary is None:
+            return None
+        planned = self._planned
+        return recorded_output(
+            scope.run_id,
+            summary.state,
+            await scope.store.facts(scope.run_id),
+            header,
+            output_types={key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None},
+            object_ids={node.key: node.object_id for node in planned.plan.nodes},
+        )
+
+    async def launch(self, scope: RunScope, header: Mapping[str, object], mode: CaptureMode) -> Conclusion | ExitReason:
+        """Submit the plan, and wait for the end of the run."""
+        work = PlannedWork(
+            planned=self._planned,
+            header=header,
+            preliminary=tuple(self._preliminary),
+            delegation_policies=self.definition.delegation_policies,
+            submission=scope.submission,
+        )
+        request = request_of(scope, self.definition, self._planned, capture_mode=mode)
+        try:
+            self._submitted = await scope.runtime.submit(request, work)
+        except asyncio.CancelledError:
+            if not scope.cancelled.is_set():
+                raise
+            return ExitReason.CANCELLED
+        if scope.cancelled.is_set():
+            await self._submitted.cancel()
+        return conclude(self._planned.plan, await self._submitted.wait())
+
+    async def stop(self) -> None:
+        """Ask the run to end, or the synthesis of its agents."""
+        if self._submitted is not None:
+            await self._submitted.cancel()
+        elif self._synthesizing is not None:
+            self._synthesizing.cancel()  # a model is asked there, which may take as long as any
+
+    def close(self) -> None:
+        """Do nothing: readers of events are told by the run."""
+
+    async def _synthesize(self, scope: RunScope, resolved: ResolvedTasks) -> Mapping[str, Agent] | ExitReason:
+        """Return agents for the tasks that name none; why the run ends where it was cancelled, or has spent its budget.
+
+        Then it never begins, and there is no record to go on with.
+        """
+        if not needs_synthesis(resolved.tasks):
+            return {}
+        resumption = scope.resumption
+        answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
+        if scope.is_named and resumption is None:  # where that run is finished, nobody is asked again
+            answers = answers_before(await scope.store.facts(scope.run_id))
+        if scope.cancelled.is_set():
+            return ExitReason.CANCELLED
+        if scope.store_address is not None:
+            # A store that cannot be had is told of before anybody is asked (S-DUR-5).
+            await scope.store.summary(scope.run_id)
+        spending = self._open_spending(scope)
+
+        def record(name: str, model: ChatModel) -> ChatModel:
+            """Return the model, its calls recorded as effects of the run (S-SET-46)."""
+            known = answers.get(name, ())
+            return RecordedModel(model, scope.run_id, name, self._preliminary.append, known=known, spending=spending)
+
+        asked = synthesize_agents(resolved, self.definition, recorded=record)
+        self._synthesizing = asyncio.get_running_loop().create_task(asked)
+        await asyncio.wait([self._synthesizing])
+        if not self._synthesizing.cancelled():
+            try:
+                return self._synthesizing.result()
+            except BudgetExhaustedError as spent:
+                _log.warning("%s", message_of(spent))
+                return ExitReason.BUDGET_EXHAUSTED
+        if scope.cancelled.is_set():
+            return ExitReason.CANCELLED
+        raise AgentExecutionError("The agent synthesizer cancelled its own call")
+
+    def _open_spending(self, scope: RunScope) -> Spending | None:
+        """Return what requests before scheduling may spend; whoever coordinates the run counts on from their facts."""
+        definition = self.definition
+        budget = RunBudget.of(definition.max_tokens, definition.max_cost)
+        if budget is not None and scope.resumption is not None:
+            budget = replace(budget, spent=scope.resumption.spent)
+        return None if budget is None else spending_here(budget, definition.cost_configuration)
+
+    async def _make_manager_prompts(
+        self, scope: RunScope, resolved: ResolvedTasks, made: Mapping[str, Agent]
+    ) -> tuple[str, str] | None:
+        """Return the prompts of the manager of a hierarchical run; None in other runs.
+
+        Raises:
+            TaskExecutionError: the user's strategy raised (S-HIER-13).
+        """
+        if resolved.workflow is not Workflow.HIERARCHICAL:
+            return None
+        workers = [agent for agent, _ in workers_of(self.definition, resolved.tasks, made, models=resolved.models)]
+        strategy, context = self.definition.manager_prompt_strategy, manager_context(workers, resolved.tasks)
+        try:
+            return await threads.run(manager_prompts, strategy, context)
+        except USER_ERRORS as error:
+            failure = manager_failure(error)
+            failure.run_id = scope.run_id
+            for event in _failed_manager_events(scope.run_id, error):
+                scope.events.emit(event)
+            raise failure from error
+
+
+def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:
+    """Return the events of a manager whose prompts could not be made: a task that began and failed (S-HIER-13, S-HIER-60)."""
+    instance = instance_of(MANAGER_KEY)
+    return (
+        TaskStartEvent(
+            run_id=run_id,
+            instance=instance,
+            task_description="",
+            agent_role=MANAGER_ROLE,
+            task_index=1,
+            total_tasks=1,
+        ),
+        TaskFailedEvent(
+            run_id=run_id,
+            instance=instance,
+            task_description="",
+            agent_role=MANAGER_ROLE,
+            task_index=1,
+            total_tasks=1,
+            cause=cause,
+            duration=timedelta(),
+        ),
+    )

@@ -1,0 +1,147 @@
+"""What runs and runtimes are to each other. Package: runs. Contracts and values only.
+
+A run is asked of a runtime in one form, `RunRequest`. What differs is where it is coordinated: a plan travels, so a whole
+run is submitted, and goes on without its caller; items and factories cannot travel, so their run is coordinated in the
+caller's process, and opens a session that takes orders (decision 0007).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.runs.submission import Submission
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
+    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+    from ensemble_ray.record.stores import StoreAddress
+    from ensemble_ray.values.messages import Fact
+
+__all__ = ["Deliver", "Executor", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
+
+
+#: Takes results of orders, several at a time.
+Deliver: TypeAlias = "Callable[[Sequence[TaskResult]], None]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """What every run asks a runtime with."""
+
+    run_id: str
+    #: what all its tasks share
+    context: RunFrame
+    #: takes the run's events in this process
+    events: EventSink
+    tool_metrics: ToolMetrics
+    #: how a person or a callable is asked what became of an effect (S-DUR-24)
+    on_unknown: OnUnknown | Callable[..., object] = OnUnknown.TELL_MODEL
+    #: where the run is recorded; None: nowhere
+    store: StoreAddress | None = None
+    #: set when the run is cancelled: a runtime that is only being started need not be waited for
+    cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedWork:
+    """What a run does that is planned as a whole, with all that its coordinator needs."""
+
+    planned: Planned
+    #: data of the record's first fact
+    header: Mapping[str, object]
+    #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
+    preliminary: Sequence[Fact] = ()
+    #: asked in order about each delegation
+    delegation_policies: Sequence[object] = ()
+    submission: Submission = Submission.FIRST
+
+
+class SubmittedRun(Protocol):
+    """A planned run that a runtime has."""
+
+    async def wait(self) -> RunOutcome:
+        """Return when the run ended and all its events were handed to the sink."""
+        ...
+
+    async def cancel(self) -> None:
+        """Ask the run to end; `wait` returns within seconds."""
+        ...
+
+
+class Executor(Protocol):
+    """Where the tasks of a run are done that is coordinated in this process."""
+
+    @property
+    def failed(self) -> asyncio.Future[None]:
+        """Never done, unless nothing more can be done here: then it has the error, such as that the cluster is gone."""
+        ...
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many processes a kind of agents may get; None: this one is all there is."""
+        ...
+
+    @property
+    def spending(self) -> Spending | None:
+        """What this process's own requests for the run may spend, such as those that make agents; None: no budget."""
+        ...
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits."""
+        ...
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; the result of each is still delivered, within a grace."""
+        ...
+
+    async def close(self) -> None:
+        """Release everything, when all events of delivered tasks were handed to the sink; deliver nothing any more."""
+        ...
+
+
+@runtime_checkable
+class Runtime(Protocol):
+    """Where runs live: this process, or actors on a cluster."""
+
+    @property
+    def name(self) -> str:
+        """What `connect` knows it by, for the record: a run is resumed where it ran."""
+        ...
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where its runs are recorded."""
+        ...
+
+    async def submit(self, request: RunRequest, work: PlannedWork) -> SubmittedRun:
+        """Begin a planned run, or go on with one.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+            CancelledError: the run was cancelled before it began.
+        """
+        ...
+
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> Executor:
+        """Open an executor for tasks that are made while their run goes on.
+
+        Args:
+            request: The run.
+            journal: What this process writes the run's facts with.
+            deliver: Called with the result of each order, once, on the library's loop; with several at a time.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34).
+            CancelledError: the run was cancelled before the session was open.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Release everything that the runtime keeps warm."""
+        ...

@@ -1,0 +1,69 @@
+"""RunEvents: the events of one run, for its listeners and for readers of its handle. Package: runs. An `EventSink`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ensemble_ray.events.delivery import Delivery, listeners_of
+from ensemble_ray.events.log import EventLog, EventStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ensemble_ray.definition.run_rules import Watched
+    from ensemble_ray.events import Event
+
+__all__ = ["RunEvents"]
+
+
+class RunEvents:
+    """Listeners and readers of one run."""
+
+    def __init__(
+        self,
+        definition: Watched,
+        *,
+        fields: dict[str, str],
+        is_read: bool,
+        on_interrupt: Callable[[BaseException], None],
+    ) -> None:
+        """Make it.
+
+        Args:
+            definition: Has the listeners.
+            fields: Log fields for their threads.
+            is_read: Whether a stream may be asked for.
+            on_interrupt: Called on the thread of a listener that was interrupted (S-SET-27).
+        """
+        self._listeners = listeners_of(definition)
+        self._log = EventLog(is_open=is_read)
+        self._delivery = Delivery(self._listeners, fields=fields, on_interrupt=on_interrupt)
+
+    @property
+    def interest(self) -> frozenset[str]:
+        """The listener methods that anybody wants."""
+        return self._delivery.interest | self._log.interest
+
+    @property
+    def trace_id(self) -> str | None:
+        """The id that a listener gave to what it traces."""
+        trace_ids = (getattr(listener, "trace_id", None) for listener in self._listeners)
+        return next((str(found) for found in trace_ids if found is not None), None)
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Return whether a listener or a reader wants events of that type."""
+        return self._delivery.wants(kind) or self._log.wants(kind)
+
+    def emit(self, event: Event) -> None:
+        """Hand the event to listeners and readers."""
+        self._delivery.emit(event)
+        self._log.emit(event)
+
+    def stream(self) -> EventStream:
+        """Return all events, the past ones first."""
+        return self._log.stream()
+
+    async def close(self) -> None:
+        """Return when every listener has every event; then no more events come."""
+        await self._delivery.close()
+        self._log.close()

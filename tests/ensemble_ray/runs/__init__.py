@@ -1,0 +1,1 @@
+"""Runs, seen from whoever began them."""
