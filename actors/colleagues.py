@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import ray.exceptions
 
 from actors.failures import last_line
-from actors.handles import pauses
+from actors.reach import patiently, reach
 from actors.wire import pack_order, unpack_report
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
@@ -164,14 +164,10 @@ class RemoteColleagues:
 
     async def _located(self, key: str, lost: str | None) -> Sequence[_Place]:
         """Ask the scheduler. One that is out of reach for a moment is asked again; this process ends with it."""
-        for pause_s in pauses():
-            try:
-                places: Sequence[_Place] = await self._scheduler.locate.remote(self._run_id, key, lost)
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-            else:
-                return places
-        return ()
+        places: Sequence[_Place] = await reach(
+            lambda: self._scheduler.locate.remote(self._run_id, key, lost), patiently()
+        )
+        return places
 
     def _forget(self, name: str) -> None:
         """A process failed a call: whoever lives there is looked for anew."""

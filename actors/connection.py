@@ -6,19 +6,22 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import ray
-import ray.exceptions
 
 from actors.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
+from actors.reach import RESTART_PAUSES_S, patiently, reach
+from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 
 __all__ = ["LOCAL", "Pulse", "check_version", "connection_id", "join_or_start"]
 
+Reply = TypeVar("Reply")
+_log = bounded_logger(__name__)
 #: Address that means: start one on this machine.
 LOCAL = "local"
 #: How long a cluster's port may take to accept a connection, s; Ray itself would try for minutes.
@@ -26,8 +29,6 @@ _REACH_S = 5.0
 #: How often a driver that waits looks whether the cluster is still there, s, and how often in vain before it gives up.
 _LOOK_S = 2.0
 _MOST_MISSES = 3
-#: How long a scheduler that is being started again is waited for before it is asked again, s.
-_RESTART_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
@@ -93,6 +94,27 @@ class Pulse:
             waiting.cancel()  # of no effect where it is done
         return await waiting
 
+    async def reach(self, call: Callable[[], Awaitable[Reply]]) -> Reply:
+        """Make a call to the scheduler, also where it is just being started again, as long as the cluster lives.
+
+        Raises:
+            EnsembleError: nobody answers at the cluster's address any more.
+        """
+        is_noted = False
+
+        async def ask() -> Reply:
+            reply: Reply = await self.given(call())
+            return reply
+
+        async def note() -> None:
+            nonlocal is_noted
+            if not is_noted:
+                _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self._run_id)
+                is_noted = True
+            await self.look()
+
+        return await reach(ask, patiently(), before_retry=note)
+
     async def look(self) -> None:
         """See whether it is there; calls to a dead cluster may fail faster than anybody looks during them.
 
@@ -131,22 +153,12 @@ def connection_id() -> str:
 
 async def check_version(scheduler: Any) -> None:
     """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
-    theirs, ours_ = await _version_of(scheduler), package_version()
+    theirs, ours_ = await reach(scheduler.version.remote, RESTART_PAUSES_S), package_version()
     if theirs != ours_:
         raise ValidationError(
             f"The cluster's scheduler runs ensemble-ray {theirs}, this process {ours_}. "
             "Install the same version on all nodes and restart the cluster, or join another one"
         )
-
-
-async def _version_of(scheduler: Any) -> str:
-    """What version it runs; one that died is started again within seconds."""
-    for pause_s in _RESTART_PAUSES_S:
-        try:
-            return str(await scheduler.version.remote())
-        except ray.exceptions.ActorUnavailableError:
-            await asyncio.sleep(pause_s)
-    return str(await scheduler.version.remote())
 
 
 def _cannot_connect(address: str, error: Exception) -> str:

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -18,6 +17,7 @@ import ray
 import ray.exceptions
 
 from actors.failures import last_line
+from actors.reach import RESTART_PAUSES_S, patiently, reach
 from actors.wire import cannot_leave
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, portable
@@ -38,14 +38,9 @@ __all__ = [
     "SchedulerCourier",
     "begin_events",
     "pack_event",
-    "pauses",
 ]
 
 _log = bounded_logger(__name__)
-#: How long a message waits before it is sent again to a scheduler that cannot be reached for a moment, s.
-_PAUSES_S = (0.1, 0.5, 2.0, 5.0)
-#: How long an event hub that is being started again is waited for before it is told once more of a run that begins, s.
-_HUB_PAUSES_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0)
 #: How long a lost host of callables may take to be replaced, s.
 _MOVE_S = 30.0
 #: A callable whose process died so often while it was asked is not asked again: it may well be what kills them.
@@ -175,15 +170,10 @@ async def begin_events(hub: Any, run_id: str) -> None:
     One that is just being started again is waited for: what is published meanwhile would be lost, and who asks the driver
     something would fail. A run begins without it where that takes too long; what is listened to matters less.
     """
-    for pause_s in (*_HUB_PAUSES_S, None):
-        try:
-            await hub.begin.remote(run_id)
-        except ray.exceptions.RayError as error:
-            if pause_s is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
-                await asyncio.sleep(pause_s)
-                continue
-            _log.warning("Run %s: the event hub cannot be reached: %s", run_id, last_line(error))
-        return
+    try:
+        await reach(lambda: hub.begin.remote(run_id), RESTART_PAUSES_S)
+    except ray.exceptions.RayError as error:
+        _log.warning("Run %s: the event hub cannot be reached: %s", run_id, last_line(error))
 
 
 async def _arrived(reference: Any, run_id: str) -> None:
@@ -192,11 +182,6 @@ async def _arrived(reference: Any, run_id: str) -> None:
         await reference
     except ray.exceptions.RayError as error:
         _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", run_id, error)
-
-
-def pauses() -> Iterator[float]:
-    """How long to wait before each further try to reach a scheduler, s; it is never given up."""
-    return itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
 
 
 class SchedulerCourier:
@@ -211,13 +196,7 @@ class SchedulerCourier:
 
         Never given up: a run whose report is lost never ends, and this process ends with the scheduler that made it.
         """
-        for pause_s in pauses():
-            try:
-                await self._scheduler.report.remote(run_id, self._house, list(reports))
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-            else:
-                return
+        await reach(lambda: self._scheduler.report.remote(run_id, self._house, list(reports)), patiently())
 
 
 class RemoteCallables:

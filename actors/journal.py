@@ -14,6 +14,7 @@ import ray
 import ray.exceptions
 
 from actors.failures import last_line
+from actors.reach import RESTART_PAUSES_S, reach
 from actors.wire import RunPlace
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
@@ -28,8 +29,6 @@ __all__ = ["JournalActor", "JournalLine", "open_journal"]
 _log = bounded_logger(__name__)
 #: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
 Group = tuple[Sequence[Fact], int, int]
-#: How long a group waits before it is sent again to a journal that is being started again, s.
-_PAUSES_S = (0.2, 1.0, 2.0, 4.0, 8.0)
 
 
 async def open_journal(place: RunPlace | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
@@ -199,19 +198,14 @@ class JournalLine:
     async def _call(self, method: str, *arguments: object) -> object:
         if self._failure is not None:  # this came in behind facts that were lost
             raise self._failure
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                return await getattr(self._actor, method).remote(*arguments)
-            except ray.exceptions.RayActorError as error:
-                if pause_s is None:
-                    raise RecordError(
-                        f"Run {self._run_id}: its journal cannot be reached: {last_line(error)}"
-                    ) from None
-                await asyncio.sleep(pause_s)
-            except ray.exceptions.RayTaskError as error:
-                cause = getattr(error, "cause", None)
-                raise cause if isinstance(cause, EnsembleError) else IllegalStateError(last_line(error)) from None
-        return None
+        call = getattr(self._actor, method)
+        try:
+            return await reach(lambda: call.remote(*arguments), RESTART_PAUSES_S, retry_on=ray.exceptions.RayActorError)
+        except ray.exceptions.RayActorError as error:
+            raise RecordError(f"Run {self._run_id}: its journal cannot be reached: {last_line(error)}") from None
+        except ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            raise cause if isinstance(cause, EnsembleError) else IllegalStateError(last_line(error)) from None
 
 
 def _noted(arrived: asyncio.Future[None]) -> None:

@@ -6,7 +6,7 @@ gone is noticed within seconds.
 
 from __future__ import annotations
 
-import asyncio
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from actors import spawn
 from actors.attendance import Attendance
 from actors.connection import Pulse
 from actors.failures import last_line, ours
+from actors.reach import RESTART_PAUSES_S, reach
 from actors.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, message_of
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["RayRun"]
 
 _log = bounded_logger(__name__)
-#: How long a scheduler that died is waited for before it is asked again, s.
-_RESTART_PAUSES_S = (1.0, 2.0, 4.0, 8.0)
-#: Pause before a scheduler that could not be reached is asked again, s.
-_RETRY_S = 0.5
 
 
 def _lost(run_id: str) -> EnsembleError:
@@ -63,21 +60,16 @@ class RayRun:
 
     async def _submitted(self, package: RunPackage) -> Any:
         """Submit; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
-        for pause_s in _RESTART_PAUSES_S:
-            try:
-                return await self._scheduler.submit.remote(package)
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-                if await self._is_known():
-                    return spawn.existing("event_hub") if package.is_attended else None
-                package = package if package.is_resumed else replace(package, is_again=True)
-        return await self._scheduler.submit.remote(package)
+        tries = itertools.count()
 
-    async def _is_known(self) -> bool:
-        try:
-            return bool(await self._scheduler.attend.remote(self.run_id))
-        except ray.exceptions.ActorUnavailableError:
-            return False
+        async def submit() -> Any:
+            is_first = next(tries) == 0
+            if not is_first and await self._scheduler.attend.remote(self.run_id):
+                return spawn.existing("event_hub") if package.is_attended else None
+            is_again = package.is_again or not (is_first or package.is_resumed)
+            return await self._scheduler.submit.remote(replace(package, is_again=is_again))
+
+        return await reach(submit, RESTART_PAUSES_S)
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and all its events were handed on.
@@ -104,22 +96,8 @@ class RayRun:
 
     async def _ended(self) -> Conducted[bytes, bytes]:
         """How the run ended, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
-        is_told = False
         while True:
-            try:
-                if is_told and self._is_cancelled:  # `cancel` may have given up before it was back
-                    await self._pulse.given(self._scheduler.cancel.remote(self.run_id))
-                ended: Conducted[bytes, bytes] | None = await self._pulse.given(
-                    self._scheduler.wait.remote(self.run_id)
-                )
-            except ray.exceptions.ActorUnavailableError:
-                if not is_told:
-                    _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self.run_id)
-                    is_told = True
-                await asyncio.sleep(_RETRY_S)
-                await self._pulse.look()
-                continue
-            is_told = False
+            ended = await self._pulse.reach(self._ask_for_end)
             if ended is not None:
                 return ended
             if self._package.store is None:
@@ -129,18 +107,19 @@ class RayRun:
             if self._is_cancelled:
                 await self.cancel()
 
+    async def _ask_for_end(self) -> Conducted[bytes, bytes] | None:
+        if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
+            await self._scheduler.cancel.remote(self.run_id)
+        ended: Conducted[bytes, bytes] | None = await self._scheduler.wait.remote(self.run_id)
+        return ended
+
     async def cancel(self) -> None:
         """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
         self._is_cancelled = True
-        for pause_s in (*_RESTART_PAUSES_S, None):
-            try:
-                await self._scheduler.cancel.remote(self.run_id)
-            except ray.exceptions.RayError as error:
-                if pause_s is not None and isinstance(error, ray.exceptions.ActorUnavailableError):
-                    await asyncio.sleep(pause_s)
-                    continue
-                _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
-            return
+        try:
+            await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
 
 def _opened(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:

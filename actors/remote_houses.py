@@ -26,6 +26,7 @@ from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
 from actors.handles import LimiterLine
 from actors.loading import check_loading
 from actors.process_houses import MOST_DEATHS
+from actors.reach import patiently, reach
 from actors.wire import RunPlace
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
@@ -44,8 +45,6 @@ _BATCH_ORDERS = 500
 _BATCH_BYTES = 1_000_000
 #: How long one call waits for results, s; also how often the scheduler hears that this driver lives.
 _COLLECT_S = 10.0
-#: Pauses before a scheduler that cannot be reached is asked again, s; the last one is repeated.
-_PAUSES_S = (0.2, 0.5, 1.0)
 #: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.epochs`).
 _MOST_SESSIONS = 3
 #: With more tasks in flight than these, results are asked for that often, s: those of a while and the tasks that take their
@@ -198,20 +197,12 @@ class RemoteHouses:
 
     async def _feed(self, session: str, batch: FedBatch) -> None:
         """Bring a batch; a session that is lost meanwhile needs it no more, since another gets what is in flight."""
-        for pause_s in _pauses():
-            if session != self._session:
-                return
-            try:
-                async with self._loading:  # batches stay in their order
-                    await check_loading(self._scheduler, batch.bodies())
-                await self._scheduler.feed.remote(self._run_id, session, batch)
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-            except ray.exceptions.RayError as error:
-                self._fail(error)
-                return
-            else:
-                return
+        try:
+            async with self._loading:  # batches stay in their order
+                await check_loading(self._scheduler, batch.bodies())
+            await reach(lambda: self._scheduler.feed.remote(self._run_id, session, batch), patiently())
+        except ray.exceptions.RayError as error:
+            self._fail(error)
 
     def _stop_all(self) -> None:
         """Stop everything that this turn of the loop was to stop."""
@@ -229,18 +220,10 @@ class RemoteHouses:
     async def _stop(self, instances: Sequence[str], session: str) -> None:
         if self._feeding:
             await asyncio.wait(self._feeding)  # else it would know nothing of them yet
-        for pause_s in _pauses():
-            if session != self._session:
-                return  # they are not sent to another
-            try:
-                await self._scheduler.stop_fed.remote(self._run_id, session, list(instances))
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-            except ray.exceptions.RayError as error:
-                self._fail(error)
-                return
-            else:
-                return
+        try:
+            await reach(lambda: self._scheduler.stop_fed.remote(self._run_id, session, list(instances)), patiently())
+        except ray.exceptions.RayError as error:
+            self._fail(error)
 
     # Results.
 
@@ -260,20 +243,11 @@ class RemoteHouses:
 
     async def _next_page(self) -> FedPage | None:
         """What came; None where the scheduler knows nothing of this session."""
-        is_told = False
-        for pause_s in _pauses():
-            try:
-                asked = self._scheduler.collect.remote(self._run_id, self._session, self._cursor, _COLLECT_S)
-                page: FedPage | None = await self._pulse.given(asked)
-            except ray.exceptions.ActorUnavailableError:
-                if not is_told:
-                    _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self._run_id)
-                    is_told = True
-                await asyncio.sleep(pause_s)
-                await self._pulse.look()
-            else:
-                return page
-        return None
+        collect = self._scheduler.collect.remote
+        page: FedPage | None = await self._pulse.reach(
+            lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
+        )
+        return page
 
     def _take(self, page: FedPage) -> None:
         self._cursor = page.cursor
@@ -335,16 +309,9 @@ class RemoteHouses:
             is_attended=self._is_attended,
             is_again=self._collecting is not None,
         )
-        for pause_s in _pauses():
-            try:
-                hub = await self._pulse.given(self._scheduler.open_feed.remote(package))
-            except ray.exceptions.ActorUnavailableError:
-                await asyncio.sleep(pause_s)
-                await self._pulse.look()
-            else:
-                self._is_open = True
-                return hub
-        return None
+        hub = await self._pulse.reach(lambda: self._scheduler.open_feed.remote(package))
+        self._is_open = True
+        return hub
 
     async def _go_on(self) -> None:
         """The scheduler was started anew: tell it of the run, and send what is in flight again."""
@@ -371,10 +338,6 @@ class RemoteHouses:
         job = asyncio.get_running_loop().create_task(work)
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
-
-
-def _pauses() -> Iterator[float]:
-    return itertools.chain(_PAUSES_S, itertools.repeat(_PAUSES_S[-1]))
 
 
 def _batches(waiting: Sequence[Packed]) -> Iterator[Sequence[Packed]]:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from actors import handles
+from actors import reach
 from actors.colleagues import RemoteColleagues
 from actors.wire import WireOrder, WireReport, pack_result, unpack_order
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
@@ -196,7 +196,7 @@ async def failing_holds(run_id: str, instance: str) -> bool:
 
 async def test_scheduler_is_asked_again_when_it_is_out_of_reach_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-DUR-32: as often as it takes."""
-    monkeypatch.setattr(handles, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     unreachable = [ActorUnavailableError("out of reach", None)] * 10
     scheduler = Scheduler(*unreachable, [("w1", Worker())])
     assert (await colleagues_of(scheduler).perform(ORDER)).status == "completed"

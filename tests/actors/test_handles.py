@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import handles
+from actors import reach
 from actors.handles import SchedulerCourier
 
 
@@ -33,7 +33,7 @@ async def test_report_is_not_given_up_when_the_scheduler_is_out_of_reach_for_lon
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """S-PAR-34: a run whose report is lost would never end."""
-    monkeypatch.setattr(handles, "_PAUSES_S", (0.0, 0.0))
+    monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     scheduler = Unreachable(20)
     await SchedulerCourier(scheduler, "house").report("run", [])
     assert scheduler.taken == [("run", "house", [])]

@@ -35,7 +35,7 @@ async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
 ) -> None:
     """S-DUR-1, S-DUR-3, S-DUR-7: Ray starts it again; what was not known to have arrived is sent again."""
     del ray_cluster
-    monkeypatch.setattr(journal, "_PAUSES_S", (0.1,) * 900)  # however long this machine takes to start it
+    monkeypatch.setattr(journal, "RESTART_PAUSES_S", (0.1,) * 900)  # however long this machine takes to start it
     address = StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     line = line_to(address, RUN, "elsewhere")

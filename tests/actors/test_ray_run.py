@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, ray_run
+from actors import connection, reach
 from actors.ray_run import RayRun
 from ensemble_ray import EnsembleError
 from ensemble_ray.record.stores import StoreAddress
@@ -41,14 +41,14 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
         return next(looks)
 
     monkeypatch.setattr(connection, "_answers", answers)
-    monkeypatch.setattr(ray_run, "_RETRY_S", 0.0)
+    monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
     package = cast("RunPackage", SimpleNamespace(store=StoreAddress(home="/nowhere")))
     run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), package, Lost())
     with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume r") as caught:
         await run.wait()
     assert caught.value.run_id == "r"
     assert next(looks, None) is None
-    ours = [record for record in caplog.records if record.name == ray_run.__name__]  # other threads log too
+    ours = [record for record in caplog.records if record.name == connection.__name__]  # other threads log too
     assert [record.message for record in ours] == [
         "Run r: the scheduler's process died; the run goes on when it is back"
     ]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, remote_houses, spawn
+from actors import connection, reach, spawn
 from actors.remote_houses import RemoteHouses
 from actors.runtime import RayRuntime
 from ensemble_ray import (
@@ -271,7 +271,7 @@ async def test_houses_fail_when_the_cluster_is_gone(
     driver = Driver(runtime)
     async with driver:
         monkeypatch.setattr(connection, "_answers", answers)
-        monkeypatch.setattr(remote_houses, "_PAUSES_S", (0.0,))
+        monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
         lost = RemoteHouses(driver.request, Gone(), is_attended=False, keeps_warm=False, most_processes=1)
         lost._collecting = asyncio.ensure_future(lost._collect())
         with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume"):
