@@ -59,7 +59,7 @@ def _shared(cls: type[object], name: str, **options: object) -> Any:
 
 def scheduler() -> Any:
     """The cluster's scheduler. It stays on the head node, where its runs' files are: elsewhere it could not go on."""
-    from actors.scheduler import SchedulerActor
+    from actors.scheduler.scheduler import SchedulerActor
 
     return _shared(SchedulerActor, "scheduler", resources={"node:__internal_head__": 0.001})
 
@@ -68,7 +68,7 @@ def journal_actor(node_id: str) -> Any:
     """The one who writes for processes on other nodes, on the node where files are."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from actors.journal import JournalActor
+    from actors.shared.journal import JournalActor
 
     on_that_node = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     return _shared(JournalActor, f"{_JOURNAL}{node_id}", scheduling_strategy=on_that_node)
@@ -85,14 +85,14 @@ def existing_journals() -> list[Any]:
 
 def event_hub() -> Any:
     """The cluster's event hub."""
-    from actors.event_hub import EventHub
+    from actors.shared.event_hub import EventHub
 
     return _shared(EventHub, "event_hub")
 
 
 def rate_limiter() -> Any:
     """The cluster's rate limiter."""
-    from actors.rate_limiter import RateLimiter
+    from actors.shared.rate_limiter import RateLimiter
 
     return _shared(RateLimiter, "rate_limiter")
 
@@ -104,7 +104,7 @@ def agent_actor(house: str, *, is_spread: bool = False) -> Any:
         house: Its name.
         is_spread: Whether it should be on a node that has few others.
     """
-    from actors.agent import AgentActor
+    from actors.worker.agent import AgentActor
 
     made = actor_class(AgentActor, max_restarts=0)
     if not is_spread:
@@ -115,14 +115,14 @@ def agent_actor(house: str, *, is_spread: bool = False) -> Any:
 
 def manager_actor(house: str) -> Any:
     """A fresh process for the manager of a run; as disposable, since its decisions are on record."""
-    from actors.manager import ManagerActor
+    from actors.worker.manager import ManagerActor
 
     return actor_class(ManagerActor, max_restarts=0).remote(house)
 
 
 def callable_host(name: str) -> Any:
     """A fresh process for one run's callables; a lost process is lost state."""
-    from actors.callables import CallableHost
+    from actors.worker.callable_host import CallableHost
 
     return actor_class(CallableHost, max_restarts=0).remote(name)
 
@@ -138,7 +138,7 @@ def load_on(node_id: str) -> Any:
     """The remote function that loads pickles in a process of that node."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    from actors.loading import load_all
+    from actors.link.loading import load_all
 
     there = NodeAffinitySchedulingStrategy(node_id=node_id, soft=False)
     options: dict[str, Any] = {"num_cpus": 0, "max_retries": 0, "scheduling_strategy": there}

@@ -15,7 +15,7 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
 
 if TYPE_CHECKING:
-    from actors.runtime import RayRuntime
+    from actors.driver.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.messages import Fact
@@ -182,6 +182,6 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
 def ray_runtime_class() -> type[RayRuntime]:
     """The runtime on Ray; Ray is imported here and not before."""
-    from actors.runtime import RayRuntime
+    from actors.driver.runtime import RayRuntime
 
     return RayRuntime

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from actors import spawn
-from actors.remote_houses import RemoteHouses
-from actors.runtime import RayRuntime
+from actors.driver.remote_executor import RemoteHouses
+from actors.driver.runtime import RayRuntime
 from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult

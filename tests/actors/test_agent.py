@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from actors import agent, spawn
-from actors.agent import AgentActor
+from actors import spawn
+from actors.worker import agent
+from actors.worker.agent import AgentActor
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.limits.endpoints import process_endpoints

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from actors import reach
-from actors.colleagues import RemoteColleagues
-from actors.wire import WireOrder, WireReport, pack_result, unpack_order
+from actors.link import reach
+from actors.link.wire import WireOrder, WireReport, pack_result, unpack_order
+from actors.worker.peers import RemoteColleagues
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
 from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.errors import AgentExecutionError

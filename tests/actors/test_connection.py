@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray._private import ray_constants
 
-from actors.connection import LOCAL, join_or_start
+from actors.driver.cluster import LOCAL, join_or_start
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.ray_files import token_file
 

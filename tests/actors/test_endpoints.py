@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from actors.endpoints import EndpointBoard
-from actors.processes import Process, ProcessPool
+from actors.link.endpoints import EndpointBoard
+from actors.scheduler.processes import Process, ProcessPool
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 
 HOME = "http://h/v1 m"

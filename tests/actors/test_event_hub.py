@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from actors import event_hub
-from actors.event_hub import KEPT_RUNS, EventHub, Page, Request, Spool
+from actors.shared import event_hub
+from actors.shared.event_hub import KEPT_RUNS, EventHub, Page, Request, Spool
 from ensemble_ray.errors import IllegalStateError
 
 #: Longer than any test; a wait that lasts so long is a wait that nothing ended.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.runtime import RayRuntime
+from actors.driver.runtime import RayRuntime
 from ensemble_ray import GuardrailResult, RunState
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.actors.feeding import Driver, Placed, at_work

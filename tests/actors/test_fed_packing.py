@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.runtime import RayRuntime
+from actors.driver.runtime import RayRuntime
 from ensemble_ray import tool
 from tests.actors.feeding import Driver, Placed
 from tests.scenarios.teams import agent

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from actors import fed_run, spawn
-from actors.fed_packing import Packer
-from actors.fed_wire import FedBatch, FedPackage
-from actors.feeds import Feeds
-from actors.processes import ProcessPool
-from actors.wire import WireReport, unpack_result
+from actors import spawn
+from actors.driver.packing import Packer
+from actors.link.fed_wire import FedBatch, FedPackage
+from actors.link.wire import WireReport, unpack_result
+from actors.scheduler import dynamic_run as fed_run
+from actors.scheduler.dynamic_runs import Feeds
+from actors.scheduler.processes import ProcessPool
 from ensemble_ray import ChatResponse, Task
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder

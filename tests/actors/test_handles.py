@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import reach
-from actors.handles import SchedulerCourier
+from actors.link import reach
+from actors.link.handles import SchedulerCourier
 
 
 class Unreachable:

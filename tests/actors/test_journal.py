@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from actors import journal
-from actors.journal import JournalLine, open_journal
-from actors.processes import ProcessPool
-from actors.wire import RunPlace
+from actors.link.wire import RunPlace
+from actors.scheduler.processes import ProcessPool
+from actors.shared import journal
+from actors.shared.journal import JournalLine, open_journal
 from ensemble_ray.errors import RecordError
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState

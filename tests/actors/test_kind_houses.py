@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actors.kind_houses import KindHouses, most_replicas
+from actors.scheduler.kind_houses import KindHouses, most_replicas
 
 
 def test_kinds_share_houses_when_there_are_many() -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from actors import loading
-from actors.loading import check_loading, load_all, modules_in
+from actors.link import loading
+from actors.link.loading import check_loading, load_all, modules_in
 from ensemble_ray import Agent
 from tests.actors import feeding
 

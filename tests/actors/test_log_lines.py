@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from actors.log_forwarding import LineForwarder, LineListener, show_line
-from actors.log_lines import LineBudget, LineDesk, LogLine
+from actors.link.log_lines import LineBudget, LineDesk, LogLine
+from actors.worker.log_forwarding import LineForwarder, LineListener, show_line
 from ensemble_ray.context import log_context
 
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import pytest
 import ray.exceptions
 
-from actors.processes import ProcessPool
-from actors.run_houses import RunHouses
-from actors.runtime import RayRuntime
-from actors.wire import RunPackage, WireOrder, WireReport, pack_order
+from actors.driver.runtime import RayRuntime
+from actors.link.wire import RunPackage, WireOrder, WireReport, pack_order
+from actors.scheduler.processes import ProcessPool
+from actors.scheduler.run_houses import RunHouses
 from ensemble_ray import ChatResponse, Ensemble, IllegalStateError, RunOptions
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import TaskOrder

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from actors.preflight import dump
+from actors.driver.preflight import dump
 from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, tool
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel

@@ -12,7 +12,7 @@ import pytest
 import ray.exceptions
 
 from actors import spawn
-from actors.processes import Process, ProcessPool
+from actors.scheduler.processes import Process, ProcessPool
 from ensemble_ray import RateLimit
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Acquire, Dismissed, Granted

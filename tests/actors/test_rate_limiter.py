@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from actors import spawn
-from actors.handles import LimiterLine
+from actors.link.handles import LimiterLine
 from ensemble_ray import RateLimit
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.ids import new_object_id

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, reach
-from actors.ray_run import RayRun
+from actors.driver import cluster as connection
+from actors.driver.run import RayRun
+from actors.link import reach
 from ensemble_ray import EnsembleError
 from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
-    from actors.wire import RunPackage
+    from actors.link.wire import RunPackage
     from ensemble_ray.runtime import RunRequest
 
 

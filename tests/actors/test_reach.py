@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayError
 
-from actors.reach import reach
+from actors.link.reach import reach
 
 
 class Calls:

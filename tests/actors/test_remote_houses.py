@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from ray.exceptions import ActorUnavailableError
 
-from actors import connection, reach, spawn
-from actors.remote_houses import RemoteHouses
-from actors.runtime import RayRuntime
+from actors import spawn
+from actors.driver import cluster as connection
+from actors.driver.remote_executor import RemoteHouses
+from actors.driver.runtime import RayRuntime
+from actors.link import reach
 from ensemble_ray import (
     AgentExecutionError,
     EnsembleError,

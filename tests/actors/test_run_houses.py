@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actors import spawn
-from actors.preflight import dump
-from actors.processes import ProcessPool
-from actors.run_houses import RunHouses
-from actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
+from actors.driver.preflight import dump
+from actors.link.wire import AgentCargo, RunPackage, WireReport, unpack_output
+from actors.scheduler.processes import ProcessPool
+from actors.scheduler.run_houses import RunHouses
 from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.execute.conductor import Assignment, Report

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from actors import spawn
-from actors.runtime import RayRuntime
+from actors.driver.runtime import RayRuntime
 from ensemble_ray import (
     AgentExecutionError,
     Ensemble,
@@ -98,7 +98,7 @@ async def test_run_is_refused_when_the_scheduler_is_of_another_version(
     ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both versions and what to do; no task begins."""
-    monkeypatch.setattr("actors.connection.package_version", lambda: "99.0")
+    monkeypatch.setattr("actors.driver.cluster.package_version", lambda: "99.0")
     model = ScriptedModel()
     with pytest.raises(ValidationError, match=r"runs ensemble-ray \S+, this process 99\.0\. Install the same version"):
         await Ensemble(tasks=[task("t", agent(model))]).arun(runtime=RayRuntime())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actors.sealing import PackageSeal
+from actors.scheduler.sealing import PackageSeal
 from ensemble_ray.errors import EnsembleError
 
 BODY = b"a package with sk-key-of-a-model in it" * 100

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from actors.task_host import TaskHost
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
+from actors.link.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
+from actors.worker.task_host import TaskHost
 from ensemble_ray import Agent, ChatResponse, Task
 from ensemble_ray.context import Services
 from ensemble_ray.execute.callables import LocalCallables

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from ray.experimental import internal_kv
 
-from actors.preflight import dump
-from actors.vault import Vault
-from actors.wire import AgentCargo, RunPackage
+from actors.driver.preflight import dump
+from actors.link.wire import AgentCargo, RunPackage
+from actors.scheduler.submission_store import Vault
 from ensemble_ray import Agent
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.plan import Node, Plan

@@ -15,8 +15,8 @@ import cloudpickle
 import pytest
 from pydantic import BaseModel
 
-from actors.preflight import dump
-from actors.wire import (
+from actors.driver.preflight import dump
+from actors.link.wire import (
     AgentCargo,
     CallableCargo,
     RunPackage,

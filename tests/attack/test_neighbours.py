@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 import ray
 
-from actors.sealing import PackageSeal
-from actors.vault import KEY_NAME
+from actors.scheduler.sealing import PackageSeal
+from actors.scheduler.submission_store import KEY_NAME
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
 from ensemble_ray.ray_files import token_file
 from ensemble_ray.testing import ModelServer

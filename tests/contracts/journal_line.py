@@ -8,7 +8,7 @@ def line_to(address: StoreAddress, run_id: str, writer: str) -> Journal:
     """A journal whose facts go to the journal actor of this test's cluster."""
     import ray  # only tests that ask for the cluster pay for it
 
-    from actors.journal import JournalLine
+    from actors.shared.journal import JournalLine
     from actors.spawn import journal_actor
 
     node_id = str(ray.get_runtime_context().get_node_id())

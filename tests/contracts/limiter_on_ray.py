@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actors.handles import LimiterLine
-from actors.rate_limiter import RateLimiter
+from actors.link.handles import LimiterLine
+from actors.shared.rate_limiter import RateLimiter
 from actors.spawn import actor_class
 from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
 from ensemble_ray.limits.lease import LeasingLimiter

@@ -7,13 +7,13 @@ import pickle
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.handles import HubSink
+from actors.link.handles import HubSink
 from actors.spawn import event_hub
 from ensemble_ray import FileChangedEvent
 from ensemble_ray.ids import new_run_id
 
 if TYPE_CHECKING:
-    from actors.runtime import RayRuntime
+    from actors.driver.runtime import RayRuntime
 
 #: Events of one producer; every other one is too large to travel beside its message.
 EVENTS = 40

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from actors.runtime import RayRuntime
+from actors.driver.runtime import RayRuntime
 from ensemble_ray import Ensemble, tool
 from ensemble_ray.notices import NOTICES
 from ensemble_ray.testing import ScriptedModel

@@ -12,9 +12,9 @@ from typing import cast
 
 import pytest
 
-from actors.runtime import RayRuntime
-from actors.vault import KEY_NAME, Vault
-from actors.wire import RunPackage
+from actors.driver.runtime import RayRuntime
+from actors.link.wire import RunPackage
+from actors.scheduler.submission_store import KEY_NAME, Vault
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.loop import run_blocking

@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 import ray.exceptions
 
-from actors.log_lines import LineBudget, LogLine
+from actors.link.log_lines import LineBudget, LogLine
 from ensemble_ray.context import current_log_context
 from ensemble_ray.error_texts import user_traceback
 from ensemble_ray.foreign_text import one_line

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
+from actors.link.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.conductor import Report

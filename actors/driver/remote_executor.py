@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import ray
 import ray.exceptions
 
-from actors.accounts import shared_spending
-from actors.attendance import Attendance
-from actors.connection import Pulse
-from actors.failures import last_line, ours
-from actors.fed_packing import Packed, Packer
-from actors.fed_results import ended_here, read_result
-from actors.fed_wire import FedBatch, FedKind, FedPackage, FedPage
-from actors.handles import LimiterLine
-from actors.loading import check_loading
-from actors.process_houses import MOST_DEATHS
-from actors.reach import patiently, reach
-from actors.wire import RunPlace
+from actors.driver.cluster import Pulse
+from actors.driver.driver_connection import Attendance
+from actors.driver.packing import Packed, Packer
+from actors.driver.results import ended_here, read_result
+from actors.link.accounts import shared_spending
+from actors.link.failures import last_line, ours
+from actors.link.fed_wire import FedBatch, FedKind, FedPackage, FedPage
+from actors.link.handles import LimiterLine
+from actors.link.loading import check_loading
+from actors.link.reach import patiently, reach
+from actors.link.wire import RunPlace
+from actors.scheduler.process_groups import MOST_DEATHS
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ray.exceptions
 
-from actors.fed_wire import FedOrder, MoreCallables, TaskCallables
-from actors.process_houses import ProcessHouses
-from actors.processes import Process
+from actors.link.fed_wire import FedOrder, MoreCallables, TaskCallables
+from actors.scheduler.process_groups import ProcessHouses
+from actors.scheduler.processes import Process
 from ensemble_ray.execute.kinds import Shelf
 
 __all__ = ["FedCallables"]

@@ -16,16 +16,16 @@ import cloudpickle
 import ray
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.reach import RESTART_PAUSES_S, patiently, reach
-from actors.wire import cannot_leave
+from actors.link.failures import last_line
+from actors.link.reach import RESTART_PAUSES_S, patiently, reach
+from actors.link.wire import cannot_leave
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, portable
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TokenEvent, ToolCallEvent
 from ensemble_ray.trace import jsonable
 
 if TYPE_CHECKING:
-    from actors.wire import WireReport
+    from actors.link.wire import WireReport
     from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
     from ensemble_ray.limits.desk import Message, Reply
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import ray.exceptions
 
 from actors import spawn
-from actors.attendance import Attendance
-from actors.connection import Pulse
-from actors.failures import last_line, ours
-from actors.reach import RESTART_PAUSES_S, reach
-from actors.wire import RunPackage, unpack_output, unpack_result
+from actors.driver.cluster import Pulse
+from actors.driver.driver_connection import Attendance
+from actors.link.failures import last_line, ours
+from actors.link.reach import RESTART_PAUSES_S, reach
+from actors.link.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed

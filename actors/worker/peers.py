@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.reach import patiently, reach
-from actors.wire import pack_order, unpack_report
+from actors.link.failures import last_line
+from actors.link.reach import patiently, reach
+from actors.link.wire import pack_order, unpack_report
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.epochs import resend_step

@@ -10,9 +10,9 @@ from typing import Any
 
 import ray
 
-from actors.process_houses import CALLABLES, Dispatch, ProcessHouses
-from actors.processes import Kind, Process, ProcessPool
-from actors.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
+from actors.link.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
+from actors.scheduler.process_groups import CALLABLES, Dispatch, ProcessHouses
+from actors.scheduler.processes import Kind, Process, ProcessPool
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.housing import Lodger, assign_houses

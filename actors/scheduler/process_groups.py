@@ -16,10 +16,10 @@ from typing import Any, Literal, Protocol
 import cloudpickle
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.handles import pack_event
-from actors.processes import Kind, Process, ProcessPool
-from actors.wire import WireOrder, WireReport
+from actors.link.failures import last_line
+from actors.link.handles import pack_event
+from actors.link.wire import WireOrder, WireReport
+from actors.scheduler.processes import Kind, Process, ProcessPool
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of

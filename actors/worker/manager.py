@@ -7,7 +7,7 @@ worker is asked: whoever takes this process's place decides nothing again.
 
 from __future__ import annotations
 
-from actors.agent import AgentActor
+from actors.worker.agent import AgentActor
 
 __all__ = ["ManagerActor"]
 

@@ -12,12 +12,12 @@ import contextlib
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from actors.fed_callables import FedCallables
-from actors.fed_wire import FedBatch, FedKind, FedOrder, FedPackage, FedPage
-from actors.kind_houses import KindHouses
-from actors.process_houses import CALLABLES, Dispatch, ProcessHouses, report_undone
-from actors.processes import Kind, Process, ProcessPool
-from actors.wire import UNKNOWN_KIND, WireOrder, WireReport
+from actors.link.fed_wire import FedBatch, FedKind, FedOrder, FedPackage, FedPage
+from actors.link.wire import UNKNOWN_KIND, WireOrder, WireReport
+from actors.scheduler.callables import FedCallables
+from actors.scheduler.kind_houses import KindHouses
+from actors.scheduler.process_groups import CALLABLES, Dispatch, ProcessHouses, report_undone
+from actors.scheduler.processes import Kind, Process, ProcessPool
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, Shelf

@@ -13,9 +13,9 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.reach import RESTART_PAUSES_S, reach
-from actors.wire import RunPlace
+from actors.link.failures import last_line
+from actors.link.reach import RESTART_PAUSES_S, reach
+from actors.link.wire import RunPlace
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.messages import Fact

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import cloudpickle
 import ray.exceptions
 
-from actors.failures import last_line
-from actors.log_forwarding import LineListener
+from actors.link.failures import last_line
+from actors.worker.log_forwarding import LineListener
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.error_travel import Chain
@@ -24,8 +24,8 @@ from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.threads import USER_ERRORS, threads
 
 if TYPE_CHECKING:
-    from actors.connection import Pulse
-    from actors.event_hub import Page, Request
+    from actors.driver.cluster import Pulse
+    from actors.shared.event_hub import Page, Request
     from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, ToolMetrics

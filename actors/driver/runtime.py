@@ -17,14 +17,14 @@ import ray
 import ray.exceptions
 
 from actors import spawn
-from actors.connection import LOCAL, check_version, connection_id, join_or_start
-from actors.failures import last_line, ours
-from actors.kind_houses import most_replicas
-from actors.loading import check_loading
-from actors.preflight import dump
-from actors.ray_run import RayRun
-from actors.remote_houses import RemoteHouses
-from actors.wire import AgentCargo, CallableCargo, RunPackage
+from actors.driver.cluster import LOCAL, check_version, connection_id, join_or_start
+from actors.driver.preflight import dump
+from actors.driver.remote_executor import RemoteHouses
+from actors.driver.run import RayRun
+from actors.link.failures import last_line, ours
+from actors.link.loading import check_loading
+from actors.link.wire import AgentCargo, CallableCargo, RunPackage
+from actors.scheduler.kind_houses import most_replicas
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.loop import bridge, run_blocking

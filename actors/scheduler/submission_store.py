@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
-from actors.sealing import PackageSeal
+from actors.scheduler.sealing import PackageSeal
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
-    from actors.wire import RunPackage
+    from actors.link.wire import RunPackage
 
 __all__ = ["KEY_NAME", "Vault"]
 

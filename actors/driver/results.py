@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from actors.wire import WireReport, unpack_report
+from actors.link.wire import WireReport, unpack_report
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.orders import TaskResult
 

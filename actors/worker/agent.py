@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from actors.accounts import shared_spending
-from actors.colleagues import RemoteColleagues
-from actors.endpoints import EndpointLine
-from actors.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
-from actors.journal import open_journal
-from actors.log_forwarding import LineForwarder
-from actors.quiet_gc import freeze_modules
-from actors.task_host import TaskHost
-from actors.wire import RunPlace, WireOrder, WireReport, load_agent
+from actors.link.accounts import shared_spending
+from actors.link.endpoints import EndpointLine
+from actors.link.handles import DriverLine, HubSink, LimiterLine, RemoteCallables, ReportedToolMetrics, SchedulerCourier
+from actors.link.quiet_gc import freeze_modules
+from actors.link.wire import RunPlace, WireOrder, WireReport, load_agent
+from actors.shared.journal import open_journal
+from actors.worker.log_forwarding import LineForwarder
+from actors.worker.peers import RemoteColleagues
+from actors.worker.task_host import TaskHost
 from ensemble_ray.context import Services
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
@@ -50,8 +50,8 @@ class AgentActor:
     """Hosts agents."""
 
     def __init__(self, house: str) -> None:
-        from actors.cpu import RayCpuPool
         from actors.spawn import cpu_call, existing
+        from actors.worker.cpu import RayCpuPool
 
         freeze_modules()
         self._house = house

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import ray
 
 from actors import spawn
-from actors.endpoints import EndpointBoard
+from actors.link.endpoints import EndpointBoard
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Leave

@@ -18,18 +18,18 @@ import cloudpickle
 import ray
 
 from actors import spawn
-from actors.accounts import close_account
-from actors.agent import refuse
-from actors.fed_wire import FedBatch, FedPackage, FedPage
-from actors.feeds import Feeds
-from actors.handles import begin_events
-from actors.loading import load_everywhere
-from actors.log_lines import LineDesk
-from actors.processes import ProcessPool
-from actors.quiet_gc import freeze_modules
-from actors.run_houses import RunHouses
-from actors.vault import Vault
-from actors.wire import RunPackage, WireReport, pack_recorded
+from actors.link.accounts import close_account
+from actors.link.fed_wire import FedBatch, FedPackage, FedPage
+from actors.link.handles import begin_events
+from actors.link.loading import load_everywhere
+from actors.link.log_lines import LineDesk
+from actors.link.quiet_gc import freeze_modules
+from actors.link.wire import RunPackage, WireReport, pack_recorded
+from actors.scheduler.dynamic_runs import Feeds
+from actors.scheduler.processes import ProcessPool
+from actors.scheduler.run_houses import RunHouses
+from actors.scheduler.submission_store import Vault
+from actors.worker.agent import refuse
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of

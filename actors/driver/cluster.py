@@ -12,8 +12,8 @@ from typing import Any, TypeVar, cast
 
 import ray
 
-from actors.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
-from actors.reach import RESTART_PAUSES_S, patiently, reach
+from actors.driver.local_instance import is_on_loopback_only, on_loopback, quiet, start_local
+from actors.link.reach import RESTART_PAUSES_S, patiently, reach
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of

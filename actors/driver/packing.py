@@ -11,9 +11,9 @@ import pickle
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from actors.fed_wire import FedKind, FedOrder, TaskCallables
-from actors.preflight import dump
-from actors.wire import WireOrder, pack_output
+from actors.driver.preflight import dump
+from actors.link.fed_wire import FedKind, FedOrder, TaskCallables
+from actors.link.wire import WireOrder, pack_output
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.execute.kinds import Shelf, overlay_of
 

@@ -23,7 +23,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
-from actors.local_instance import is_started_here
+from actors.driver.local_instance import is_started_here
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.foreign_text import one_line

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.agent import AgentActor, refuse
-from actors.fed_wire import MoreCallables, TaskCallables
-from actors.handles import as_bytes
-from actors.wire import load_callables
+from actors.link.fed_wire import MoreCallables, TaskCallables
+from actors.link.handles import as_bytes
+from actors.link.wire import load_callables
+from actors.worker.agent import AgentActor, refuse
 from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from actors.wire import RunPlace, WireOrder, WireReport
+from actors.link.wire import RunPlace, WireOrder, WireReport
 from ensemble_ray.execute.orders import RunFrame
 
 __all__ = [

@@ -9,13 +9,13 @@ from typing import Any, cast
 import ray
 
 from actors import spawn
-from actors.accounts import close_account
-from actors.fed_run import FedRun
-from actors.fed_wire import FedBatch, FedPackage, FedPage, driver_of
-from actors.handles import begin_events
-from actors.kind_houses import most_replicas
-from actors.processes import ProcessPool
-from actors.wire import WireReport
+from actors.link.accounts import close_account
+from actors.link.fed_wire import FedBatch, FedPackage, FedPage, driver_of
+from actors.link.handles import begin_events
+from actors.link.wire import WireReport
+from actors.scheduler.dynamic_run import FedRun
+from actors.scheduler.kind_houses import most_replicas
+from actors.scheduler.processes import ProcessPool
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 
