@@ -18,7 +18,7 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
 from ensemble_ray.errors import EnsembleError, ValidationError, message_of
 
-__all__ = ["LOCAL", "Pulse", "check_version", "connection_id", "join_or_start"]
+__all__ = ["LOCAL", "ClusterHeartbeat", "check_version", "connection_id", "join_or_start"]
 
 Reply = TypeVar("Reply")
 _log = bounded_logger(__name__)
@@ -32,7 +32,7 @@ _MOST_MISSES = 3
 
 
 def join_or_start(address: str, init_options: Mapping[str, object]) -> bool:
-    """Join the cluster at that address, or start a local one; False if this process is connected already.
+    """Join the cluster at that address, or start a local one; return False if this process is connected already.
 
     Raises:
         EnsembleError: the cluster cannot be joined or started; the message says what to look at.
@@ -68,8 +68,8 @@ def _join(address: str, options: Mapping[str, object]) -> None:
         cast("Callable[..., object]", ray.init)(**options)
 
 
-class Pulse:
-    """Whether the cluster of a run lives: Ray itself notices its death after a minute only."""
+class ClusterHeartbeat:
+    """Notices the death of the cluster of a run; Ray itself does after a minute only."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
@@ -80,8 +80,8 @@ class Pulse:
         """Whether it was found to be dead."""
         return self._misses >= _MOST_MISSES
 
-    async def given(self, reference: Any) -> Any:
-        """What a call gives, as long as the cluster lives.
+    async def wait_for(self, reference: Any) -> Any:
+        """Return the reply of a call, as long as the cluster lives.
 
         Raises:
             EnsembleError: nobody answers at the cluster's address any more.
@@ -89,7 +89,7 @@ class Pulse:
         waiting = asyncio.ensure_future(reference)
         try:
             while not (await asyncio.wait([waiting], timeout=_LOOK_S))[0]:
-                await self.look()
+                await self.check()
         finally:
             waiting.cancel()  # of no effect where it is done
         return await waiting
@@ -103,7 +103,7 @@ class Pulse:
         is_noted = False
 
         async def ask() -> Reply:
-            reply: Reply = await self.given(call())
+            reply: Reply = await self.wait_for(call())
             return reply
 
         async def note() -> None:
@@ -111,12 +111,12 @@ class Pulse:
             if not is_noted:
                 _log.warning("Run %s: the scheduler's process died; the run goes on when it is back", self._run_id)
                 is_noted = True
-            await self.look()
+            await self.check()
 
         return await reach(ask, patiently(), before_retry=note)
 
-    async def look(self) -> None:
-        """See whether it is there; calls to a dead cluster may fail faster than anybody looks during them.
+    async def check(self) -> None:
+        """Check that it is there; calls to a dead cluster may fail faster than anybody checks during them.
 
         Raises:
             EnsembleError: nobody answered, again and again.
@@ -132,7 +132,7 @@ class Pulse:
 
 
 async def _answers() -> bool:
-    """Whether anybody listens at the address of the cluster's head."""
+    """Return whether anybody listens at the address of the cluster's head."""
     host, _, port = str(ray.get_runtime_context().gcs_address).rpartition(":")
     try:
         _, writer = await asyncio.wait_for(asyncio.open_connection(host.strip("[]"), int(port)), _LOOK_S)
@@ -143,7 +143,7 @@ async def _answers() -> bool:
 
 
 def connection_id() -> str:
-    """Which connection of this process to a cluster this is; empty when there is none."""
+    """Return which connection of this process to a cluster this is; empty when there is none."""
     if not ray.is_initialized():
         return ""
     context = ray.get_runtime_context()
@@ -152,7 +152,7 @@ def connection_id() -> str:
 
 
 async def check_version(scheduler: Any) -> None:
-    """A scheduler outlives its drivers, so it may be older than this process; two versions do not mix."""
+    """Refuse a scheduler of another version: it outlives its drivers, so it may be older than this process."""
     theirs, ours_ = await reach(scheduler.version.remote, RESTART_PAUSES_S), package_version()
     if theirs != ours_:
         raise ValidationError(
@@ -162,7 +162,7 @@ async def check_version(scheduler: Any) -> None:
 
 
 def _cannot_connect(address: str, error: Exception) -> str:
-    """What to tell when Ray refuses: what, where, what to do."""
+    """Return what to say when Ray refuses: what, where, what to do."""
     if address == "local":
         return f"Ray cannot be started on this machine: {message_of(error)}. Look with 'ensemble-ray doctor'"
     return (

@@ -1,4 +1,4 @@
-"""Attendance: how a driver attends a run on the cluster. It takes the run's events, and answers what only it can.
+"""DriverConnection: what a run on the cluster has from its driver. It takes the run's events, and answers what only it can.
 
 In: the hub of a run, from when the run has begun. Out: events for the driver's sink, answers for whoever asks in the
 run. Must never happen: an event that is handed on twice, or an answer that is lost while the hub lives.
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import cloudpickle
 import ray.exceptions
 
+from actors.driver.log_listener import LineListener
+from actors.link.background_tasks import BackgroundTasks
 from actors.link.failures import last_line
-from actors.worker.log_forwarding import LineListener
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.error_travel import Chain
@@ -24,13 +25,13 @@ from ensemble_ray.execute.unknown import UnknownEffect, ask_unknown
 from ensemble_ray.threads import USER_ERRORS, threads
 
 if TYPE_CHECKING:
-    from actors.driver.cluster import Pulse
-    from actors.shared.event_hub import Page, Request
+    from actors.driver.cluster import ClusterHeartbeat
+    from actors.shared.event_hub import DriverRequest, EventPage
     from ensemble_ray.events import Event
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.ports import EventSink, ToolMetrics
 
-__all__ = ["Attendance", "Attended"]
+__all__ = ["ConnectedRun", "DriverConnection"]
 
 _log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
@@ -39,8 +40,8 @@ _POLL_S = 10.0
 _RETRY_S = 0.5
 
 
-class Attended(Protocol):
-    """What a driver asked for, as far as it attends it."""
+class ConnectedRun(Protocol):
+    """What a driver asked for, as far as its connection goes."""
 
     @property
     def run_id(self) -> str:
@@ -64,91 +65,89 @@ class Attended(Protocol):
 
     @property
     def on_unknown(self) -> OnUnknown | Callable[..., object]:
-        """How is asked what became of an effect (S-DUR-24)."""
+        """How to ask what became of an effect (S-DUR-24)."""
         ...
 
 
-class Attendance:
+class DriverConnection:
     """One run's driver, as its event hub sees it."""
 
-    def __init__(self, run: Attended, pulse: Pulse, scheduler: Any) -> None:
+    def __init__(self, run: ConnectedRun, heartbeat: ClusterHeartbeat, scheduler: Any) -> None:
         """Make one; it does nothing before `begin`.
 
         Args:
             run: Which run, and who takes what comes of it.
-            pulse: Knows whether the cluster lives.
+            heartbeat: Knows whether the cluster lives.
             scheduler: Has the lines that the run's processes say.
         """
         self._run = run
         self._run_id = run.run_id
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._scheduler = scheduler
         self._listener: LineListener | None = None
         self._hub: Any = None
         self._cursor = 0
         self._hub_life = ""
-        self._attending: asyncio.Task[None] | None = None
+        self._polling: asyncio.Task[None] | None = None
         self._is_leaving = False
         #: answers that somebody in the run waits for
-        self._answers: set[asyncio.Task[None]] = set()
-        #: what this process was told, such as counts for the user's metrics
-        self._told: set[asyncio.Task[None]] = set()
+        self._answers = BackgroundTasks()
+        #: requests without an answer, such as counts for the user's metrics
+        self._notifications = BackgroundTasks()
 
     def begin(self, hub: Any) -> None:
-        """Attend from now on; without a hub only what the run's processes say is heard."""
+        """Listen from now on; without a hub only to what the run's processes say."""
         if self._run.frame.forwards_logs:
             self._listener = LineListener(self._scheduler, self._run_id)
         if hub is None:
             return
         self._hub = hub
-        self._attending = asyncio.get_running_loop().create_task(self._attend())
+        self._polling = asyncio.get_running_loop().create_task(self._poll())
 
     async def leave(self) -> None:
         """Take what is still in the hub and what was said last, and answer no more."""
         if self._listener is not None:
-            await self._listener.leave(is_gone=self._pulse.is_gone)
-        if self._attending is None:
+            await self._listener.leave(is_gone=self._heartbeat.is_gone)
+        if self._polling is None:
             return
         self._is_leaving = True
-        if self._pulse.is_gone:
-            self._attending.cancel()
+        if self._heartbeat.is_gone:
+            self._polling.cancel()
             return
         try:
             # Woken, not cancelled: a page that is on its way has requests that nobody could take again.
             await self._hub.publish.remote(self._run_id, [])
-            await asyncio.wait([self._attending])
-            while self._take(await self._hub.poll.remote(self._run_id, self._cursor, 0.0, attends=True)):
+            await asyncio.wait([self._polling])
+            while self._receive(await self._hub.poll.remote(self._run_id, self._cursor, 0.0, is_driver=True)):
                 pass
             for answer in self._answers:
                 answer.cancel()  # the run has ended: whoever asked is gone
-            if self._told:
-                await asyncio.wait(self._told, timeout=5)
-            await self._hub.desert.remote(self._run_id)
+            if self._notifications:
+                await asyncio.wait(list(self._notifications), timeout=5)
+            await self._hub.mark_driver_gone.remote(self._run_id)
         except ray.exceptions.RayError as error:
             _log.warning("Run %s: the event hub cannot be reached; its last events are lost: %s", self._run_id, error)
 
-    async def _attend(self) -> None:
+    async def _poll(self) -> None:
         while not self._is_leaving:
             try:
-                page: Page = await self._hub.poll.remote(self._run_id, self._cursor, _POLL_S, attends=True)
+                page: EventPage = await self._hub.poll.remote(self._run_id, self._cursor, _POLL_S, is_driver=True)
             except ray.exceptions.RayError as error:
                 _log.warning("Run %s: the event hub cannot be reached; events are lost: %s", self._run_id, error)
                 await asyncio.sleep(_RETRY_S)  # it is started again; whoever asks something in the run waits for us
             else:
-                self._take(page)
+                self._receive(page)
 
-    def _take(self, page: Page) -> bool:
-        """Hand on what a page brought; whether there may be more."""
+    def _receive(self, page: EventPage) -> bool:
+        """Hand on what a page brought; return whether there may be more."""
         is_new_hub = bool(self._hub_life) and page.life != self._hub_life
         self._hub_life = page.life
         self._cursor = 0 if is_new_hub else page.cursor
         for body in () if is_new_hub else page.events:
             self._emit(body)
         for asked in page.requests:
-            job = asyncio.get_running_loop().create_task(self._serve(asked))
-            jobs = self._told if asked.number is None else self._answers
-            jobs.add(job)
-            job.add_done_callback(jobs.discard)
+            serving = self._notifications if asked.number is None else self._answers
+            serving.start(self._serve(asked))
         return is_new_hub or bool(page.events or page.requests)
 
     def _emit(self, body: bytes) -> None:
@@ -159,7 +158,7 @@ class Attendance:
         else:
             self._run.events.emit(event)
 
-    async def _serve(self, asked: Request) -> None:
+    async def _serve(self, asked: DriverRequest) -> None:
         """Do what only the driver can, and answer."""
         try:
             body = cloudpickle.dumps(await self._service(asked.name, asked.payload))

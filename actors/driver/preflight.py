@@ -50,7 +50,7 @@ class _StrictPickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle 
 
 
 def _forget_surroundings(kind: type, reduced: tuple[object, ...]) -> None:
-    """A pydantic class made in a function remembers that function's variables, whatever they are.
+    """Drop the variables of the function that a pydantic class was made in, which it remembers, whatever they are.
 
     It needs them only as long as it has annotations to resolve; then they would travel with it for nothing.
     """
@@ -67,7 +67,7 @@ def _is_silently_wrong(value: object) -> bool:
 
 
 def dump(value: object, path: str) -> bytes:
-    """The value as bytes.
+    """Return the value as bytes.
 
     Args:
         value: What travels: an agent, a task with its callables.
@@ -118,7 +118,7 @@ def _culprit(value: object, path: str, error: Exception) -> tuple[str, str]:
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """The named parts of a value that pickling goes into."""
+    """Yield the named parts of a value that pickling goes into."""
     if isinstance(value, types.MethodType):
         yield "its object", value.__self__
     elif isinstance(value, types.FunctionType):
@@ -143,7 +143,7 @@ def _parts_of_object(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _parts_of_function(function: types.FunctionType) -> Iterator[tuple[str, object]]:
-    """What a function carries with it: its closure, the globals it names, its defaults."""
+    """Yield what a function carries with it: its closure, the globals it names, its defaults."""
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
             yield f"closure variable '{name}'", cell.cell_contents

@@ -1,4 +1,4 @@
-"""RemoteHouses: where a fed run's tasks are done on a cluster, seen from the driver, which conducts the run.
+"""RemoteExecutor: does the tasks of a dynamic run on a cluster, seen from the driver, which coordinates the run.
 
 In: orders as they are made. Out: their results, each once. Orders go to the scheduler in batches, results come back by
 one outstanding call that waits for them. A scheduler that was started anew is told of the run again and gets what is in
@@ -10,34 +10,34 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ray
 import ray.exceptions
 
-from actors.driver.cluster import Pulse
-from actors.driver.driver_connection import Attendance
-from actors.driver.packing import Packed, Packer
+from actors.driver.cluster import ClusterHeartbeat
+from actors.driver.driver_connection import DriverConnection
+from actors.driver.loading import check_loading
+from actors.driver.packing import PackedOrder, Packer
 from actors.driver.results import ended_here, read_result
 from actors.link.accounts import shared_spending
+from actors.link.background_tasks import BackgroundTasks
 from actors.link.failures import last_line, ours
-from actors.link.fed_wire import FedBatch, FedKind, FedPackage, FedPage
-from actors.link.handles import LimiterLine
-from actors.link.loading import check_loading
+from actors.link.limiter import RemoteLimiter
 from actors.link.reach import patiently, reach
-from actors.link.wire import RunPlace
-from actors.scheduler.process_groups import MOST_DEATHS
+from actors.link.wire import AgentTemplate, OrderBatch, RecordLocation, ReportPage, SessionOpening
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.ids import new_object_id
+from ensemble_ray.plan.redispatch import MOST_DEATHS
 
 if TYPE_CHECKING:
     from ensemble_ray.runtime import FeedRequest
 
-__all__ = ["RemoteHouses"]
+__all__ = ["RemoteExecutor"]
 
 _log = bounded_logger(__name__)
 #: A message to the scheduler has at most so many orders, and not many more bytes than that.
@@ -53,18 +53,18 @@ _MANY = 64
 _GATHER_S = 0.01
 
 
-class RemoteHouses:
-    """A fed run's houses on a cluster. Fulfils `FedHouses`."""
+class RemoteExecutor:
+    """Does the tasks of a dynamic run on a cluster. Fulfils `FedHouses`."""
 
     def __init__(
-        self, request: FeedRequest, scheduler: Any, *, is_attended: bool, keeps_warm: bool, most_processes: int
+        self, request: FeedRequest, scheduler: Any, *, is_connected: bool, keeps_warm: bool, most_processes: int
     ) -> None:
         """Make it; nothing is started before `open`.
 
         Args:
             request: The run.
             scheduler: The cluster's.
-            is_attended: Whether somebody in the run may need this process.
+            is_connected: Whether somebody in the run may need this process.
             keeps_warm: Whether its processes are kept for the next run.
             most_processes: How many processes a kind of agents gets at most.
         """
@@ -72,14 +72,14 @@ class RemoteHouses:
         self._request = request
         self._run_id = request.run_id
         self._scheduler = scheduler
-        self._is_attended = is_attended
+        self._is_connected = is_connected
         self._keeps_warm = keeps_warm
         self._most_processes = most_processes
-        self._pulse = Pulse(request.run_id)
-        self._attendance = Attendance(request, self._pulse, scheduler)
+        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
         self._driver = new_object_id()
         #: what this process spends itself, drawn from the run's one account (S-BUD-8)
-        self.spending = shared_spending(request.frame, LimiterLine(), self._driver)
+        self.spending = shared_spending(request.frame, RemoteLimiter(), self._driver)
         self._numbers = itertools.count(1)
         #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
         self._session = ""
@@ -88,16 +88,16 @@ class RemoteHouses:
         self._sent: OrderedDict[str, None] = OrderedDict()
         self._packer = Packer()
         #: orders without a result, and in how many sessions that were lost
-        self._in_flight: dict[str, Packed] = {}
+        self._in_flight: dict[str, PackedOrder] = {}
         self._lost: dict[str, int] = {}
         self._queue: list[str] = []
         self._stopping: set[str] = set()
-        #: of those, which the scheduler has not been told of: a run that ends stops each of its tasks by itself
+        #: of those, which the scheduler does not know of yet: a run that ends stops each of its tasks by itself
         self._to_stop: list[str] = []
         self._undelivered: list[TaskResult] = []
         self._loading = asyncio.Lock()
-        self._feeding: set[asyncio.Task[None]] = set()
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._submitting = BackgroundTasks()
+        self._background = BackgroundTasks()
         self._collecting: asyncio.Task[None] | None = None
         #: whether the scheduler knows the present session
         self._is_open = False
@@ -114,7 +114,7 @@ class RemoteHouses:
         Raises:
             EnsembleError: a run of that id is running there, or the cluster cannot be reached.
         """
-        self._attendance.begin(await self._open_session())
+        self._connection.begin(await self._open_session())
         self._collecting = asyncio.get_running_loop().create_task(self._collect())
 
     def start(self, orders: Sequence[TaskOrder]) -> None:
@@ -123,7 +123,7 @@ class RemoteHouses:
             try:
                 packed = self._packer.pack(order)
             except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
-                self._tell(ended_here(order.key, order.instance, order.epoch, error))
+                self._add_result(ended_here(order.key, order.instance, order.epoch, error))
                 continue
             self._in_flight[order.instance] = packed
             self._enqueue(order.instance)
@@ -141,19 +141,19 @@ class RemoteHouses:
         if self._is_closed:
             return
         self._is_closed = True
-        for job in (*self._feeding, *self._jobs, *filter(None, [self._collecting])):
-            job.cancel()
+        for task in (*self._submitting, *self._background, *filter(None, [self._collecting])):
+            task.cancel()
         if self.spending is not None:
             self.spending.close()
         try:
-            if not self._pulse.is_gone:
+            if not self._heartbeat.is_gone:
                 keep = self._keeps_warm and not self.failed.done()
-                closed = self._scheduler.close_feed.remote(self._run_id, self._session, keep=keep)
-                await self._pulse.given(closed)
+                closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
+                await self._heartbeat.wait_for(closed)
         except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with it
             _log.warning("Run %s: the scheduler cannot be reached: %s", self._run_id, last_line(error))
         finally:
-            await self._attendance.leave()
+            await self._connection.leave()
 
     # Orders.
 
@@ -169,25 +169,26 @@ class RemoteHouses:
         queue, self._queue = self._queue, []
         waiting = [self._in_flight[name] for name in queue if name in self._in_flight]
         for orders in _batches(waiting):
-            job = asyncio.get_running_loop().create_task(self._feed(self._session, self._batch(orders)))
-            self._feeding.add(job)
-            job.add_done_callback(self._feeding.discard)
+            self._submitting.start(self._submit(self._session, self._batch(orders)))
 
-    def _batch(self, orders: Sequence[Packed]) -> FedBatch:
-        kinds: dict[str, FedKind] = {}
-        callables: dict[str, bytes] = {}
+    def _batch(self, orders: Sequence[PackedOrder]) -> OrderBatch:
+        templates: list[AgentTemplate] = []
+        bundles: dict[str, bytes] = {}
         for packed in orders:
-            kind = self._packer.kind_of(packed)
-            if kind is not None and not self._was_sent(kind[0]):
-                kinds[kind[0]] = kind[1]
-            bodies = self._packer.bodies_of(packed)
-            callables.update({name: body for name, body in bodies.items() if not self._was_sent(name)})
-        return FedBatch(
-            number=next(self._batches), orders=[packed.fed for packed in orders], kinds=kinds, callables=callables
+            template = self._packer.template_of(packed)
+            if template is not None and not self._was_sent(template.key):
+                templates.append(template)
+            needed = self._packer.bundles_of(packed)
+            bundles.update({name: body for name, body in needed.items() if not self._was_sent(name)})
+        return OrderBatch(
+            number=next(self._batches),
+            orders=[packed.order for packed in orders],
+            templates=templates,
+            bundles=bundles,
         )
 
     def _was_sent(self, name: str) -> bool:
-        """Whether the scheduler should have that by now. It may not: then it says so."""
+        """Return whether the scheduler should have that by now. It may not: then it says so."""
         was_sent = name in self._sent
         self._sent[name] = None
         self._sent.move_to_end(name)
@@ -195,12 +196,12 @@ class RemoteHouses:
             self._sent.popitem(last=False)
         return was_sent
 
-    async def _feed(self, session: str, batch: FedBatch) -> None:
-        """Bring a batch; a session that is lost meanwhile needs it no more, since another gets what is in flight."""
+    async def _submit(self, session: str, batch: OrderBatch) -> None:
+        """Send a batch; a session that is lost meanwhile does not take it, and another gets what is in flight."""
         try:
             async with self._loading:  # batches stay in their order
                 await check_loading(self._scheduler, batch.bodies())
-            await reach(lambda: self._scheduler.feed.remote(self._run_id, session, batch), patiently())
+            await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)
 
@@ -211,17 +212,17 @@ class RemoteHouses:
         rest: list[str] = []
         for name in names:
             if name in self._in_flight and name in queued:
-                self._cancelled(name)
+                self._cancel(name)
             elif name in self._in_flight:
                 rest.append(name)
         if rest and not self._is_closed:
-            self._in_background(self._stop(rest, self._session))
+            self._background.start(self._stop(rest, self._session))
 
     async def _stop(self, instances: Sequence[str], session: str) -> None:
-        if self._feeding:
-            await asyncio.wait(self._feeding)  # else it would know nothing of them yet
+        if self._submitting:
+            await asyncio.wait(list(self._submitting))  # else it would know nothing of them yet
         try:
-            await reach(lambda: self._scheduler.stop_fed.remote(self._run_id, session, list(instances)), patiently())
+            await reach(lambda: self._scheduler.stop_orders.remote(self._run_id, session, list(instances)), patiently())
         except ray.exceptions.RayError as error:
             self._fail(error)
 
@@ -233,53 +234,53 @@ class RemoteHouses:
             while True:
                 page = await self._next_page()
                 if page is None:
-                    await self._go_on()
+                    await self._resubmit()
                 else:
-                    self._take(page)
+                    self._receive(page)
                     if len(self._in_flight) > _MANY:
                         await asyncio.sleep(_GATHER_S)
         except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
             self._fail(error)
 
-    async def _next_page(self) -> FedPage | None:
-        """What came; None where the scheduler knows nothing of this session."""
+    async def _next_page(self) -> ReportPage | None:
+        """Return what came; None where the scheduler knows nothing of this session."""
         collect = self._scheduler.collect.remote
-        page: FedPage | None = await self._pulse.reach(
+        page: ReportPage | None = await self._heartbeat.reach(
             lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
         )
         return page
 
-    def _take(self, page: FedPage) -> None:
+    def _receive(self, page: ReportPage) -> None:
         self._cursor = page.cursor
         for instance in page.unknown:
             packed = self._in_flight.get(instance)
             if packed is not None and instance in self._stopping:
-                self._cancelled(instance)  # it was not begun, and nobody there knows that it is to be stopped
+                self._cancel(instance)  # it was not begun, and nobody there knows that it is to be stopped
             elif packed is not None:
-                kind = self._packer.kind_of(packed)
-                for name in (*(() if kind is None else kind[:1]), *self._packer.bodies_of(packed)):
+                template = self._packer.template_of(packed)
+                for name in (*(() if template is None else (template.key,)), *self._packer.bundles_of(packed)):
                     self._sent.pop(name, None)
                 self._enqueue(instance)
         for report in page.reports:
             packed = self._in_flight.get(report.instance)
-            if packed is not None and report.epoch >= packed.fed.order.epoch:
+            if packed is not None and report.epoch >= packed.order.epoch:
                 self._finish(packed)
-                self._tell(read_result(report))
+                self._add_result(read_result(report))
         self._deliver()
 
-    def _finish(self, packed: Packed) -> None:
+    def _finish(self, packed: PackedOrder) -> None:
         del self._in_flight[packed.instance]
         self._lost.pop(packed.instance, None)
         self._stopping.discard(packed.instance)
         self._packer.done(packed)
 
-    def _cancelled(self, instance: str) -> None:
+    def _cancel(self, instance: str) -> None:
         """Deliver one that no process knows of as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
-        self._tell(ended_here(packed.fed.order.key, instance, packed.fed.order.epoch, None))
+        self._add_result(ended_here(packed.order.key, instance, packed.order.epoch, None))
 
-    def _tell(self, result: TaskResult) -> None:
+    def _add_result(self, result: TaskResult) -> None:
         """Deliver it with all others of this turn of the loop."""
         self._undelivered.append(result)
         if len(self._undelivered) == 1:
@@ -293,7 +294,7 @@ class RemoteHouses:
     # Sessions.
 
     async def _open_session(self) -> Any:
-        """Let the scheduler know of the run under a new name; gives its hub. Nothing is sent in between."""
+        """Let the scheduler know of the run under a new name; return its hub. Nothing is sent in between."""
         self._is_open = False
         self._session = f"{self._driver}/{next(self._numbers)}"
         self._batches = itertools.count(1)
@@ -301,30 +302,30 @@ class RemoteHouses:
         self._sent.clear()
         request = self._request
         node_id = str(ray.get_runtime_context().get_node_id())
-        package = FedPackage(
+        opening = SessionOpening(
             run_id=self._run_id,
             session=self._session,
             frame=request.frame,
-            place=None if request.store is None else RunPlace(request.store, node_id),
-            is_attended=self._is_attended,
-            is_again=self._collecting is not None,
+            location=None if request.store is None else RecordLocation(request.store, node_id),
+            is_connected=self._is_connected,
+            is_resubmission=self._collecting is not None,
         )
-        hub = await self._pulse.reach(lambda: self._scheduler.open_feed.remote(package))
+        hub = await self._heartbeat.reach(lambda: self._scheduler.open_session.remote(opening))
         self._is_open = True
         return hub
 
-    async def _go_on(self) -> None:
-        """The scheduler was started anew: tell it of the run, and send what is in flight again."""
+    async def _resubmit(self) -> None:
+        """Let a scheduler that was started anew know of the run, and send what is in flight again."""
         await self._open_session()
         for instance in [name for name in self._in_flight if name in self._stopping]:
-            self._cancelled(instance)
+            self._cancel(instance)
         queued = set(self._queue)  # never sent, and so not lost
         for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
             count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
             if count >= _MOST_SESSIONS and self._request.store is not None:
                 raise _lost_too_often(self._run_id)
             # The scheduler that is gone may have handed it out again itself, so often at most.
-            self._in_flight[packed.instance] = packed.again(MOST_DEATHS)
+            self._in_flight[packed.instance] = packed.renewed(MOST_DEATHS)
             self._queue.append(packed.instance)
         self._flush()
 
@@ -332,16 +333,11 @@ class RemoteHouses:
         """Nothing more can be done here."""
         if not self.failed.done() and not self._is_closed:
             self.failed.set_exception(ours(error, self._run_id))
-            self.failed.exception()  # whoever feeds these houses may look at it later, or never
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        job = asyncio.get_running_loop().create_task(work)
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+            self.failed.exception()  # whoever uses this may look at it later, or never
 
 
-def _batches(waiting: Sequence[Packed]) -> Iterator[Sequence[Packed]]:
-    """The orders in groups that make a message each."""
+def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
+    """Yield the orders in groups that make a message each."""
     begin = size = 0
     for position, packed in enumerate(waiting):
         if position > begin and (position - begin >= _BATCH_ORDERS or size + packed.size > _BATCH_BYTES):

@@ -1,4 +1,4 @@
-"""Results of a fed run's orders, as its driver has them: read from reports, or made where no process can give one.
+"""Results of a dynamic run's orders, as its driver has them: read from reports, or made where no process can give one.
 
 In: reports of processes, orders that were never begun. Out: results. Must never happen: a report that raises here, since
 its order would have no result.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 
-from actors.link.wire import WireReport, unpack_report
+from actors.link.packing import unpack_report
+from actors.link.wire import WireReport
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.orders import TaskResult
 
@@ -16,9 +17,9 @@ __all__ = ["ended_here", "read_result"]
 
 
 def read_result(report: WireReport) -> TaskResult:
-    """The result behind a report; one that cannot be loaded here is a failed one."""
+    """Return the result behind a report; one that cannot be loaded here is a failed one."""
     try:
-        return unpack_report(report, report.instance)
+        return unpack_report(report)
     except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
         unreadable = EnsembleError(
             f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
@@ -29,7 +30,7 @@ def read_result(report: WireReport) -> TaskResult:
 
 
 def ended_here(key: str, instance: str, epoch: int, error: Exception | None) -> TaskResult:
-    """The result of an order that this process itself ends: failed, or cancelled where there is no error."""
+    """Return the result of an order that this process itself ends: failed, or cancelled where there is no error."""
     return TaskResult(
         key=key,
         instance=instance,

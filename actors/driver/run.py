@@ -1,6 +1,6 @@
-"""RayRun: one run on the cluster, seen from its driver: submitted, attended, waited for. Used by `RayRuntime`.
+"""RayRun: one run on the cluster, seen from its driver: submitted, listened to, waited for. Used by `RayRuntime`.
 
-Events and the driver's services are `Attendance`'s. A scheduler that was started again is asked again; a cluster that is
+Events and the driver's services are `DriverConnection`'s. A scheduler that was started again is asked again; a cluster that is
 gone is noticed within seconds.
 """
 
@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import ray.exceptions
 
 from actors import spawn
-from actors.driver.cluster import Pulse
-from actors.driver.driver_connection import Attendance
+from actors.driver.cluster import ClusterHeartbeat
+from actors.driver.driver_connection import DriverConnection
 from actors.link.failures import last_line, ours
+from actors.link.packing import unpack_output, unpack_result
 from actors.link.reach import RESTART_PAUSES_S, reach
-from actors.link.wire import RunPackage, unpack_output, unpack_result
+from actors.link.wire import Submission
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.conductor import Conducted, Failed
@@ -45,47 +46,47 @@ def _lost(run_id: str) -> EnsembleError:
 class RayRun:
     """A run on the cluster, seen from its driver."""
 
-    def __init__(self, request: RunRequest, package: RunPackage, scheduler: Any) -> None:
+    def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
         self.run_id = request.run_id
-        self._package = package
+        self._submission = submission
         self._scheduler = scheduler
         self._is_cancelled = False
-        self._pulse = Pulse(request.run_id)
-        self._attendance = Attendance(request, self._pulse, scheduler)
+        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
 
     async def begin(self) -> None:
         """Hand the run over, then listen for events and answer requests until it ends."""
-        hub = await self._submitted(self._package)
-        self._attendance.begin(hub)
+        hub = await self._submit(self._submission)
+        self._connection.begin(hub)
 
-    async def _submitted(self, package: RunPackage) -> Any:
-        """Submit; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
+    async def _submit(self, submission: Submission) -> Any:
+        """Submit the run and return its hub; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
         tries = itertools.count()
 
         async def submit() -> Any:
             is_first = next(tries) == 0
-            if not is_first and await self._scheduler.attend.remote(self.run_id):
-                return spawn.existing("event_hub") if package.is_attended else None
-            is_again = package.is_again or not (is_first or package.is_resumed)
-            return await self._scheduler.submit.remote(replace(package, is_again=is_again))
+            if not is_first and await self._scheduler.knows.remote(self.run_id):
+                return spawn.existing("event_hub") if submission.is_connected else None
+            is_retry = not is_first and not submission.is_resumed
+            return await self._scheduler.submit.remote(replace(submission, reason="retry") if is_retry else submission)
 
         return await reach(submit, RESTART_PAUSES_S)
 
     async def wait(self) -> RunOutcome:
-        """Return when the run ended and all its events were handed on.
+        """Wait until the run has ended and all its events were handed on; return its outcome.
 
         Raises:
             EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
         """
         try:
-            ended = await self._ended()
+            ended = await self._wait_for_end()
         except ray.exceptions.RayError as error:
             raise ours(error, self.run_id) from None
         finally:
-            await self._attendance.leave()
+            await self._connection.leave()
         self._scheduler.forget.remote(self.run_id)
         try:
-            return outcome_of(self.run_id, _opened(ended))
+            return outcome_of(self.run_id, _unpack(ended))
         except Exception as error:
             unreadable = EnsembleError(
                 f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
@@ -94,16 +95,16 @@ class RayRun:
             unreadable.run_id = self.run_id
             raise unreadable from error
 
-    async def _ended(self) -> Conducted[bytes, bytes]:
-        """How the run ended, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
+    async def _wait_for_end(self) -> Conducted[bytes, bytes]:
+        """Wait until the run has ended and return how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
         while True:
-            ended = await self._pulse.reach(self._ask_for_end)
+            ended = await self._heartbeat.reach(self._ask_for_end)
             if ended is not None:
                 return ended
-            if self._package.store is None:
+            if self._submission.store is None:
                 raise _lost(self.run_id)
             # What its record knows is used, its cancellation included.
-            await self._submitted(replace(self._package, is_again=True, is_resumed=False, takes_over=False))
+            await self._submit(replace(self._submission, reason="retry"))
             if self._is_cancelled:
                 await self.cancel()
 
@@ -122,8 +123,8 @@ class RayRun:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
 
-def _opened(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:
-    """The outcome with its outputs loaded."""
+def _unpack(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:
+    """Return the outcome with its outputs loaded."""
     return Conducted(
         state=ended.state,
         exit_reason=ended.exit_reason,

@@ -6,9 +6,8 @@ It creates only the detached scheduler; the scheduler makes every other actor.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -18,22 +17,19 @@ import ray.exceptions
 
 from actors import spawn
 from actors.driver.cluster import LOCAL, check_version, connection_id, join_or_start
-from actors.driver.preflight import dump
-from actors.driver.remote_executor import RemoteHouses
+from actors.driver.loading import check_loading
+from actors.driver.packing import bodies_of, pack_submission
+from actors.driver.remote_executor import RemoteExecutor
 from actors.driver.run import RayRun
 from actors.link.failures import last_line, ours
-from actors.link.loading import check_loading
-from actors.link.wire import AgentCargo, CallableCargo, RunPackage
-from actors.scheduler.kind_houses import most_replicas
 from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.definition.durability import Durability, OnUnknown
+from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.loop import bridge, run_blocking
+from ensemble_ray.plan.placement import most_replicas
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
-    from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.definition.task import Task
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.runtime import FeedRequest, RunRequest
 
@@ -89,19 +85,21 @@ class RayRuntime:
             RunExistsError: a run of that id is running there.
         """
         request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
-        package = self._package(request)
+        submission = pack_submission(
+            request, store=self.store_address, keeps_warm=self._is_kept_warm(), is_connected=_needs_driver(request)
+        )
         try:
-            scheduler = await self._connected(request.called_off)
-            await check_loading(scheduler, _bodies(package))
-            run = RayRun(request, package, scheduler)
+            scheduler = await self._connect(request.called_off)
+            await check_loading(scheduler, bodies_of(submission))
+            run = RayRun(request, submission, scheduler)
             await run.begin()
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
         return run
 
-    async def feed(self, request: FeedRequest) -> RemoteHouses:
-        """Houses on the cluster for tasks that are made while their run goes on.
+    async def feed(self, request: FeedRequest) -> RemoteExecutor:
+        """Return an executor on the cluster for tasks that are made while their run goes on.
 
         Raises:
             RunExistsError: a run of that id is running there.
@@ -110,27 +108,27 @@ class RayRuntime:
         request = replace(request, frame=replace(request.frame, forwards_logs=self._log_to_driver))
         keeps_warm = self._is_kept_warm()
         try:
-            scheduler = await self._connected(request.called_off)
+            scheduler = await self._connect(request.called_off)
             cluster = await threads.run(cast("Any", ray.cluster_resources))
-            houses = RemoteHouses(
+            executor = RemoteExecutor(
                 request,
                 scheduler,
-                is_attended=_may_need_driver(request),
+                is_connected=_may_need_driver(request),
                 keeps_warm=keeps_warm or self._keeps_warm,
                 most_processes=most_replicas(cluster),
             )
-            await houses.open()
+            await executor.open()
         except ray.exceptions.RayError as error:
             self._scheduler = None  # the next run looks for it anew
             raise ours(error, request.run_id) from None
-        return houses
+        return executor
 
     async def close(self) -> None:
         """End the agent processes that are kept for the next run; a cluster is left as it is."""
         self._keeps_warm = False
         if self._scheduler is not None and ray.is_initialized():
             try:
-                await self._scheduler.cool.remote()
+                await self._scheduler.evict_idle.remote()
             except ray.exceptions.RayError as error:
                 _log.warning("The scheduler cannot be reached; its processes end with it: %s", last_line(error))
 
@@ -150,8 +148,8 @@ class RayRuntime:
 
     # Connecting.
 
-    async def _connected(self, called_off: asyncio.Event) -> Any:
-        """The scheduler's handle; the first caller starts what is not there.
+    async def _connect(self, called_off: asyncio.Event) -> Any:
+        """Return the scheduler's handle; the first caller starts what is not there.
 
         Raises:
             CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
@@ -159,7 +157,7 @@ class RayRuntime:
         # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
         if self._connecting is None and (self._scheduler is None or connection_id() != self._connected_as):
             self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
-            self._connecting.add_done_callback(self._is_connected)
+            self._connecting.add_done_callback(self._on_connected)
         if self._connecting is not None:
             connecting = self._connecting
             giving_up = asyncio.ensure_future(called_off.wait())
@@ -171,55 +169,22 @@ class RayRuntime:
         return self._scheduler
 
     async def _reconnect(self) -> None:
-        scheduler = await threads.run(self._connect)
+        scheduler = await threads.run(self._join)
         await check_version(scheduler)
         self._scheduler, self._connected_as = scheduler, connection_id()
 
-    def _is_connected(self, connecting: asyncio.Task[None]) -> None:
+    def _on_connected(self, connecting: asyncio.Task[None]) -> None:
         self._connecting = None
         if not connecting.cancelled():
-            connecting.exception()  # every run that waits is told; where all were called off, nobody is
+            connecting.exception()  # every run that waits gets it; where all were called off, nobody is
 
-    def _connect(self) -> Any:
-        """Join or start a cluster, in a thread; gives the scheduler's handle."""
+    def _join(self) -> Any:
+        """Join or start a cluster, in a thread; return the scheduler's handle."""
         address = self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
         if join_or_start(address, self._init_options) and address == LOCAL:
             # Nobody else uses it, and starting the next run's processes would cost a second each.
             self._keeps_warm = True
         return spawn.scheduler()
-
-    # Packing.
-
-    def _package(self, request: RunRequest) -> RunPackage:
-        planned = request.planned
-        synthesized = {entry.key for entry in planned.plan.agents if entry.is_synthesized}
-        bare: dict[str, bytes] = {}
-        for key, task in planned.tasks.items():
-            bare[key] = dump(_without_callables(task), f"Task '{key}'")
-        guardrails = {
-            key: (len(task.input_guardrails), len(task.output_guardrails))
-            for key, task in planned.tasks.items()
-            if task.input_guardrails or task.output_guardrails
-        }
-        called = {key: task for key, task in planned.tasks.items() if task.handler is not None or key in guardrails}
-        return RunPackage(
-            run_id=request.run_id,
-            plan=planned.plan,
-            frame=request.frame,
-            header=request.header,
-            earlier=request.earlier,
-            agents=[_cargo(key, agent, key in synthesized) for key, agent in planned.agents.items()],
-            tasks=bare,
-            guardrails=guardrails,
-            callables=_callables(called, request.delegation_policies)
-            if called or request.delegation_policies
-            else None,
-            store=None if request.frame.durability == Durability.OFF else self.store_address,
-            is_resumed=request.is_resumed,
-            takes_over=request.takes_over,
-            is_attended=_needs_driver(request),
-            keeps_warm=self._is_kept_warm(),
-        )
 
     def _is_kept_warm(self) -> bool:
         return self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins())
@@ -228,56 +193,15 @@ class RayRuntime:
         return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())
 
 
-def _bodies(package: RunPackage) -> dict[str, bytes]:
-    """All pickles of a run, by what its user calls them."""
-    agents = {node.agent_key: node.agent_role for node in package.plan.nodes}
-    bodies = {f"Agent '{agents.get(each.key, each.key)}'": each.body for each in package.agents}
-    bodies.update((f"Task '{key}'", body) for key, body in package.tasks.items())
-    if package.callables is not None:
-        bodies["Handlers, guardrails and delegation policies"] = package.callables
-    return bodies
-
-
-def _without_callables(task: Task) -> Task:
-    if task.handler is None and not task.input_guardrails and not task.output_guardrails:
-        return task
-    effect = None if task.handler is None else task.handler_effect
-    return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
-
-
-def _callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> bytes:
-    for key, task in tasks.items():
-        for kind in ("handler", "input_guardrails", "output_guardrails"):
-            dump(getattr(task, kind), f"Task '{key}' -> {kind}")
-    for position, policy in enumerate(policies):
-        dump(policy, f"Ensemble -> delegation_policies[{position}]")
-    return dump(
-        CallableCargo(tasks=dict(tasks), policies=tuple(policies)), "Handlers, guardrails and delegation policies"
-    )
-
-
-def _cargo(key: str, agent: Agent, is_synthesized: bool) -> AgentCargo:  # noqa: FBT001  a single private flag
-    body = dump(agent, f"Agent '{agent.role}'")
-    kind = hashlib.sha256(dump((agent.llm, agent.tools), f"Agent '{agent.role}'")).hexdigest()
-    return AgentCargo(
-        key=key,
-        body=body,
-        kind=kind,
-        isolation=agent.isolation,
-        replicas=agent.replicas,
-        is_synthesized=is_synthesized,
-    )
-
-
 def _needs_driver(request: RunRequest) -> bool:
-    """Whether this process must listen: for events, or for requests that only it can answer."""
+    """Return whether this process must listen: for events, or for requests that only it can answer."""
     frame = request.frame
     asks = frame.on_unknown == OnUnknown.ASK
     return bool(frame.interest) or frame.has_tool_metrics or asks or _has_doubles(request.planned)
 
 
 def _may_need_driver(request: FeedRequest) -> bool:
-    """Whether this process must listen; scripted models may be made while the run goes on."""
+    """Return whether this process must listen; scripted models may be made while the run goes on."""
     import sys
 
     frame = request.frame
@@ -286,7 +210,7 @@ def _may_need_driver(request: FeedRequest) -> bool:
 
 
 def _has_doubles(planned: Planned) -> bool:
-    """Whether scripted models of this process take part; their calls come back here."""
+    """Return whether scripted models of this process take part; their calls come back here."""
     import sys
 
     scripted = sys.modules.get("ensemble_ray.testing.scripted")

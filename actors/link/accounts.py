@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 __all__ = ["close_account", "shared_spending"]
 
 
-def shared_spending(frame: RunFrame, desk: RemoteDesk, holder: str) -> Spending | None:
-    """What the requests that this process makes for a run may spend; None without a budget.
+def shared_spending(frame: RunFrame, limiter: RemoteDesk, holder: str) -> Spending | None:
+    """Return what the requests that this process makes for a run may spend; None without a budget.
 
     Args:
         frame: The run's.
-        desk: The way to the accounts.
+        limiter: The way to the accounts.
         holder: This process's name, by which it is known when it is gone.
     """
     if frame.budget is None:
         return None
-    return Spending(RemoteAccount(desk, frame.budget, holder=holder), frame.cost)
+    return Spending(RemoteAccount(limiter, frame.budget, holder=holder), frame.cost)
 
 
 def close_account(frame: RunFrame) -> None:
-    """The run has ended: nobody draws from its account any more."""
+    """Close the account of a run that has ended."""
     if frame.budget is not None and (limiter := spawn.existing("rate_limiter")) is not None:
         limiter.account.remote(CloseAccount(account=frame.budget.account))

@@ -11,7 +11,7 @@ __all__ = ["last_line", "ours"]
 
 
 def ours(error: BaseException, run_id: str) -> BaseException:
-    """The error that a caller of `run()` should see for an error of a call to an actor."""
+    """Return the error that a caller of `run()` should see for an error of a call to an actor."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, EnsembleError | IllegalStateError):
         return cause
@@ -33,7 +33,7 @@ def ours(error: BaseException, run_id: str) -> BaseException:
 
 
 def last_line(error: BaseException) -> str:
-    """What Ray says in the end; what stands before it is its own stack."""
+    """Return what Ray says in the end; what stands before it is its own stack."""
     lines = [line.strip() for line in message_of(error).splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__
 

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["LineBudget", "LineDesk", "LogLine"]
+__all__ = ["LineBudget", "LineService", "LogLine"]
 
 #: Lines that one process forwards in a second.
 LINES_PER_S = 20
@@ -48,7 +48,7 @@ class LineBudget:
         self._left_out = 0
 
     def admit(self, at_s: float) -> bool:
-        """Whether a line may be said at that time; one that may not is counted."""
+        """Return whether a line may be said at that time; one that may not is counted."""
         if at_s - self._second >= 1.0:
             self._second, self._admitted = at_s, 0
         self._admitted += 1
@@ -57,8 +57,8 @@ class LineBudget:
         self._left_out += 1
         return False
 
-    def take_left_out(self) -> int:
-        """How many were left out since this was asked last."""
+    def reset_left_out(self) -> int:
+        """Return how many were left out since this was asked last."""
         count, self._left_out = self._left_out, 0
         return count
 
@@ -69,20 +69,20 @@ class _Box:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class LineDesk:
+class LineService:
     """Keeps lines until drivers take them; a part of the scheduler, which needs no further process for it."""
 
     def __init__(self) -> None:
         self._boxes: OrderedDict[str, _Box] = OrderedDict()
 
-    async def tell_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
+    async def put_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
         """Take lines of a run; returning is the acknowledgement."""
         box = self._box(run_id)
         box.lines.extend(lines)
         box.changed.set()
 
-    async def hear_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine]:
-        """What was said since the last call; waits up to that long for something to come."""
+    async def collect_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine]:
+        """Return what was said since the last call; waits up to that long for something to come."""
         box = self._box(run_id)
         if not box.lines and wait_s > 0:
             box.changed.clear()
@@ -94,8 +94,8 @@ class LineDesk:
         box.lines.clear()
         return lines
 
-    async def leave_lines(self, run_id: str) -> Sequence[LogLine]:
-        """Give what was said last; who still waits for lines gets none, and none are kept from now on."""
+    async def drain_lines(self, run_id: str) -> Sequence[LogLine]:
+        """Return what was said last; who still waits for lines gets none, and none are kept from now on."""
         box = self._boxes.pop(run_id, None)
         if box is None:
             return ()

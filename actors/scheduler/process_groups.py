@@ -1,7 +1,8 @@
-"""Processes of one run: started, given orders, watched, let go. What happens when one dies stands here.
+"""Processes of one run: started, given orders, watched, let go. What is done when one dies stands here.
 
-In: dispatches, each an order with the house that it is for; who lives in which house is the tenant's business. Out:
-reports, of the newest dispatch of a task and no other. Must never happen: a task that nobody reports, whatever dies.
+In: orders, each for a group of processes; who lives in which group is its owner's business. Out: reports, of the newest
+dispatch of an order and no other: the rules are `plan.redispatch`. Must never happen: an order that nobody reports, whatever
+dies.
 """
 
 from __future__ import annotations
@@ -9,100 +10,87 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Literal, Protocol
 
 import cloudpickle
 import ray.exceptions
 
+from actors.link.background_tasks import BackgroundTasks
+from actors.link.events import pack_event
 from actors.link.failures import last_line
-from actors.link.handles import pack_event
 from actors.link.wire import WireOrder, WireReport
-from actors.scheduler.processes import Kind, Process, ProcessPool
+from actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 
-__all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
+__all__ = ["CALLABLES", "GroupOwner", "ProcessGroups", "report_undone"]
 
 _log = bounded_logger(__name__)
 #: Tasks that start together on one process and are sent one call each; more of them share one message, and their
 #: reports come back in batches (measured: two messages cost a third more than a call and its reply, one by one; by the
 #: hundred a shared message is twenty times cheaper).
 MOST_DIRECT = 4
-#: A task whose process died so often is not handed out again: it may well be what kills them.
-MOST_DEATHS = 3
-#: House of handler tasks and guardrails.
+#: Group of handler tasks and guardrails.
 CALLABLES = "callables"
+#: How long a process may take to let a run go, s.
+_RELEASE_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Dispatch:
-    """An order on its way to a house."""
-
-    order: WireOrder
-    house: str
-    #: of its task, for whoever hears that it failed with its process
-    description: str
-
-
-class Tenant(Protocol):
-    """The run whose processes these are."""
+class GroupOwner(Protocol):
+    """The session whose processes these are."""
 
     @property
     def frame(self) -> RunFrame:
         """What all its tasks share."""
         ...
 
-    @property
-    def is_recorded(self) -> bool:
-        """Whether a task whose process died can go on elsewhere."""
+    def group_of(self, order: WireOrder) -> str:
+        """Return which group does that order."""
         ...
 
-    def process_kind(self, house: str) -> Kind:
-        """What a house's processes are for."""
+    def process_type(self, group: str) -> ProcessType:
+        """Return what a group's processes are for."""
         ...
 
-    async def bind(self, house: str, process: Process, callables: Any) -> None:
-        """Make a new process of a house ready for the run, which asks that one for its callables."""
+    async def bind(self, group: str, process: Process, callables: Any) -> None:
+        """Make a new process of a group ready for the run, which asks that handle for its callables."""
         ...
 
-    def kinds_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
-        """Kinds of agents that these orders need and that process was not sent."""
+    def templates_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates of agents that these orders need and that process was not sent."""
         ...
 
-    async def take(self, reports: Sequence[WireReport]) -> None:
+    async def report(self, reports: Sequence[WireReport]) -> None:
         """Take results."""
         ...
 
 
-class ProcessHouses:
+class ProcessGroups:
     """Processes of one run."""
 
-    def __init__(self, tenant: Tenant, pool: ProcessPool, *, hub: Any, is_spread: bool = False) -> None:
-        self._tenant = tenant
-        self._run_id = tenant.frame.run_id
+    def __init__(
+        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
+    ) -> None:
+        self._owner = owner
+        self._run_id = owner.frame.run_id
         self._pool = pool
         self._hub = hub
         self._is_spread = is_spread
-        self._processes: dict[str, list[Process]] = {}
-        #: where each task runs that has not been reported, and as what it was handed out
-        self._where: dict[str, Process] = {}
-        self._handed_out: dict[str, Dispatch] = {}
-        #: how many processes died with a task
-        self._deaths: dict[str, int] = {}
-        #: tasks of lost processes that are reported here
-        self._given_up: set[str] = set()
-        #: tasks that somebody wants to end
-        self._stopped: set[str] = set()
-        self._jobs: set[asyncio.Task[None]] = set()
+        self._groups: dict[str, list[Process]] = {}
+        self._by_name: dict[str, Process] = {}
+        self._table = DispatchTable(is_recorded=is_recorded)
+        #: orders that are not reported, as they were handed out
+        self._orders: dict[str, WireOrder] = {}
+        self._tasks = BackgroundTasks()
         self._callables: Process | None = None
         #: hosts of callables in succession that died before they were ready
-        self._stillborn = 0
+        self._failed_starts = 0
         self.is_closed = False
 
     @property
@@ -111,52 +99,46 @@ class ProcessHouses:
         return self._callables
 
     def host_callables(self) -> Process:
-        """The host of the run's callables; started when there is none."""
-        if self._callables is None:
-            self._move_callables()
-        assert self._callables is not None  # noqa: S101  it has just been made
-        return self._callables
+        """Return the host of the run's callables; it is started when there is none."""
+        return self._callables or self._move_callables()
 
-    def start(self, dispatches: Iterable[Dispatch]) -> None:
-        """Send each task to the least busy process of its house."""
-        batches: dict[int, tuple[Process, list[WireOrder]]] = {}
-        for dispatch in dispatches:
-            process = self._choose(dispatch.house)
-            instance = dispatch.order.instance
-            process.busy.add(instance)
-            self._where[instance] = process
-            self._handed_out[instance] = dispatch
-            batches.setdefault(id(process), (process, []))[1].append(dispatch.order)
-        for process, orders in batches.values():
-            if len(orders) <= MOST_DIRECT:
-                for order in orders:
+    def start(self, orders: Iterable[WireOrder]) -> None:
+        """Send each order to the least busy process of its group."""
+        batches: dict[str, tuple[Process, list[WireOrder]]] = {}
+        for order in orders:
+            process = self._choose(self._owner.group_of(order))
+            self._table.hand_out(order.instance, order.epoch, process.name)
+            self._orders[order.instance] = order
+            batches.setdefault(process.name, (process, []))[1].append(order.for_worker())
+        for process, batch in batches.values():
+            if len(batch) <= MOST_DIRECT:
+                for order in batch:
                     self._send(process, self._perform(process, order))
             else:
-                kinds = self._tenant.kinds_for(process, orders)
-                self._send(process, process.handle.accept.remote(self._run_id, orders, kinds))
+                templates = self._owner.templates_for(process, batch)
+                self._send(process, process.handle.accept.remote(self._run_id, batch, templates))
 
     async def _perform(self, process: Process, order: WireOrder) -> None:
-        """One call for one task: its report is the reply, which saves a message."""
-        kinds = self._tenant.kinds_for(process, (order,))
-        report: WireReport = await process.handle.perform.remote(self._run_id, order, kinds)
-        await self._tenant.take([report])
+        """Make one call for one order: its report is the reply, which saves a message."""
+        templates = self._owner.templates_for(process, (order,))
+        report: WireReport = await process.handle.perform.remote(self._run_id, order, templates)
+        await self._owner.report([report])
 
-    def again(self, report: WireReport) -> None:
+    def retry(self, report: WireReport) -> None:
         """Hand out once more what a process did not begin, and said so."""
-        instance = report.instance
-        dispatch = self._handed_out.get(instance)
-        if dispatch is not None and dispatch.order.epoch == report.epoch:
-            process = self._where[instance]
-            process.busy.discard(instance)
-            process.kinds.pop(dispatch.order.agent_key or "", None)
-            self.start([dispatch])
+        if self._table.epoch_of(report.instance) == report.epoch:
+            order = self._orders[report.instance]
+            process = self._by_name.get(self._table.process_of(report.instance) or "")
+            if process is not None:
+                process.templates.pop(order.agent_key or "", None)
+            self.start([order])
 
-    def stop(self, instances: Sequence[str]) -> None:
+    def stop(self, instances: Iterable[str]) -> None:
         """Stop running tasks; processes that do not let them go are ended by `end_stuck`."""
-        held = [name for name in instances if name in self._where]
-        self._stopped.update(held)
-        for process in {id(p): p for p in map(self._where.__getitem__, held)}.values():
-            self._send(process, process.handle.stop.remote(self._run_id, held))
+        for name, held in self._table.stop(instances).items():
+            process = self._by_name.get(name)
+            if process is not None:
+                self._send(process, process.handle.stop.remote(self._run_id, held))
 
     def end_stuck(self, instances: Iterable[str] | None = None) -> None:
         """End processes that still hold tasks which were stopped; those tasks are reported by their deaths.
@@ -164,41 +146,28 @@ class ProcessHouses:
         Args:
             instances: Which tasks; None: all that were stopped.
         """
-        names = self._stopped if instances is None else self._stopped.intersection(instances)
-        stuck = {id(p): p for name in names if (p := self._where.get(name)) is not None}
-        for process in stuck.values():
-            self._pool.lose(process, RuntimeError("ended, since it did not stop in time"))
+        for name in self._table.stuck(instances):
+            if name in self._by_name:
+                self.lose(self._by_name[name], RuntimeError("ended, since it did not stop in time"))
 
-    def holds(self, instance: str) -> bool:
-        """Whether that was handed out and has not been reported."""
-        return instance in self._handed_out
-
-    def reported(self, reports: Iterable[WireReport]) -> list[WireReport]:
-        """Note which tasks are no longer running; reports of earlier dispatches of a task are left out."""
-        fresh: list[WireReport] = []
-        for report in reports:
-            instance = report.instance
-            dispatch = self._handed_out.get(instance)
-            if dispatch is None or report.epoch != dispatch.order.epoch:
-                continue  # of a house that lost the task to another
-            del self._handed_out[instance]
-            self._where.pop(instance).busy.discard(instance)
-            self._deaths.pop(instance, None)
-            self._given_up.discard(instance)
-            self._stopped.discard(instance)
-            fresh.append(report)
+    def accept_reports(self, reports: Iterable[WireReport]) -> list[WireReport]:
+        """Return the reports that count; their orders are over."""
+        fresh = [report for report in reports if self._table.report(report.instance, report.epoch)]
+        for report in fresh:
+            del self._orders[report.instance]
         return fresh
 
     async def close(self, *, keep: bool) -> None:
         """Let all processes go. From here on nothing is started, whatever dies."""
         self.is_closed = True
-        await asyncio.gather(*(self.leave(house, keep=keep) for house in list(self._processes)))
+        await asyncio.gather(*(self.leave(group, keep=keep) for group in list(self._groups)))
 
-    async def leave(self, house: str, *, keep: bool) -> None:
-        """Let the processes of a house go."""
-        processes = self._processes.pop(house, [])
+    async def leave(self, group: str, *, keep: bool) -> None:
+        """Let the processes of a group go."""
+        processes = self._groups.pop(group, [])
         for process in processes:
             process.on_death = None
+            self._forget(process)
         released = await asyncio.gather(*(self._release(process) for process in processes))
         for process, is_clean in zip(processes, released, strict=True):
             self._pool.give_back(process, keep=keep and is_clean)
@@ -211,7 +180,7 @@ class ProcessHouses:
             self._send(process, process.handle.release.remote(self._run_id))
             return True
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(_RELEASE_S):
                 return bool(await process.handle.release.remote(self._run_id))
         except Exception as error:  # noqa: BLE001  a process that cannot be released is replaced
             _log.warning("An agent process could not be released and is ended: %s", message_of(error))
@@ -222,58 +191,67 @@ class ProcessHouses:
     @property
     def size(self) -> int:
         """How many processes the run has now."""
-        return sum(len(self.alive(house)) for house in self._processes)
+        return sum(len(self.alive(group)) for group in self._groups)
 
-    def locate(self, house: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
-        """Names and handles of a house's processes, for another agent that asks who lives there.
+    def locate(self, group: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of a group's processes, for another agent that asks who lives there.
 
         Args:
-            house: Which.
+            group: Which.
             lost: Name of one that failed a call of the asker.
         """
-        for process in self._processes.get(house, []):
+        for process in self._groups.get(group, []):
             if process.name == lost:
-                self._pool.lose(process, RuntimeError("it could not be reached by another agent"))
-        alive = self.alive(house) or [self.settle(house)]
+                self.lose(process, RuntimeError("it could not be reached by another agent"))
+        alive = self.alive(group) or [self.start_process(group)]
         return [(process.name, process.handle) for process in alive]
 
-    def alive(self, house: str) -> list[Process]:
-        """The processes of a house."""
-        return [process for process in self._processes.get(house, []) if process.is_alive]
+    def alive(self, group: str) -> list[Process]:
+        """Return the processes of a group."""
+        return [process for process in self._groups.get(group, []) if process.is_alive]
 
-    def settle(self, house: str) -> Process:
-        """One more process for a house."""
-        process = self._pool.take(self._tenant.process_kind(house), is_spread=self._is_spread)
-        process.on_death = self._died
-        self._processes[house] = [*self.alive(house), process]
-        self._send(process, self._bound(house, process))
+    def load(self, group: str) -> int:
+        """Return how many orders a group is at work on."""
+        return sum(self._table.load(process.name) for process in self.alive(group))
+
+    def start_process(self, group: str) -> Process:
+        """Start one more process for a group."""
+        process = self._pool.take(self._owner.process_type(group), is_spread=self._is_spread)
+        process.on_death = self._on_death
+        self._groups[group] = [*self.alive(group), process]
+        self._by_name[process.name] = process
+        self._send(process, self._bind(group, process))
         return process
 
-    async def _bound(self, house: str, process: Process) -> None:
-        await self._tenant.bind(house, process, None if self._callables is None else self._callables.handle)
+    async def _bind(self, group: str, process: Process) -> None:
+        await self._owner.bind(group, process, None if self._callables is None else self._callables.handle)
         process.is_ready = True
 
-    def _choose(self, house: str) -> Process:
-        alive = self.alive(house)
+    def _choose(self, group: str) -> Process:
+        alive = self.alive(group)
         if not alive:
-            return self.host_callables() if house == CALLABLES and self._callables is None else self.settle(house)
-        return min(alive, key=lambda process: len(process.busy))
+            return (
+                self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
+            )
+        return min(alive, key=lambda process: self._table.load(process.name))
+
+    def _forget(self, process: Process) -> None:
+        self._by_name.pop(process.name, None)
+        self._table.forget_process(process.name)
 
     def _send(self, process: Process, work: Awaitable[None]) -> None:
         """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
 
-        async def sent() -> None:
+        async def send() -> None:
             try:
                 await work
             except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
                 if isinstance(error, ray.exceptions.RayActorError):
                     self.lose(process, error)
                 elif process.is_alive:
-                    self._fail(process, list(process.busy), _cause_of(error))
+                    self._fail(process, self._table.orders_of(process.name), _cause_of(error))
 
-        job = asyncio.get_running_loop().create_task(sent())
-        self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        self._tasks.start(send())
 
     # Failures.
 
@@ -281,95 +259,84 @@ class ProcessHouses:
         """Give up a process that failed a call; what it still does is refused."""
         self._pool.lose(process, error)
 
-    def _died(self, process: Process, error: BaseException) -> None:
-        """Its tasks go on elsewhere, as often as that makes sense (S-DUR-31)."""
+    def _on_death(self, process: Process, error: BaseException) -> None:
+        """Hand its tasks out elsewhere, as often as that makes sense (S-DUR-31)."""
         # A death is heard of several times: by the watch and by each call that was on its way.
         if process is self._callables:
-            self._stillborn = 0 if process.is_ready else self._stillborn + 1
-            if self._stillborn < MOST_DEATHS:
+            self._failed_starts = 0 if process.is_ready else self._failed_starts + 1
+            if self._failed_starts < MOST_DEATHS:
                 self._move_callables()
-        lost = [name for name, where in self._where.items() if where is process and name not in self._given_up]
-        if not lost:
-            return
-        _log.warning("An agent process died with %d tasks: %s", len(lost), last_line(error))
-        for name in lost:
-            self._deaths[name] = self._deaths.get(name, 0) + 1
-        hopeless = {name for name in lost if self._is_hopeless(name)}
-        process.busy.clear()
-        self.start([_next(self._handed_out[name]) for name in lost if name not in hopeless])
-        if hopeless:
-            self._fail(process, [name for name in lost if name in hopeless], error)
+        following = self._table.lose(process.name)
+        self._by_name.pop(process.name, None)
+        count = len(following.again) + len(following.hopeless)
+        if count:
+            _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
+        self.start([self._renewed(name) for name in following.again])
+        if following.hopeless:
+            self._fail(process, following.hopeless, error)
 
-    def _move_callables(self) -> None:
+    def _renewed(self, instance: str) -> WireOrder:
+        """Return an order under the epoch that it is handed out with next."""
+        return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0)
+
+    def _move_callables(self) -> Process:
         """Host the run's callables anew; who asked the lost process asks this one again."""
-        self._callables = host = self.settle(CALLABLES)
-        for house, group in self._processes.items():
-            for process in group if house != CALLABLES else ():
+        self._callables = host = self.start_process(CALLABLES)
+        for group, processes in self._groups.items():
+            for process in processes if group != CALLABLES else ():
                 if process.is_alive:
                     self._send(process, process.handle.move_callables.remote(self._run_id, host.handle))
+        return host
 
-    def _is_hopeless(self, instance: str) -> bool:
-        is_lost = not self._tenant.is_recorded or self._deaths[instance] >= MOST_DEATHS
-        return is_lost or instance in self._stopped
-
-    def _fail(self, process: Process, lost: Sequence[str], error: BaseException) -> None:
+    def _fail(self, process: Process, instances: Iterable[str], error: BaseException) -> None:
         """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
-        lost = [name for name in lost if name not in self._given_up and self._where.get(name) is process]
-        self._given_up.update(lost)
         reports: list[WireReport] = []
         events: list[bytes] = []
-        for instance in lost:
-            dispatch = self._handed_out[instance]
-            cause = self._cause(dispatch, error)
-            status: Literal["cancelled", "failed"] = "cancelled" if instance in self._stopped else "failed"
-            reports.append(report_undone(dispatch.order, status, cause))
+        for instance in self._table.give_up(process.name, instances):
+            order = self._orders[instance]
+            cause = self._cause(order, error)
+            status: Literal["cancelled", "failed"] = "cancelled" if self._table.is_stopped(instance) else "failed"
+            reports.append(report_undone(order, status, cause))
             if self._hub is not None and status == "failed":
-                events.append(pack_event(self._failed_event(dispatch, cause)))
-        process.busy.difference_update(lost)
+                events.append(pack_event(self._failed_event(order, cause)))
         if reports:
             self._send(process, self._report(reports, events))
 
-    def _cause(self, dispatch: Dispatch, error: BaseException) -> BaseException:
-        """Why a task failed that its own process can report no more."""
+    def _cause(self, order: WireOrder, error: BaseException) -> BaseException:
+        """Return why a task failed that its own process can report no more."""
         if isinstance(error, EnsembleError):
             return error
-        order, deaths = dispatch.order, self._deaths.get(dispatch.order.instance, 0)
+        deaths = self._table.deaths_of(order.instance)
         often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
         text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
-        return AgentExecutionError(text, order.agent_role, dispatch.description)
+        return AgentExecutionError(text, order.agent_role, order.description)
 
     async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:
-        """Events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
-        if events and TaskFailedEvent.method in self._tenant.frame.interest:
+        """Publish events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
+        if events and TaskFailedEvent.method in self._owner.frame.interest:
             try:
                 await self._hub.publish.remote(self._run_id, events)
             except ray.exceptions.RayError as error:
                 _log.warning("Run %s: the event hub cannot be reached: %s", self._run_id, error)
-        await self._tenant.take(reports)
+        await self._owner.report(reports)
 
-    def _failed_event(self, dispatch: Dispatch, cause: BaseException) -> TaskFailedEvent:
-        """The failed event of a task whose own process can send none any more (S-EVT-10)."""
-        total = dispatch.order.total_tasks
+    def _failed_event(self, order: WireOrder, cause: BaseException) -> TaskFailedEvent:
+        """Return the failed event of a task whose own process can send none any more (S-EVT-10)."""
+        total = order.total_tasks
         return TaskFailedEvent(
             run_id=self._run_id,
-            instance=dispatch.order.instance,
-            task_description=dispatch.description,
-            agent_role=dispatch.order.agent_role,
-            task_index=dispatch.order.index,
-            total_tasks=self._tenant.frame.total_tasks if total is None else total,
+            instance=order.instance,
+            task_description=order.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=self._owner.frame.total_tasks if total is None else total,
             cause=cause,
             duration=timedelta(),
         )
 
 
-def _next(dispatch: Dispatch) -> Dispatch:
-    """The same task for another process."""
-    order = dispatch.order
-    return replace(dispatch, order=replace(order, epoch=order.epoch + REDISPATCH_STEP))
-
-
 def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
-    """The report of a task that no process can give."""
+    """Return the report of a task that no process can report."""
     now = time.time()
     result = TaskResult(
         key=order.key,
@@ -393,6 +360,6 @@ def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], caus
 
 
 def _cause_of(error: BaseException) -> BaseException:
-    """The error behind Ray's wrapper."""
+    """Return the error behind Ray's wrapper."""
     inner = getattr(error, "cause", None)
     return inner if isinstance(inner, BaseException) else error

@@ -1,4 +1,4 @@
-"""Agent processes: started, watched, pooled, ended. Used by the scheduler actor.
+"""Agent processes: started, watched, pooled, ended. Used by the scheduler's sessions.
 
 A process that a run has let go of is kept for the next one for a while, when asked; it is bound anew then, which costs
 a thousandth of a new process.
@@ -15,19 +15,20 @@ from typing import Any, Literal
 import ray
 
 from actors import spawn
+from actors.link.background_tasks import BackgroundTasks
 from actors.link.endpoints import EndpointBoard
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.desk import Leave
 from ensemble_ray.limits.endpoints import EndpointNews
 
-__all__ = ["Kind", "Process", "ProcessPool"]
+__all__ = ["Process", "ProcessPool", "ProcessType"]
 
 _log = bounded_logger(__name__)
 #: How long an unused process is kept, s.
 IDLE_S = 120.0
 #: What a process is for; it is never used for anything else.
-Kind = Literal["agent", "manager", "callables"]
+ProcessType = Literal["agent", "manager", "callables"]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -37,16 +38,14 @@ class Process:
     handle: Any
     #: also what it calls itself towards the rate limiter
     name: str
-    kind: Kind = "agent"
+    type: ProcessType = "agent"
     #: whether it was placed where few others are, and not where there is room
     is_spread: bool = False
-    #: instances it runs for the current run
-    busy: set[str] = field(default_factory=set[str])
     is_alive: bool = True
     #: whether it has been bound to the current run
     is_ready: bool = False
-    #: kinds of agents of the current run that it was sent, those sent last in the end
-    kinds: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    #: templates of agents of the current run that it was sent, those sent last in the end
+    templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
     on_death: Callable[[Process, BaseException], None] | None = None
     timer: asyncio.TimerHandle | None = None
 
@@ -58,54 +57,52 @@ class ProcessPool:
         self._idle: list[Process] = []
         self._living: set[Process] = set()
         self._board = EndpointBoard()
-        self._watches: set[asyncio.Task[None]] = set()
+        self._watches = BackgroundTasks()
 
-    def take(self, kind: Kind = "agent", *, is_spread: bool = False) -> Process:
-        """An idle process of that kind, or a fresh one; never waits, since calls queue up until it has started.
+    def take(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+        """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
 
         Args:
-            kind: What it is for.
+            process_type: What it is for.
             is_spread: Whether it should be on a node that has few others.
         """
         for process in self._idle:
-            if process.kind == kind and process.is_spread == is_spread and process.is_alive:
+            if process.type == process_type and process.is_spread == is_spread and process.is_alive:
                 self._idle.remove(process)
                 if process.timer is not None:
                     process.timer.cancel()
                 return process
-        name = f"{kind}-{new_object_id()[:8]}"
-        process = Process(handle=_begun(kind, name, is_spread=is_spread), name=name, kind=kind, is_spread=is_spread)
+        name = f"{process_type}-{new_object_id()[:8]}"
+        handle = _start(process_type, name, is_spread=is_spread)
+        process = Process(handle=handle, name=name, type=process_type, is_spread=is_spread)
         self._living.add(process)
-        for news in self._board.current(asyncio.get_running_loop().time()):
-            process.handle.hear.remote(news)
-        watch = asyncio.get_running_loop().create_task(self._watch(process))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
+        for update in self._board.current(asyncio.get_running_loop().time()):
+            process.handle.on_endpoint_update.remote(update)
+        self._watches.start(self._watch(process))
         return process
 
     def give_back(self, process: Process, *, keep: bool) -> None:
         """Keep it for the next run, or end it."""
         process.on_death = None
         process.is_ready = False
-        process.busy.clear()
-        process.kinds.clear()
+        process.templates.clear()
         if keep and process.is_alive:
             process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
             self._idle.append(process)
         else:
             self.end(process)
 
-    def cool(self) -> None:
+    def evict_idle(self) -> None:
         """End everything idle."""
         for process in list(self._idle):
             self._expire(process)
 
-    def tell(self, news: EndpointNews, *, source: str) -> None:
-        """Let all processes but the one of that name hear news; those that start later hear of failures."""
-        self._board.note(news, asyncio.get_running_loop().time())
+    def broadcast(self, update: EndpointNews, *, source: str) -> None:
+        """Send an update to all processes but the one of that name; those that start later are sent the failures."""
+        self._board.note(update, asyncio.get_running_loop().time())
         for process in self._living:
             if process.name != source:
-                process.handle.hear.remote(news)
+                process.handle.on_endpoint_update.remote(update)
 
     def end(self, process: Process) -> None:
         """End a process now."""
@@ -131,7 +128,7 @@ class ProcessPool:
             self.end(process)
 
     async def _watch(self, process: Process) -> None:
-        """Hear of its death; `watch` never returns while it lives."""
+        """Notice its death; `watch` never returns while it lives."""
         try:
             await process.handle.watch.remote()
         except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
@@ -144,8 +141,8 @@ class ProcessPool:
             _leave(process.name)
 
 
-def _begun(kind: Kind, name: str, *, is_spread: bool) -> Any:
-    match kind:
+def _start(process_type: ProcessType, name: str, *, is_spread: bool) -> Any:
+    match process_type:
         case "agent":
             return spawn.agent_actor(name, is_spread=is_spread)
         case "manager":

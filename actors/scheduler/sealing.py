@@ -1,4 +1,4 @@
-"""Packages of runs as they lie in a cluster's store: encrypted and authenticated with a key of the scheduler's user.
+"""Submissions of runs as they lie in a cluster's store: encrypted and authenticated with a key of the scheduler's user.
 
 In: bytes and the run's id. Out: bytes that say nothing to who has not the key, and cannot be altered, made or given another
 run's name without it (AES-128-CBC and HMAC-SHA256, the Fernet format). Never: a pickle that is loaded before it is checked.
@@ -17,11 +17,11 @@ from ensemble_ray.private_files import create_private_file, read_private_file
 if TYPE_CHECKING:
     from cryptography.fernet import Fernet
 
-__all__ = ["PackageSeal"]
+__all__ = ["Seal"]
 
 
-class PackageSeal:
-    """Seals and opens packages. The key is read anew for each: a run has one package, and a lost key must show."""
+class Seal:
+    """Seals and opens submissions. The key is read anew for each: a run has one, and a lost key must show."""
 
     def __init__(self, key_file: Path) -> None:
         self._key_file = key_file
@@ -73,5 +73,5 @@ class PackageSeal:
 
 
 def _digest(run_id: str) -> bytes:
-    """Of one length, so that no id and body can be read as another id and another body."""
+    """Return a digest of one length, so that no id and body can be read as another id and another body."""
     return hashlib.sha256(run_id.encode()).digest()

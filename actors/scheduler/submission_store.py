@@ -1,8 +1,8 @@
-"""Where the packages of running runs lie, so that a scheduler that was started again finds them (S-DUR-32).
+"""Where the submissions of running runs lie, so that a scheduler that was started again finds them (S-DUR-32).
 
 In the cluster's own key-value store: it lives as long as the cluster does and no longer, as a run's definition should;
-what must survive the cluster is in the record. A package holds keys of models and is a pickle, so it lies there sealed,
-and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC-37). Never: a package on disk.
+what must survive the cluster is in the record. A submission holds keys of models and is a pickle, so it lies there sealed,
+and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC-37). Never: a submission on disk.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, cast
 
 from ray.experimental import internal_kv
 
-from actors.scheduler.sealing import PackageSeal
+from actors.scheduler.sealing import Seal
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
-    from actors.link.wire import RunPackage
+    from actors.link.wire import Submission
 
-__all__ = ["KEY_NAME", "Vault"]
+__all__ = ["KEY_NAME", "SubmissionStore"]
 
 _log = bounded_logger(__name__)
 #: Name of the key's file in the directory of the records.
@@ -33,43 +33,43 @@ _PREFIX = "run:"
 _put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
 
 
-class Vault:
-    """The packages of a cluster's runs. Calls take some milliseconds each, in a thread."""
+class SubmissionStore:
+    """The submissions of a cluster's runs. Calls take some milliseconds each, in a thread."""
 
     def __init__(self, key_file: Path | None = None) -> None:
         """Make one.
 
         Args:
-            key_file: The key of the packages; default: in the directory of this process's records.
+            key_file: The key of the submissions; default: in the directory of this process's records.
         """
-        self._seal = PackageSeal(home_directory() / KEY_NAME if key_file is None else key_file)
+        self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
 
-    async def keep(self, package: RunPackage) -> None:
-        """Keep a run's package until it is dropped."""
-        await threads.run(self._keep, package)
+    async def keep(self, submission: Submission) -> None:
+        """Keep a run's submission until it is dropped."""
+        await threads.run(self._keep, submission)
 
     async def drop(self, run_id: str) -> None:
-        """The run has ended."""
+        """Forget a run that has ended."""
         await threads.run(_delete, f"{_PREFIX}{run_id}", namespace=_NAMESPACE)
 
-    async def kept(self) -> list[RunPackage]:
-        """Packages of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
+    async def kept(self) -> list[Submission]:
+        """Return the submissions of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
         names = cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE))
-        found = [await threads.run(self._opened, name) for name in names]
-        return [package for package in found if package is not None]
+        found = [await threads.run(self._open, name) for name in names]
+        return [submission for submission in found if submission is not None]
 
-    def _keep(self, package: RunPackage) -> None:
-        sealed = self._seal.seal(package.run_id, pickle.dumps(package, protocol=5))
-        _put(f"{_PREFIX}{package.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
+    def _keep(self, submission: Submission) -> None:
+        sealed = self._seal.seal(submission.run_id, pickle.dumps(submission, protocol=5))
+        _put(f"{_PREFIX}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
 
-    def _opened(self, name: bytes) -> RunPackage | None:
+    def _open(self, name: bytes) -> Submission | None:
         sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
         if sealed is None:
             return None
         run_id = name.decode(errors="replace").removeprefix(_PREFIX)
         try:
             body = self._seal.open(run_id, sealed)
-            return cast("RunPackage", pickle.loads(body))  # noqa: S301  sealed by this user's scheduler, as just checked
+            return cast("Submission", pickle.loads(body))  # noqa: S301  sealed by this user's scheduler, as just checked
         except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
             _log.error(
                 "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "

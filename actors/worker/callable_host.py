@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from actors.link.fed_wire import MoreCallables, TaskCallables
-from actors.link.handles import as_bytes
-from actors.link.wire import load_callables
-from actors.worker.agent import AgentActor, refuse
+import cloudpickle
+
+from actors.link.futures import refuse
+from actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
+from actors.worker.agent import AgentActor
 from ensemble_ray.error_travel import Chain
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.callables import Callables, LocalCallables
@@ -32,32 +33,38 @@ class _HeldTask:
     output_guardrails: tuple[object, ...]
 
 
-class _HeldTasks(Mapping[str, _HeldTask]):
-    """Tasks of a run whose tasks are made while it goes on; what they share is one object (S-SET-31)."""
+class _HeldCallables(Mapping[str, _HeldTask]):
+    """Callables of a run by task; what tasks share is one object (S-SET-31)."""
 
     def __init__(self) -> None:
-        self._bodies: dict[str, bytes] = {}
-        self._things: dict[str, object] = {}
+        self._bundles: dict[str, bytes] = {}
+        self._loaded: dict[str, object] = {}
         self._tasks: dict[str, TaskCallables] = {}
 
-    def learn(self, more: MoreCallables) -> None:
+    def update(self, update: CallablesUpdate) -> None:
         """Take what is new, and forget what is needed no longer. What cannot be loaded is found when it is asked."""
-        for key in more.done_tasks:
+        for key in update.done_tasks:
             self._tasks.pop(key, None)
-        for name in more.done_bodies:
-            self._bodies.pop(name, None)
-            self._things.pop(name, None)
-        for name, body in more.bodies.items():
-            self._bodies.setdefault(name, body)
-        self._tasks.update(more.tasks)
+        for name in update.done_bundles:
+            self._bundles.pop(name, None)
+            self._loaded.pop(name, None)
+        for name, body in update.bundles.items():
+            self._bundles.setdefault(name, body)
+        self._tasks.update(update.tasks)
 
     def __getitem__(self, key: str) -> _HeldTask:
         callables = self._tasks[key]
-        return _HeldTask(
-            handler=self._loaded(callables.handler) if callables.handler else None,
-            input_guardrails=tuple(self._loaded(name) for name in callables.input_guardrails),
-            output_guardrails=tuple(self._loaded(name) for name in callables.output_guardrails),
-        )
+        try:
+            return _HeldTask(
+                handler=None if callables.handler is None else self.load(callables.handler),
+                input_guardrails=tuple(map(self.load, callables.input_guardrails)),
+                output_guardrails=tuple(map(self.load, callables.output_guardrails)),
+            )
+        except Exception as error:
+            raise ValidationError(
+                f"A handler or guardrail cannot be loaded in a worker process: {message_of(error)}. "
+                "Install the module it comes from on every node, or use runtime='inline'"
+            ) from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._tasks)
@@ -65,77 +72,72 @@ class _HeldTasks(Mapping[str, _HeldTask]):
     def __len__(self) -> int:
         return len(self._tasks)
 
-    def _loaded(self, name: str) -> object:
-        if name not in self._things:
-            try:
-                self._things[name] = cast("object", pickle.loads(self._bodies[name]))  # noqa: S301  our own driver's bytes
-            except Exception as error:
-                raise ValidationError(
-                    f"A handler or guardrail cannot be loaded in a worker process: {message_of(error)}. "
-                    "Install the module it comes from on every node, or use runtime='inline'"
-                ) from error
-        return self._things[name]
+    def load(self, ref: CallableRef) -> object:
+        """Return a callable; whatever loading its bundle raises is raised."""
+        if ref.bundle not in self._loaded:
+            body = self._bundles[ref.bundle]
+            self._loaded[ref.bundle] = cast("object", pickle.loads(body))  # noqa: S301  our own driver's bytes
+        held = self._loaded[ref.bundle]
+        return held if ref.position is None else cast("tuple[object, ...]", held)[ref.position]
 
 
 class CallableHost(AgentActor):
     """Hosts the callables of one run."""
 
-    def __init__(self, house: str) -> None:
-        super().__init__(house)
-        #: of runs whose tasks are made while they go on
-        self._fed: dict[str, _HeldTasks] = {}
-        self._held: dict[str, asyncio.Future[LocalCallables]] = {}
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._held: dict[str, _HeldCallables] = {}
+        self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
 
-    async def hold(self, run_id: str, body: bytes) -> None:
-        """Load the callables that are asked here.
+    async def hold(self, run_id: str, update: CallablesUpdate) -> None:
+        """Take callables that are asked here, and forget those of tasks that are done.
 
         Raises:
-            ValidationError: they cannot be loaded in this process.
+            ValidationError: those of the whole run cannot be loaded in this process.
         """
-        held = self._awaited(run_id)
+        held = self._held.setdefault(run_id, _HeldCallables())
+        held.update(update)
+        callables = self._callables_in(run_id)
+        if callables.done():
+            return
         try:
-            cargo = load_callables(body)
-            held.set_result(LocalCallables(cargo.tasks, cargo.policies))
+            policies = [held.load(ref) for ref in update.policies]
+            for bundle in update.bundles if update.is_complete else ():
+                held.load(CallableRef(bundle))
         except Exception as error:
             refusal = ValidationError(
                 f"The run's handlers, guardrails and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
                 "Install the modules they come from on every node, or use runtime='inline'"
             )
-            refuse(held, refusal)
+            refuse(callables, refusal)
             refuse(self._binding(run_id), refusal)  # no `bind` will follow
             raise refusal from error
-
-    async def hold_more(self, run_id: str, more: MoreCallables) -> None:
-        """Take the callables of tasks that were made just now."""
-        if run_id not in self._fed:
-            tasks = self._fed[run_id] = _HeldTasks()
-            self._awaited(run_id).set_result(LocalCallables(tasks))
-        self._fed[run_id].learn(more)
+        callables.set_result(LocalCallables(held, policies))
 
     async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
-        """Call one; gives `(value, None)` or `(None, error)` as bytes."""
+        """Call one; return `(value, None)` or `(None, error)` as bytes."""
         try:
             # An agent's process may ask before the scheduler's message with the callables has come.
-            held = await asyncio.shield(self._awaited(run_id))
+            held = await asyncio.shield(self._callables_in(run_id))
             value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
-            return as_bytes((value, None))
+            return bytes(cloudpickle.dumps((value, None)))
         except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
-            return as_bytes((None, Chain(error)))
+            return bytes(cloudpickle.dumps((None, Chain(error))))
 
     async def release(self, run_id: str) -> bool:
-        """Forget a run and its callables."""
-        self._fed.pop(run_id, None)
-        held = self._held.pop(run_id, None)
-        if held is not None:
-            held.cancel()
+        """Forget a run and its callables; return whether this process may be bound to another."""
+        self._held.pop(run_id, None)
+        callables = self._callables.pop(run_id, None)
+        if callables is not None:
+            callables.cancel()
         return await super().release(run_id)
 
-    def _awaited(self, run_id: str) -> asyncio.Future[LocalCallables]:
-        """The callables of a run, when they have come."""
-        if run_id not in self._held:
-            self._held[run_id] = asyncio.get_running_loop().create_future()
-        return self._held[run_id]
+    def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
+        """Return the callables of a run, when they have come."""
+        if run_id not in self._callables:
+            self._callables[run_id] = asyncio.get_running_loop().create_future()
+        return self._callables[run_id]
 
     def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
-        """Handler tasks that run here ask the callables here."""
-        return self._held[run_id].result()
+        """Return them as the handler tasks that run here ask them: here."""
+        return self._callables[run_id].result()

@@ -1,8 +1,7 @@
 """From an agent's process to its driver: warnings of the library and of user code, and what user code prints (S-SET-57).
 
-In an agent's process: a handler of the root logger, and standard streams that are listened to. In the driver: a listener
-that logs each line again, with the agent's role in front. The process's own log files have everything, as before. Must
-never happen: a control character of somebody else in the driver's log, or a run that fails with what it says.
+A handler of the root logger, and standard streams that are listened to; the driver's `log_listener` logs each line again. The
+process's own log files have everything, as before. Must never happen: a run that fails with what it says.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TextIO
 
 import ray.exceptions
@@ -23,9 +22,8 @@ from actors.link.log_lines import LineBudget, LogLine
 from ensemble_ray.context import current_log_context
 from ensemble_ray.error_texts import user_traceback
 from ensemble_ray.foreign_text import one_line
-from ensemble_ray.notices import give_notice
 
-__all__ = ["LineForwarder", "LineListener", "show_line"]
+__all__ = ["LineForwarder"]
 
 #: Longest part of a line that is held back until its end comes, characters.
 _MOST_HELD = 4000
@@ -33,19 +31,14 @@ _MOST_HELD = 4000
 _TRACE_LINE, _TRACE_LINES = 300, 40
 #: How often a process says how many lines it left out, s.
 _LEFT_OUT_S = 1.0
-#: How long the driver's call waits for lines, s; and how long it waits before it asks again where that failed.
-_WAIT_S = 10.0
-_RETRY_S = 0.5
-#: How long lines that are on their way are waited for at the end, s.
-_LEAVE_S = 2.0
 
 
 class LineForwarder:
     """What this process says, on its way to the drivers of the runs that it hosts."""
 
-    def __init__(self, desk: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Make it; `desk` is the scheduler's handle. Nothing is listened to before `open`."""
-        self._desk = desk
+    def __init__(self, service: Any, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Make it; `service` is the scheduler's handle. Nothing is listened to before `open`."""
+        self._service = service
         self._clock = clock
         #: the process's, from `open` on
         self._loop: Any = None
@@ -64,19 +57,19 @@ class LineForwarder:
         if not self._is_installed:
             self._is_installed = True
             own_log = sys.stderr
-            logging.getLogger().addHandler(_Forwarded(self, own_log))
-            sys.stdout = _Heard(sys.stdout, self.printed)
-            sys.stderr = _Heard(sys.stderr, self.printed)
+            logging.getLogger().addHandler(_ForwardingHandler(self, own_log))
+            sys.stdout = _ObservedStream(sys.stdout, self.printed)
+            sys.stderr = _ObservedStream(sys.stderr, self.printed)
 
     def close(self, run_id: str) -> None:
-        """The run is over here."""
+        """Forward nothing more of that run."""
         self._runs.discard(run_id)
 
     async def flushed(self) -> None:
-        """Return when the desk has everything that was said so far."""
+        """Return when the scheduler has everything that was said so far."""
         await asyncio.sleep(0)  # what other threads said is added in the loop's next turn
         if self._counting:
-            self._tell_left_out()
+            self._say_left_out()
         if self._sending is not None:
             await asyncio.wait([self._sending])
 
@@ -118,14 +111,14 @@ class LineForwarder:
     def _count(self) -> None:
         if not self._counting:
             self._counting = True
-            self._loop.call_later(_LEFT_OUT_S, self._tell_left_out)
+            self._loop.call_later(_LEFT_OUT_S, self._say_left_out)
 
-    def _tell_left_out(self) -> None:
+    def _say_left_out(self) -> None:
         self._counting = False
         with self._lock:
-            count = self._budget.take_left_out()
+            count = self._budget.reset_left_out()
         if not count:
-            return  # it was told already
+            return  # it was said already
         text = f"{count} more lines were left out; the logs of Ray have all"
         self._add([(run_id, LogLine(text=text, agent_role="")) for run_id in self._runs])
 
@@ -141,12 +134,12 @@ class LineForwarder:
                 for run_id in dict.fromkeys(run for run, _ in waiting):
                     # A scheduler that is being started again loses lines; the run is not concerned.
                     with contextlib.suppress(ray.exceptions.RayError):
-                        await self._desk.tell_lines.remote(run_id, [line for run, line in waiting if run == run_id])
+                        await self._service.put_lines.remote(run_id, [line for run, line in waiting if run == run_id])
         finally:
             self._sending = None
 
 
-class _Forwarded(logging.Handler):
+class _ForwardingHandler(logging.Handler):
     """Hands warnings to the forwarder, and writes them to the process's own log as Python does without a handler."""
 
     def __init__(self, forwarder: LineForwarder, own_log: TextIO) -> None:
@@ -164,12 +157,12 @@ class _Forwarded(logging.Handler):
                 self.handleError(record)
 
 
-class _Heard(io.TextIOBase):
-    """A stream of the process whose lines are heard too."""
+class _ObservedStream(io.TextIOBase):
+    """A stream of the process whose lines are forwarded too."""
 
-    def __init__(self, stream: TextIO, take: Callable[[str], None]) -> None:
+    def __init__(self, stream: TextIO, on_line: Callable[[str], None]) -> None:
         self._stream = stream
-        self._take = take
+        self._on_line = on_line
         #: what each thread has written of a line that has not ended
         self._held: dict[int, str] = {}
 
@@ -183,7 +176,7 @@ class _Heard(io.TextIOBase):
         if rest:
             self._held[thread] = rest
         for line in lines:
-            self._take(line)
+            self._on_line(line)
         return len(text)
 
     def flush(self) -> None:
@@ -191,74 +184,23 @@ class _Heard(io.TextIOBase):
         self._stream.flush()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def isatty(self) -> bool:
-        """As the stream says."""
+        """Ask the stream."""
         return self._stream.isatty()
 
     def fileno(self) -> int:
-        """As the stream says."""
+        """Ask the stream."""
         return self._stream.fileno()
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """As the stream says."""
+        """Ask the stream."""
         return self._stream.encoding
 
     @property
     def buffer(self) -> Any:
-        """The bytes below the stream; what is written there is not heard."""
+        """The bytes below the stream; what is written there is not forwarded."""
         return self._stream.buffer
-
-
-# In the driver.
-
-
-class LineListener:
-    """Logs again in the driver what the processes of its run say."""
-
-    def __init__(self, desk: Any, run_id: str) -> None:
-        self._desk = desk
-        self._run_id = run_id
-        self._is_leaving = False
-        self._hearing = asyncio.get_running_loop().create_task(self._hear())
-
-    async def leave(self, *, is_gone: bool) -> None:
-        """Show what was said last, and listen no more; at once where the cluster is gone."""
-        self._is_leaving = True
-        if is_gone:
-            self._hearing.cancel()
-            return
-        last: Sequence[LogLine] = ()
-        with contextlib.suppress(ray.exceptions.RayError):  # its lines are lost with it
-            last = await self._desk.leave_lines.remote(self._run_id)
-        # That woke the other call. It is not cancelled: lines that are on their way could not be taken again.
-        await asyncio.wait([self._hearing], timeout=_LEAVE_S)
-        self._hearing.cancel()
-        for line in last:
-            show_line(line)
-
-    async def _hear(self) -> None:
-        while not self._is_leaving:
-            try:
-                for line in await self._desk.hear_lines.remote(self._run_id, _WAIT_S):
-                    show_line(line)
-            except ray.exceptions.RayError:  # it is being started again, or gone, which the run itself tells
-                await asyncio.sleep(_RETRY_S)
-
-
-def show_line(line: LogLine) -> None:
-    """Log a line in this process: a record under its own logger and level, what was printed as a notice."""
-    text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
-    if not line.logger:
-        give_notice(text)
-        return
-    logger = logging.getLogger(line.logger)
-    if not logger.isEnabledFor(line.level):
-        return
-    record = logger.makeRecord(line.logger, line.level, "(agent)", 0, "%s", (text,), None)
-    record.template = line.template
-    record.exc_text = line.traceback or None
-    logger.handle(record)

@@ -1,4 +1,4 @@
-"""RemoteColleagues: agents of a run as a task sees them that hands work to them, wherever they live.
+"""RemotePeers: agents of a run as a task sees them that hands work to them, wherever they live.
 
 In: an order of delegated work. Out: its result; a process that died on the way is a failed one. The asking process owns
 the delegation: it asks the scheduler once where an agent lives, calls its process directly, stops what it asked for when
@@ -9,15 +9,16 @@ Never: a class of Ray's in a result; a worker that is asked again for what it re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
+from actors.link.background_tasks import BackgroundTasks
 from actors.link.failures import last_line
+from actors.link.packing import pack_order, unpack_report
 from actors.link.reach import patiently, reach
-from actors.link.wire import pack_order, unpack_report
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.epochs import resend_step
@@ -28,14 +29,14 @@ from ensemble_ray.inline import SystemClock
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
 
-__all__ = ["RemoteColleagues"]
+__all__ = ["RemotePeers"]
 
 _log = bounded_logger(__name__)
 #: A process of an agent: its name, which the scheduler knows it by, and its handle.
-_Place = tuple[str, Any]
+_Location = tuple[str, Any]
 
 
-class RemoteColleagues:
+class RemotePeers:
     """The agents of one run, for tasks of one process. Fulfils `Colleagues`."""
 
     def __init__(self, scheduler: Any, frame: RunFrame, *, flush: Callable[[], Awaitable[None]]) -> None:
@@ -52,14 +53,14 @@ class RemoteColleagues:
         #: Where nothing is recorded, a second process would begin anew and repeat what the first one did.
         self._retries = 0 if frame.durability == Durability.OFF else frame.delegation.retries
         #: agent key -> its processes, as they were when the scheduler was asked
-        self._places: dict[str, asyncio.Task[Sequence[_Place]]] = {}
+        self._locations: dict[str, asyncio.Task[Sequence[_Location]]] = {}
         #: agent key -> name of a process of it that failed a call
         self._lost: dict[str, str] = {}
         #: agent key -> how often it was asked, so that its processes are asked in turn
         self._asked: dict[str, int] = {}
         #: instance -> handle of the process that was asked for it
-        self._at_work: dict[str, Any] = {}
-        self._stopping: set[asyncio.Task[None]] = set()
+        self._working: dict[str, Any] = {}
+        self._background = BackgroundTasks()
 
     async def perform(self, order: TaskOrder) -> TaskResult:
         """Run that task to its end where its agent lives; a cancelled caller stops it (S-DUR-31)."""
@@ -67,13 +68,13 @@ class RemoteColleagues:
         left = self._retries
         while True:
             try:
-                place = await self._place(order)
+                location = await self._next_location(order)
             except ray.exceptions.RayError as error:
                 return _failed(order, f"Agent '{order.agent_role}' cannot be reached: {last_line(error)}")
-            if place is None:
+            if location is None:
                 return _failed(order, f"Agent '{order.agent_role}' cannot be reached: its run has ended")
             try:
-                result = await self._result(place, order)
+                result = await self._ask(location, order)
             except ray.exceptions.RayActorError as error:
                 if not left:
                     return _failed(order, f"Agent '{order.agent_role}': its process died ({last_line(error)})")
@@ -89,12 +90,12 @@ class RemoteColleagues:
                 text = f"Agent '{order.agent_role}': {last_line(error)}"
                 return _failed(order, cause if isinstance(cause, Exception) else text)
             else:
-                if not _is_of_a_replaced(result, order):
+                if not _is_of_replaced(result, order):
                     return result
 
-    async def _result(self, place: _Place, order: TaskOrder) -> TaskResult:
-        name, handle = place
-        self._at_work[order.instance] = handle
+    async def _ask(self, location: _Location, order: TaskOrder) -> TaskResult:
+        name, handle = location
+        self._working[order.instance] = handle
         try:
             report = await handle.perform.remote(self._run_id, pack_order(order))
         except asyncio.CancelledError:
@@ -104,9 +105,9 @@ class RemoteColleagues:
             self._forget(name)
             raise
         finally:
-            self._at_work.pop(order.instance, None)
+            self._working.pop(order.instance, None)
         try:
-            return unpack_report(report, order.instance)
+            return unpack_report(report)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the asking model must be told
             text = f"The result of agent '{order.agent_role}' cannot be loaded by its asker: {message_of(error)}"
             return _failed(order, text)
@@ -114,8 +115,8 @@ class RemoteColleagues:
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these where they are at work; never waits. What has not been sent yet ends with its asker's patience."""
         for instance in instances:
-            if instance in self._at_work:
-                self._in_background(self._stop(self._at_work[instance], instance))
+            if instance in self._working:
+                self._background.start(self._stop(self._working[instance], instance))
 
     async def _stop(self, handle: Any, instance: str) -> None:
         try:
@@ -123,63 +124,58 @@ class RemoteColleagues:
         except ray.exceptions.RayError as error:
             _log.warning("Delegated work '%s' could not be stopped: %s", instance, last_line(error))
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        job = asyncio.get_running_loop().create_task(work)
-        self._stopping.add(job)
-        job.add_done_callback(self._stopping.discard)
-
     # Where they live.
 
-    async def _place(self, order: TaskOrder) -> _Place | None:
-        """The next process of an agent, in turn, or the one where this is at work already; None when its run has ended."""
+    async def _next_location(self, order: TaskOrder) -> _Location | None:
+        """Return the next process of an agent, in turn, or the one where this is at work already; None when its run has ended."""
         key = order.agent_key or ""
-        places = await self._processes(key)
-        if order.epoch and len(places) > 1:
+        locations = await self._locate(key)
+        if order.epoch and len(locations) > 1:
             # Whoever asked for it before may have died while one of them went on with it. A second one would do beside it
             # what the first one is doing, and neither would know: what they begin is not recorded yet.
-            held = await asyncio.gather(*(self._holds(place, order.instance) for place in places))
+            held = await asyncio.gather(*(self._holds(each, order.instance) for each in locations))
             if True in held:
-                return places[held.index(True)]
+                return locations[held.index(True)]
         count = self._asked[key] = self._asked.get(key, -1) + 1
-        return places[count % len(places)] if places else None
+        return locations[count % len(locations)] if locations else None
 
-    async def _holds(self, place: _Place, instance: str) -> bool:
+    async def _holds(self, location: _Location, instance: str) -> bool:
         try:
-            return bool(await place[1].holds.remote(self._run_id, instance))
+            return bool(await location[1].holds.remote(self._run_id, instance))
         except ray.exceptions.RayError:
             return False  # one that is gone holds nothing
 
-    async def _processes(self, key: str) -> Sequence[_Place]:
-        """All processes of an agent; none when its run has ended."""
-        locating = self._places.get(key)
+    async def _locate(self, key: str) -> Sequence[_Location]:
+        """Return all processes of an agent; none when its run has ended."""
+        locating = self._locations.get(key)
         if locating is None:
-            located = self._located(key, self._lost.pop(key, None))
-            locating = self._places[key] = asyncio.get_running_loop().create_task(located)
+            asking = self._ask_scheduler(key, self._lost.pop(key, None))
+            locating = self._locations[key] = asyncio.get_running_loop().create_task(asking)
         try:
             return await asyncio.shield(locating)
         except ray.exceptions.RayError:
-            if self._places.get(key) is locating:
-                del self._places[key]  # the next one asks again
+            if self._locations.get(key) is locating:
+                del self._locations[key]  # the next one asks again
             raise
 
-    async def _located(self, key: str, lost: str | None) -> Sequence[_Place]:
-        """Ask the scheduler. One that is out of reach for a moment is asked again; this process ends with it."""
-        places: Sequence[_Place] = await reach(
+    async def _ask_scheduler(self, key: str, lost: str | None) -> Sequence[_Location]:
+        """Ask the scheduler where an agent lives. One that is out of reach for a moment is asked again; this process ends with it."""
+        locations: Sequence[_Location] = await reach(
             lambda: self._scheduler.locate.remote(self._run_id, key, lost), patiently()
         )
-        return places
+        return locations
 
     def _forget(self, name: str) -> None:
-        """A process failed a call: whoever lives there is looked for anew."""
-        for key, locating in list(self._places.items()):
-            is_known = locating.done() and not locating.cancelled() and locating.exception() is None
-            if is_known and any(known == name for known, _ in locating.result()):
-                del self._places[key]
+        """Look anew for the agents of a process that failed a call."""
+        for key, locating in list(self._locations.items()):
+            is_located = locating.done() and not locating.cancelled() and locating.exception() is None
+            if is_located and any(found == name for found, _ in locating.result()):
+                del self._locations[key]
                 self._lost[key] = name
 
 
-def _is_of_a_replaced(result: TaskResult, order: TaskOrder) -> bool:
-    """Whether it only tells that an earlier dispatch of this work, which was met at work, is out of the way now."""
+def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
+    """Return whether it only tells that an earlier dispatch of this work, which was met at work, is out of the way now."""
     if result.epoch >= order.epoch:
         return False
     error = result.error

@@ -1,6 +1,6 @@
 """TaskHost: what an actor that runs tasks is made of; a plain class. It holds runners of runs, nothing else.
 
-Work comes by `accept`, results leave through `Courier` in batches: what finishes while a report is on its way goes with
+Work comes by `accept`, results leave through `ReportTarget` in batches: what finishes while a report is on its way goes with
 the next one, so no result waits for a slow neighbour and many short tasks share a message.
 """
 
@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
-from actors.link.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
+from actors.link.packing import load_agent, pack_result, unpack_order
+from actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.conductor import Report
@@ -32,69 +33,71 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
 
-__all__ = ["Courier", "TaskHost"]
+__all__ = ["ReportTarget", "TaskHost"]
 
 _log = bounded_logger(__name__)
-_NO_KINDS: Mapping[str, bytes] = {}
+_NO_TEMPLATES: Mapping[str, bytes] = {}
 
 
-class KindUnknownError(Exception):
-    """A task's agent is of a kind that is not known here."""
+class TemplateUnknownError(Exception):
+    """The template of a task's agent is not known here."""
 
 
-class Courier(Protocol):
-    """Brings reports to the scheduler."""
+class ReportTarget(Protocol):
+    """Who takes reports."""
 
     async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
-        """Return when the scheduler has them."""
+        """Return when they have arrived."""
         ...
 
 
 @dataclass(slots=True, kw_only=True)
 class _HostedRun:
-    houses: LocalHouses
+    executor: LocalHouses
     journal: Journal
     flush: Callable[[], Awaitable[None]]
-    #: templates of the agents that came with their tasks, by kind
-    kinds: Shelf[Agent]
-    #: instance -> the kind of its agent
-    kind_of: dict[str, str] = field(default_factory=dict[str, str])
+    #: agents that orders may name
+    templates: Shelf[Agent]
+    #: instance -> the template of its agent
+    template_of: dict[str, str] = field(default_factory=dict[str, str])
     outbox: list[WireReport] = field(default_factory=list["WireReport"])
     sender: asyncio.Task[None] | None = None
 
-    def load(self, run_id: str, order: WireOrder, kinds: Mapping[str, bytes]) -> TaskOrder:
-        """The order with its user objects.
+    def load(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
+        """Return an order with its user objects.
 
         Raises:
-            KindUnknownError: the kind of its agent was not sent, or is kept no longer.
+            TemplateUnknownError: that of its agent was not sent, or is kept no longer.
         """
-        kind = order.agent_key
-        if kind is None or order.overlay is None:
+        key = order.agent_key
+        if key is None:
             return unpack_order(run_id, order)
-        if kind in kinds and kind not in self.kinds:
-            self.kinds.put(kind, load_agent(kinds[kind]))
-        template = self.kinds.get(kind)
-        if template is None:
-            raise KindUnknownError(kind)
-        overlay = cast("Mapping[str, object]", pickle.loads(order.overlay))  # noqa: S301  bytes of our own driver
-        loaded = unpack_order(run_id, order, overlaid(template, overlay))
-        if order.instance not in self.kind_of:
-            self.kinds.use(kind)
-            self.kind_of[order.instance] = kind
+        if key in templates and key not in self.templates:
+            self.templates.put(key, load_agent(templates[key]))
+        agent = self.templates.get(key)
+        if agent is None:
+            raise TemplateUnknownError(key)
+        if order.overrides is not None:
+            overrides = cast("Mapping[str, object]", pickle.loads(order.overrides))  # noqa: S301  bytes of our own driver
+            agent = overlaid(agent, overrides)
+        loaded = unpack_order(run_id, order, agent)
+        if order.instance not in self.template_of:
+            self.templates.use(key)
+            self.template_of[order.instance] = key
         return loaded
 
     def done(self, instance: str) -> None:
-        """A task is over; its agent's kind is needed for it no longer."""
-        kind = self.kind_of.pop(instance, None)
-        if kind is not None:
-            self.kinds.done(kind)
+        """Let go of the template of a task that is over."""
+        key = self.template_of.pop(instance, None)
+        if key is not None:
+            self.templates.done(key)
 
 
 class TaskHost:
     """Runs the tasks of any number of runs in this process."""
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
+    def __init__(self, target: ReportTarget) -> None:
+        self._target = target
         self._runs: dict[str, _HostedRun] = {}
 
     def host(
@@ -108,21 +111,21 @@ class TaskHost:
         services: Services,
         tool_metrics: ToolMetrics,
         spending: Spending | None = None,
-        colleagues: Colleagues | None = None,
+        peers: Colleagues | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         """Be ready for tasks of that run.
 
         Args:
             frame: What all its tasks share.
-            agents: Who lives here.
+            agents: Who lives here as long as the run; others come with their orders.
             journal: Where facts go.
             sink: Where events go.
             callables: The run's own.
             services: What tools and models of this process use.
             tool_metrics: Counts calls.
             spending: What model calls of this process may spend; None: as much as they like.
-            colleagues: Do what tasks of this process delegate; None: the agents that live here.
+            peers: Do what tasks of this process delegate; None: the agents that live here.
             flush: Returns when all that was published and told has arrived.
         """
         ports = RunnerPorts(
@@ -139,69 +142,74 @@ class TaskHost:
         def deliver(results: Sequence[TaskResult]) -> None:
             self._deliver(run_id, results)
 
-        houses = LocalHouses(TaskRunner(frame, ports, agents, colleagues), agents, deliver, grace_s=GRACE_S)
-        kinds: Shelf[Agent] = Shelf(on_drop=lambda kind, _: houses.forget(kind))
-        self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush, kinds=kinds)
+        executor = LocalHouses(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
+        templates: Shelf[Agent] = Shelf(on_drop=lambda key, _: executor.forget(key))
+        for key, agent in agents.items():
+            templates.put(key, agent)
+            templates.use(key)
+        self._runs[run_id] = _HostedRun(executor=executor, journal=journal, flush=flush, templates=templates)
 
-    def accept(self, run_id: str, orders: Sequence[WireOrder], kinds: Mapping[str, bytes] = _NO_KINDS) -> None:
+    def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
         """Run these tasks; never waits. A task that cannot be loaded here is reported as failed.
 
         Args:
             run_id: Whose tasks.
             orders: The tasks.
-            kinds: Templates of agents that were not sent before.
+            templates: Agents that the tasks need and that were not sent before.
         """
         hosted, loaded = self._runs[run_id], list[TaskOrder]()
         for order in orders:
             try:
-                loaded.append(hosted.load(run_id, order, kinds))
-            except KindUnknownError:
+                loaded.append(hosted.load(run_id, order, templates))
+            except TemplateUnknownError:
                 self._post(run_id, hosted, [_not_begun(order)])
             except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
                 self._deliver(run_id, [_not_loaded(order, error)])
-        hosted.kinds.trim()
-        hosted.houses.start(loaded)
+        hosted.templates.trim()
+        hosted.executor.start(loaded)
 
-    async def perform(self, run_id: str, order: WireOrder, kinds: Mapping[str, bytes] = _NO_KINDS) -> WireReport:
-        """Run one task and give its report instead of sending it.
+    async def perform(
+        self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
+    ) -> WireReport:
+        """Run one task and return its report instead of sending it.
 
         Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
         """
         hosted = self._runs[run_id]
         try:
-            loaded = hosted.load(run_id, order, kinds)
-        except KindUnknownError:
+            loaded = hosted.load(run_id, order, templates)
+        except TemplateUnknownError:
             return _not_begun(order)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
             result = _not_loaded(order, error)
         else:
             try:
-                result = await hosted.houses.perform(loaded)
+                result = await hosted.executor.perform(loaded)
             finally:
                 hosted.done(order.instance)
         await hosted.flush()
         return pack_result(result)
 
     def holds(self, run_id: str, instance: str) -> bool:
-        """Whether that is at work here."""
-        return run_id in self._runs and instance in self._runs[run_id].houses.running
+        """Return whether that is at work here."""
+        return run_id in self._runs and instance in self._runs[run_id].executor.running
 
     def stop(self, run_id: str, instances: Sequence[str]) -> None:
         """Stop running tasks of a run."""
         if run_id in self._runs:
-            self._runs[run_id].houses.stop(instances)
+            self._runs[run_id].executor.stop(instances)
 
     async def release(self, run_id: str) -> bool:
-        """Forget a run, its journal flushed; whether nothing of it is still at work here.
+        """Forget a run, its journal flushed; return whether nothing of it is still at work here.
 
         What still runs, such as work for an agent whose process died, is stopped: nobody waits for it any more.
         """
         hosted = self._runs.pop(run_id, None)
         if hosted is None:
             return True
-        await hosted.houses.end()
+        await hosted.executor.end()
         await hosted.journal.close()
-        return hosted.houses.left_behind == 0
+        return hosted.executor.left_behind == 0
 
     def _deliver(self, run_id: str, results: Sequence[TaskResult]) -> None:
         hosted = self._runs.get(run_id)
@@ -217,19 +225,19 @@ class TaskHost:
             hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
 
     async def _send(self, run_id: str, hosted: _HostedRun) -> None:
-        """Events first, then the reports they belong to: a dependent's start can't overtake them (S-PAR-41)."""
+        """Flush events first, then send the reports they belong to: a dependent's start can't overtake them (S-PAR-41)."""
         try:
             while hosted.outbox:
                 batch, hosted.outbox = hosted.outbox, []
                 await hosted.flush()
-                await self._courier.report(run_id, batch)
+                await self._target.report(run_id, batch)
         finally:
             hosted.sender = None
 
 
 def _not_begun(order: WireOrder) -> WireReport:
     return Report(
-        key=order.key, status=UNKNOWN_KIND, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
+        key=order.key, status=UNKNOWN_TEMPLATE, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
     )
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from actors.link import loading
-from actors.link.loading import check_loading, load_all, modules_in
+from actors.driver import loading
+from actors.driver.loading import check_loading, modules_in
+from actors.scheduler.loading import load_all
 from ensemble_ray import Agent
 from tests.actors import feeding
 

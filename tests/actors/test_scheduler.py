@@ -33,7 +33,7 @@ from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task,
 @pytest.fixture
 async def runtime(ray_cluster: str) -> AsyncIterator[RayRuntime]:
     """A runtime that keeps its processes and finds none of others'."""
-    await spawn.scheduler().cool.remote()
+    await spawn.scheduler().evict_idle.remote()
     async with RayRuntime() as warm:
         yield warm
 
@@ -159,6 +159,6 @@ async def test_process_serves_the_next_run_when_it_was_left_in_order(runtime: Ra
     marks = Marks(tmp_path / "marks")
     first = await process_of(runtime, marks)
     assert await process_of(runtime, marks) == first
-    await spawn.scheduler().cool.remote()
+    await spawn.scheduler().evict_idle.remote()
     place = Path("/proc", str(first))
     await asyncio.to_thread(until, lambda: not place.exists(), "the end of the process")

@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import ray
 
-from actors.scheduler.sealing import PackageSeal
+from actors.scheduler.sealing import Seal
 from actors.scheduler.submission_store import KEY_NAME
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
 from ensemble_ray.ray_files import token_file
@@ -208,7 +208,7 @@ def test_planted_packages_are_not_loaded_when_the_scheduler_is_started_again(
     body = pickle.dumps(Planted(mark))
     planted = {
         b"run:planted-raw": body,
-        b"run:planted-sealed": PackageSeal(tmp_path / "a.key").seal("planted-sealed", body),
+        b"run:planted-sealed": Seal(tmp_path / "a.key").seal("planted-sealed", body),
         b"run:planted-replayed": ours,
     }
     for name, value in planted.items():

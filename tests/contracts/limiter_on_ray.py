@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from actors.link.handles import LimiterLine
+from actors.link.limiter import RemoteLimiter
 from actors.shared.rate_limiter import RateLimiter
 from actors.spawn import actor_class
 from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
@@ -49,7 +49,7 @@ class TimedRateLimiter(RateLimiter):
         return self._unanswered
 
 
-class CountingLine(LimiterLine):
+class CountingLine(RemoteLimiter):
     """The way to that actor; knows what is on it."""
 
     def __init__(self, actor: Any) -> None:
@@ -67,7 +67,7 @@ class CountingLine(LimiterLine):
 
 
 class RaySite:
-    """`LeasingLimiter` over `LimiterLine`: two holders at the desk in an actor."""
+    """`LeasingLimiter` over `RemoteLimiter`: two holders at the desk in an actor."""
 
     #: one process for all tests; each begins with an empty desk
     _actor: Any = None

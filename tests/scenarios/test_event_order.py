@@ -7,7 +7,7 @@ import pickle
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from actors.link.handles import HubSink
+from actors.link.events import HubSink
 from actors.spawn import event_hub
 from ensemble_ray import FileChangedEvent
 from ensemble_ray.ids import new_run_id
@@ -42,6 +42,6 @@ async def test_events_keep_their_order_when_some_are_large(ray_runtime: RayRunti
             await asyncio.sleep(0)
     await sink.flushed()
     page = await hub.poll.remote(run_id, 0, 0.0)
-    await hub.desert.remote(run_id)
+    await hub.mark_driver_gone.remote(run_id)
     arrived = [cast("FileChangedEvent", pickle.loads(body)).lines_added for body in page.events]  # noqa: S301  our own
     assert arrived == list(range(EVENTS))

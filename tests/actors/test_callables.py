@@ -1,4 +1,4 @@
-"""Handlers and guardrails of fed runs on a real cluster: one copy of each, in one process, there before it is asked."""
+"""Handlers and guardrails of dynamic runs on a real cluster: one copy of each, in one process, there before it is asked."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ async def test_callables_that_tasks_share_are_one_copy(runtime: RayRuntime) -> N
     """S-SET-31, S-MR-142: in the one process of the run's callables; the caller's own copy is untouched."""
     handler, guardrail = Handling(), Limiting()
     async with Driver(runtime) as driver:
-        driver.houses.start([driver.order("plain", agent(Placed()))])
-        driver.houses.start([driver.order(f"map-{n}", handler=handler) for n in range(8)])
+        driver.executor.start([driver.order("plain", agent(Placed()))])
+        driver.executor.start([driver.order(f"map-{n}", handler=handler) for n in range(8)])
         await driver.until(9)
-        driver.houses.start(
+        driver.executor.start(
             [driver.order(f"guarded-{n}", agent(Placed()), output_guardrails=[guardrail]) for n in range(3)]
         )
         await driver.until(12)
-        held = await driver.in_run(lambda run: len(run._callables._tasks))
+        held = await driver.in_run(lambda session: len(session._callables._tasks))
     assert held == 0
     texts = [result.output.raw for key, result in driver.results.items() if key.startswith("map") and result.output]
     assert sorted(int(text.partition("/")[2]) for text in texts) == list(range(1, 9))
@@ -84,11 +84,11 @@ async def test_callables_are_hosted_again_when_their_process_died(runtime: RayRu
     driver = Driver(runtime, store=address)
     owned = await store_at(address).begin(driver.run_id)
     async with driver:
-        driver.houses.start([driver.order("first", handler=hold, effect="none")])
+        driver.executor.start([driver.order("first", handler=hold, effect="none")])
         os.kill((await at_work(marks, 1))[0], signal.SIGKILL)
         await at_work(marks, 2)
         marks.add("over")
-        driver.houses.start([driver.order("second", handler=hold, effect="none")])
+        driver.executor.start([driver.order("second", handler=hold, effect="none")])
         await driver.until(2)
     await owned.close(RunState.COMPLETED)
     assert set(driver.texts().values()) == {"held"}

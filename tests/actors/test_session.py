@@ -1,4 +1,4 @@
-"""RunHouses on a real cluster: which dispatch of a task a report must be of, and what is handed out again."""
+"""RunSession on a real cluster: which dispatch of a task a report must be of, and what is handed out again."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from pathlib import Path
 
 from actors import spawn
 from actors.driver.preflight import dump
-from actors.link.wire import AgentCargo, RunPackage, WireReport, unpack_output
+from actors.link.packing import unpack_output
+from actors.link.wire import AgentTemplate, Submission, WireReport
 from actors.scheduler.processes import ProcessPool
-from actors.scheduler.run_houses import RunHouses
 from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
 from ensemble_ray.epochs import REDISPATCH_STEP
-from ensemble_ray.execute.conductor import Assignment, Report
+from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
+from tests.actors.sessions import Owner
 from tests.scenarios.dying import marks_of, stay
 from tests.scenarios.teams import PATIENCE_S, Marks, call, until
 
-RUN = "houses"
+RUN = "session"
 
 
 class Staying:
@@ -38,23 +39,23 @@ class Staying:
         return ChatResponse(tool_calls=(call("stay", marks_of(self._marks)),))
 
 
-def package_of(marks: Marks, address: StoreAddress) -> RunPackage:
+def submission_of(marks: Marks, address: StoreAddress) -> Submission:
     """A run of one task, whose agent stays in its tool."""
     node = Node(key="a", index=1, description="Do a", expected_output="text", agent_role="W", agent_key="w")
     staying = Agent(role="W", goal="stay", llm=Staying(marks), tools=[stay])
-    return RunPackage(
+    return Submission(
         run_id=RUN,
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id=RUN, workflow="sequential", total_tasks=1),
         header={},
-        agents=(AgentCargo(key="w", body=dump(staying, "Agent 'W'"), kind="k"),),
+        templates=(AgentTemplate(key="w", body=dump(staying, "Agent 'W'"), category="k"),),
         tasks={"a": dump(Task(description="Do a", expected_output="text"), "Task 'a'")},
         store=address,
     )
 
 
 def late(epoch: int) -> WireReport:
-    """What a house that lost the task would still tell."""
+    """What a process that lost the task would still report."""
     return Report(key="a", status="completed", at=1.0, epoch=epoch, instance="a#0", output=b"late")
 
 
@@ -64,28 +65,22 @@ async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp
     spawn.scheduler()  # agents know whom to report to
     marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
-    heard: asyncio.Queue[WireReport] = asyncio.Queue()
-
-    async def take(reports: Sequence[WireReport]) -> None:
-        for report in houses.reported(reports):
-            heard.put_nowait(report)
-
-    package = package_of(marks, address)
-    houses = RunHouses(package, ProcessPool(), max_own=1, hub=None, take=take)
-    houses.open()
-    houses.start([Assignment(node=package.plan.nodes[0], instance="a#0", epoch=0)])
-    (first,) = await asyncio.to_thread(until, lambda: marks.lines, "the first house")
+    owner = Owner(submission_of(marks, address), ProcessPool(), max_own=1)
+    owner.session.open()
+    owner.start()
+    (first,) = await asyncio.to_thread(until, lambda: marks.lines, "the first process")
     os.kill(int(first), signal.SIGKILL)
-    await asyncio.to_thread(until, lambda: len(marks.lines) == 2, "the second house")
-    assert houses.reported([late(0)]) == []
+    await asyncio.to_thread(until, lambda: len(marks.lines) == 2, "the second process")
+    await owner.session.report([late(0)])
+    assert owner.reports.empty()
     marks.add("over")
-    told = await asyncio.wait_for(heard.get(), PATIENCE_S)
-    assert (told.key, told.status, told.epoch) == ("a", "completed", REDISPATCH_STEP)
-    assert told.output is not None
-    assert unpack_output(told.output).raw == "stayed"
-    assert houses.reported([late(0), late(REDISPATCH_STEP), told]) == []
-    assert heard.empty()
-    await houses.close(keep=False)
+    report = await asyncio.wait_for(owner.reports.get(), PATIENCE_S)
+    assert (report.key, report.status, report.epoch) == ("a", "completed", REDISPATCH_STEP)
+    assert report.output is not None
+    assert unpack_output(report.output).raw == "stayed"
+    await owner.session.report([late(0), late(REDISPATCH_STEP), report])
+    assert owner.reports.empty()
+    await owner.session.close(keep=False)
     await owned.close(RunState.COMPLETED)
     facts = await store_at(address).facts(RUN)
     assert {fact.epoch for fact in facts if fact.kind == "output"} == {REDISPATCH_STEP}

@@ -36,19 +36,19 @@ async def test_agents_with_tools_of_their_own_work_by_the_hundred(runtime: RayRu
     workers = [agent(model, f"W{n}", tools=[own_tool(n)]) for n in range(100)]
     async with Driver(runtime) as driver:
         for turn in range(2):
-            driver.houses.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(100)])
+            driver.executor.start([driver.order(f"map-{turn}-{n}", workers[n]) for n in range(100)])
             await driver.until(100 * (turn + 1))
-        kept = await driver.in_run(lambda run: len(run._kinds))
-        sizes = await in_processes(driver, kinds_hosted)
+        kept = await driver.in_run(lambda session: len(session._templates))
+        sizes = await in_processes(driver, templates_hosted)
     assert len(driver.texts()) == 200
     assert kept == 64
     assert 1 <= len([size for size in sizes if size]) <= 4
     assert max(sizes) <= 64
 
 
-def kinds_hosted(house: Any) -> int:
+def templates_hosted(host: Any) -> int:
     """How many kinds a process keeps."""
-    return sum((len(run.kinds) for run in house._host._runs.values()), 0)
+    return sum((len(run.templates) for run in host._host._runs.values()), 0)
 
 
 async def in_processes(driver: Driver, look: Any) -> list[Any]:
@@ -59,26 +59,26 @@ async def in_processes(driver: Driver, look: Any) -> list[Any]:
 async def test_kind_is_sent_again_when_it_was_let_go_of(runtime: RayRuntime) -> None:
     """S-MR-142: by the scheduler, or by a process of agents; whoever lacks it says so, and no order is lost."""
 
-    def forget(run: Any) -> None:
-        run._kinds._things.clear()
-        run._kinds._idle.clear()
+    def forget(session: Any) -> None:
+        session._templates._things.clear()
+        session._templates._idle.clear()
 
-    def forget_hosted(house: Any) -> None:
-        for run in house._host._runs.values():
-            run.kinds._things.clear()
-            run.kinds._idle.clear()
+    def forget_hosted(host: Any) -> None:
+        for run in host._host._runs.values():
+            run.templates._things.clear()
+            run.templates._idle.clear()
 
     worker = agent(Placed(), replicas=1)
     async with Driver(runtime) as driver:
         for turn in range(2):
-            driver.houses.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
+            driver.executor.start([driver.order(f"map-{turn}-{n}", worker) for n in range(6)])
             await driver.until(6 * (turn + 1))
             if not turn:
                 await driver.in_run(forget)
         await in_processes(driver, forget_hosted)
-        driver.houses.start([driver.order("one", worker)])
+        driver.executor.start([driver.order("one", worker)])
         await driver.until(13)
         await in_processes(driver, forget_hosted)
-        driver.houses.start([driver.order(f"more-{n}", worker) for n in range(6)])
+        driver.executor.start([driver.order(f"more-{n}", worker) for n in range(6)])
         await driver.until(19)
     assert len(driver.texts()) == 19

@@ -1,35 +1,28 @@
 """Whether the nodes of a cluster can load what a run sends them, found out before anything is asked (S-SET-56).
 
 In: the pickles of a run, by what people call them. Out: an error that says what cannot be loaded where, and what to do.
-Which modules a pickle names is read from its bytes in the driver, so that a run that needs none pays nothing. They are
-loaded in a worker process of each node, of the scheduler's own job, where agents live too. Must never happen: user code
-that is loaded in the scheduler.
+Which modules a pickle names is read from its bytes here, so that a run that needs none pays nothing; the scheduler has the
+nodes load them (`scheduler.loading`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
 import os
-import pickle
 import re
 import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import ray
 import ray.exceptions
 
 from actors.driver.local_instance import is_started_here
 from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.foreign_text import one_line
-from ensemble_ray.threads import USER_ERRORS
 
-__all__ = ["check_loading", "load_all", "load_everywhere", "modules_in"]
+__all__ = ["check_loading", "modules_in"]
 
 _log = bounded_logger(__name__)
 #: A short text in a pickle, as the names of modules are: its opcode and its length stand before it.
@@ -50,11 +43,6 @@ _EVERYWHERE = sys.stdlib_module_names | {
     "__main__",  # travels by value
     "__mp_main__",
 }
-#: How long a node may take to start a process and load what it is sent, s; one that takes longer is not waited for.
-_PATIENCE_S = 60.0
-#: Digests of bodies by node that loaded them, in the scheduler's process.
-_proven: set[tuple[str, str]] = set()
-_MOST_PROVEN = 10_000
 
 
 def modules_in(body: bytes) -> set[str]:
@@ -116,64 +104,10 @@ _STARTED_IN = str(Path.cwd())
 
 
 def _root_of(name: str) -> Path | None:
-    """The directory in which that module is found; None where it has no file."""
+    """Return the directory in which that module is found; None where it has no file."""
     file = getattr(sys.modules[name], "__file__", None)
     if not file:
         return None
     path = Path(file).resolve()
     steps = len(name.split(".")) - (path.stem != "__init__")
     return path.parents[steps]
-
-
-# In the cluster.
-
-
-async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
-    """Load these on every node; called in the scheduler, which does not load them itself.
-
-    Raises:
-        ValidationError: one cannot be loaded on some node.
-    """
-    digest = hashlib.sha256(repr(sorted(bodies.items())).encode()).hexdigest()
-    nodes = {
-        str(node["NodeID"]): str(node["NodeManagerAddress"])
-        for node in cast("list[dict[str, Any]]", cast("Any", ray.nodes)())
-        if node["Alive"]
-    }
-    asked = [node for node in nodes if (node, digest) not in _proven]
-    answers = await asyncio.gather(*(_loaded_on(node, bodies) for node in asked))
-    failures = {node: found for node, found in zip(asked, answers, strict=True) if found}
-    if len(_proven) > _MOST_PROVEN:
-        _proven.clear()
-    _proven.update((node, digest) for node, found in zip(asked, answers, strict=True) if found == [])
-    if failures:
-        node, ((what, why), *_) = next(iter(failures.items()))
-        more = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
-        raise ValidationError(
-            f"{what} cannot be loaded on node {nodes[node]}{more}: {why}. Nothing was asked of any model. The cluster's "
-            "processes do not see the modules of your directory: send it along, as `ray job submit --working-dir . -- "
-            "ensemble-ray run ...` does, install the module on every node, or use runtime='inline'"
-        )
-
-
-async def _loaded_on(node: str, bodies: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
-    """What that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
-    from actors.spawn import load_on
-
-    try:
-        asked: Any = load_on(node).remote(bodies)
-        return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
-    except (ray.exceptions.RayError, TimeoutError) as error:
-        _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))
-        return None
-
-
-def load_all(bodies: Mapping[str, bytes]) -> list[tuple[str, str]]:
-    """Load them in this process; gives the names of those that cannot be loaded, and why."""
-    failed: list[tuple[str, str]] = []
-    for name, body in bodies.items():
-        try:
-            pickle.loads(body)  # noqa: S301  bytes of our own driver
-        except USER_ERRORS as error:
-            failed.append((name, str(one_line(message_of(error)))))
-    return failed

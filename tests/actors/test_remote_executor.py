@@ -1,4 +1,4 @@
-"""RemoteHouses on a real cluster: every order has its result, once, whatever dies; kinds of agents share processes."""
+"""RemoteExecutor on a real cluster: every order has its result, once, whatever dies; kinds of agents share processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ray.exceptions import ActorUnavailableError
 
 from actors import spawn
 from actors.driver import cluster as connection
-from actors.driver.remote_executor import RemoteHouses
+from actors.driver.remote_executor import RemoteExecutor
 from actors.driver.runtime import RayRuntime
 from actors.link import reach
 from ensemble_ray import (
@@ -44,9 +44,9 @@ async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: 
     """S-MR-142, S-MR-141: agents that differ by data share two processes, and one model in each; each keeps its data."""
     model = Placed()
     async with Driver(runtime) as driver:
-        assert driver.houses.most_processes == 2
+        assert driver.executor.most_processes == 2
         for start in range(0, 2000, 500):
-            driver.houses.start(
+            driver.executor.start(
                 [driver.order(f"map-{n}", agent(model, f"Worker {n}", replicas=2)) for n in range(start, start + 500)]
             )
         results = await driver.until(2000)
@@ -61,18 +61,18 @@ async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: 
     places = {text.partition("/")[0] for text in driver.texts().values()}
     assert (len(places), len(set(driver.texts().values()))) == (2, 2)
     run_id = driver.run_id
-    assert not await in_scheduler(lambda self: run_id in self._feeds._runs)
+    assert not await in_scheduler(lambda self: run_id in self._dynamic._runs)
 
 
 async def test_agents_that_say_nothing_get_more_processes_when_many_tasks_are_in_flight(runtime: RayRuntime) -> None:
     """S-MR-141: one process up to 64 tasks, then as many as the cluster has CPUs; who says one has one."""
     model = Placed()
     async with Driver(runtime) as driver:
-        driver.houses.start([driver.order(f"few-{n}", agent(model)) for n in range(64)])
+        driver.executor.start([driver.order(f"few-{n}", agent(model)) for n in range(64)])
         await driver.until(64)
         assert len(set(driver.texts().values())) == 1
-        driver.houses.start([driver.order(f"many-{n}", agent(model)) for n in range(80)])
-        driver.houses.start([driver.order(f"one-{n}", agent(model, replicas=1)) for n in range(80)])
+        driver.executor.start([driver.order(f"many-{n}", agent(model)) for n in range(80)])
+        driver.executor.start([driver.order(f"one-{n}", agent(model, replicas=1)) for n in range(80)])
         await driver.until(224)
     texts = driver.texts()
     assert len({text for key, text in texts.items() if key.startswith("many")}) == 2
@@ -86,7 +86,7 @@ async def test_tasks_of_a_dead_process_go_on_in_another(runtime: RayRuntime, tmp
     owned = await store_at(address).begin(driver.run_id)
     async with driver:
         worker = agent(Waiting(marks), replicas=2)
-        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(20)])
+        driver.executor.start([driver.order(f"map-{n}", worker) for n in range(20)])
         victim = (await at_work(marks, 20))[0]
         count = len([line for line in marks.lines if line == str(victim)])
         os.kill(victim, signal.SIGKILL)
@@ -103,14 +103,14 @@ async def test_tasks_fail_with_their_process_when_nothing_is_recorded(runtime: R
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
         worker = agent(Waiting(marks), replicas=1)
-        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(6)])
+        driver.executor.start([driver.order(f"map-{n}", worker) for n in range(6)])
         os.kill((await at_work(marks, 6))[0], signal.SIGKILL)
         for result in await driver.until(6):
             assert result.status == "failed"
             assert type(result.error) is AgentExecutionError
             assert "its process died" in str(result.error)
         marks.add("over")
-        driver.houses.start([driver.order("after", worker)])
+        driver.executor.start([driver.order("after", worker)])
         await driver.until(7)
     assert driver.results["after"].status == "completed"
 
@@ -120,18 +120,18 @@ async def test_what_is_in_flight_is_sent_again_when_the_scheduler_died(runtime: 
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
         placed, waiting = agent(Placed(), replicas=1), agent(Waiting(marks), replicas=1)
-        driver.houses.start([driver.order("before", placed, occurrence=2)])
+        driver.executor.start([driver.order("before", placed, occurrence=2)])
         await driver.until(1)
-        driver.houses.start([driver.order(f"map-{n}", waiting) for n in range(12)])
+        driver.executor.start([driver.order(f"map-{n}", waiting) for n in range(12)])
         await at_work(marks, 12)
         os.kill(await in_scheduler(lambda _: os.getpid()), signal.SIGKILL)
-        driver.houses.start([driver.order("meanwhile", placed)])
+        driver.executor.start([driver.order("meanwhile", placed)])
         await at_work(marks, 24)
         marks.add("over")
         await driver.until(14)
-        driver.houses.start([driver.order("after", placed)])
+        driver.executor.start([driver.order("after", placed)])
         await driver.until(15)
-        assert not driver.houses.failed.done()
+        assert not driver.executor.failed.done()
     assert driver.results["before"].instance == "before#2"
     assert {driver.results[f"map-{n}"].epoch for n in range(12)} == {3 * REDISPATCH_STEP}
     assert len(driver.texts()) == 15
@@ -142,14 +142,14 @@ async def test_stopped_tasks_are_delivered_as_cancelled(runtime: RayRuntime, tmp
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
         worker = agent(Waiting(marks), replicas=1)
-        driver.houses.start([driver.order(f"map-{n}", worker) for n in range(4)])
+        driver.executor.start([driver.order(f"map-{n}", worker) for n in range(4)])
         await at_work(marks, 4)
-        driver.houses.stop([instance_of("map-1")])
+        driver.executor.stop([instance_of("map-1")])
         await driver.until(1)
-        driver.houses.start([driver.order("sent", worker)])
+        driver.executor.start([driver.order("sent", worker)])
         await asyncio.sleep(0)  # its message is made in the next turn of the loop
-        driver.houses.start([driver.order("queued", worker)])
-        driver.houses.stop([instance_of("sent"), instance_of("queued"), instance_of("map-1"), "nobody"])
+        driver.executor.start([driver.order("queued", worker)])
+        driver.executor.stop([instance_of("sent"), instance_of("queued"), instance_of("map-1"), "nobody"])
         await driver.until(3)
         marks.add("over")
         await driver.until(6)
@@ -164,12 +164,12 @@ async def test_stops_of_one_turn_share_a_message(runtime: RayRuntime, tmp_path: 
     """S-MR-150, S-MR-142: a run that ends stops each of its tasks by itself, and may have thousands of them."""
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
-        driver.houses.start([driver.order(f"map-{n}", agent(Waiting(marks), replicas=1)) for n in range(50)])
+        driver.executor.start([driver.order(f"map-{n}", agent(Waiting(marks), replicas=1)) for n in range(50)])
         await at_work(marks, 50)
         for number in range(50):
-            driver.houses.stop([instance_of(f"map-{number}")])
+            driver.executor.stop([instance_of(f"map-{number}")])
         await asyncio.sleep(0)
-        assert len(driver.houses._jobs) == 1
+        assert len(driver.executor._background) == 1
         results = await driver.until(50)
     assert {result.status for result in results} == {"cancelled"}
     marks.add("over")
@@ -180,10 +180,10 @@ async def test_stopped_task_is_not_sent_again_when_it_could_not_be_begun(runtime
     marks = Marks(tmp_path / "marks")
     async with Driver(runtime) as driver:
         order = driver.order("map-0", agent(Waiting(marks)))
-        driver.houses._sent[f"{order.agent_key}.1"] = None  # as if it had been sent, and forgotten there
-        driver.houses.start([order])
+        driver.executor._sent[f"{order.agent_key}.1"] = None  # as if it had been sent, and forgotten there
+        driver.executor.start([order])
         await asyncio.sleep(0)  # its message is made in the next turn of the loop
-        driver.houses.stop([order.instance])
+        driver.executor.stop([order.instance])
         (result,) = await driver.until(1)
     assert result.status == "cancelled"
     assert marks.lines == []
@@ -209,7 +209,7 @@ async def test_task_is_delivered_as_failed_when_something_of_it_cannot_travel(
 ) -> None:
     """S-MR-106, S-SET-38, S-CONV-34: the path to it; whoever starts it is not disturbed, and nothing of it is kept."""
     async with Driver(runtime) as driver:
-        driver.houses.start([make(driver), driver.order("good", agent(Placed()))])
+        driver.executor.start([make(driver), driver.order("good", agent(Placed()))])
         await driver.until(2)
     error = driver.results["bad"].error
     assert type(error) is ValidationError
@@ -226,7 +226,7 @@ async def test_events_of_what_was_delivered_are_handed_on_before_close_returns(r
     """S-MR-95, S-PAR-42: all of them, also while the run goes on."""
     sink = RecordingSink()
     async with Driver(runtime, events=sink, interest=frozenset({TaskCompleteEvent.method})) as driver:
-        driver.houses.start([driver.order(f"map-{n}", agent(Placed())) for n in range(40)])
+        driver.executor.start([driver.order(f"map-{n}", agent(Placed())) for n in range(40)])
         await driver.until(40)
     assert sorted(event.instance for event in sink.of(TaskCompleteEvent)) == sorted(
         instance_of(f"map-{n}") for n in range(40)
@@ -242,10 +242,10 @@ async def test_first_driver_stops_when_another_takes_its_run_over(runtime: RayRu
             async with Driver(RayRuntime(), run_id="taken"):
                 pass
         async with Driver(runtime, run_id="taken", store=address) as second:
-            second.houses.start([second.order("map-0", agent(Placed()))])
+            second.executor.start([second.order("map-0", agent(Placed()))])
             await second.until(1)
             with pytest.raises(EnsembleError, match="Run taken was taken over"):
-                await first.houses.failed
+                await first.executor.failed
             assert "taken" in await spawn.scheduler().states.remote()
         assert second.results["map-0"].status == "completed"
     await owned.close(RunState.COMPLETED)
@@ -262,7 +262,7 @@ class Gone:
         raise ActorUnavailableError("out of reach", None)
 
 
-async def test_houses_fail_when_the_cluster_is_gone(
+async def test_executor_fails_when_the_cluster_is_gone(
     runtime: RayRuntime, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """S-DUR-34, S-CONV-32: within seconds, with what to do; nothing is delivered any more, and closing returns."""
@@ -274,7 +274,7 @@ async def test_houses_fail_when_the_cluster_is_gone(
     async with driver:
         monkeypatch.setattr(connection, "_answers", answers)
         monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
-        lost = RemoteHouses(driver.request, Gone(), is_attended=False, keeps_warm=False, most_processes=1)
+        lost = RemoteExecutor(driver.request, Gone(), is_connected=False, keeps_warm=False, most_processes=1)
         lost._collecting = asyncio.ensure_future(lost._collect())
         with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume"):
             await lost.failed
@@ -299,18 +299,18 @@ class New:
 async def test_run_ends_when_schedulers_die_with_the_same_tasks(runtime: RayRuntime, *, is_recorded: bool) -> None:
     """S-MR-164, S-DUR-16: their epochs have room for no more; where nothing is recorded, nothing is held to that."""
     driver = Driver(runtime, store=StoreAddress(home="/nowhere") if is_recorded else None)
-    houses = RemoteHouses(driver.request, New(), is_attended=False, keeps_warm=False, most_processes=1)
-    houses._is_open = True
-    houses.start([driver.order("map-0", agent(Placed()))])
+    executor = RemoteExecutor(driver.request, New(), is_connected=False, keeps_warm=False, most_processes=1)
+    executor._is_open = True
+    executor.start([driver.order("map-0", agent(Placed()))])
     epochs: list[int] = []
     for _ in range(2):
         await asyncio.sleep(0)  # what was started is sent
-        await houses._go_on()
-        epochs += [packed.fed.order.epoch for packed in houses._in_flight.values()]
+        await executor._resubmit()
+        epochs += [packed.order.epoch for packed in executor._in_flight.values()]
     assert epochs == [3 * REDISPATCH_STEP, 6 * REDISPATCH_STEP]
     if is_recorded:
         with pytest.raises(EnsembleError, match=f"resume {driver.run_id}"):
-            await houses._go_on()
+            await executor._resubmit()
     else:
-        await houses._go_on()
-    await houses.close()
+        await executor._resubmit()
+    await executor.close()

@@ -15,7 +15,7 @@ from ensemble_ray import EnsembleError
 from ensemble_ray.record.stores import StoreAddress
 
 if TYPE_CHECKING:
-    from actors.link.wire import RunPackage
+    from actors.link.wire import Submission
     from ensemble_ray.runtime import RunRequest
 
 
@@ -43,8 +43,8 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
 
     monkeypatch.setattr(connection, "_answers", answers)
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
-    package = cast("RunPackage", SimpleNamespace(store=StoreAddress(home="/nowhere")))
-    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), package, Lost())
+    submission = cast("Submission", SimpleNamespace(store=StoreAddress(home="/nowhere")))
+    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), submission, Lost())
     with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume r") as caught:
         await run.wait()
     assert caught.value.run_id == "r"

@@ -1,4 +1,4 @@
-"""RemoteColleagues with handles that answer and fail as Ray's do: whom they ask, how often, and what comes back."""
+"""RemotePeers with handles that answer and fail as Ray's do: whom they ask, how often, and what comes back."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from actors.link import reach
-from actors.link.wire import WireOrder, WireReport, pack_result, unpack_order
-from actors.worker.peers import RemoteColleagues
+from actors.link.packing import pack_result, unpack_order
+from actors.link.wire import WireOrder, WireReport
+from actors.worker.peers import RemotePeers
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
 from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.errors import AgentExecutionError
@@ -131,15 +132,15 @@ async def arrived() -> None:
     """All events have arrived."""
 
 
-def colleagues_of(scheduler: Scheduler, frame: RunFrame = FRAME) -> RemoteColleagues:
-    """The colleagues of a run."""
-    return RemoteColleagues(scheduler, frame, flush=arrived)
+def peers_of(scheduler: Scheduler, frame: RunFrame = FRAME) -> RemotePeers:
+    """The peers of a run."""
+    return RemotePeers(scheduler, frame, flush=arrived)
 
 
 async def test_result_comes_as_the_worker_gave_it() -> None:
     """S-DEL-3, S-DEL-12: the order with its depth, asker and id; the result with what the asker counts."""
     worker = Worker()
-    result = await colleagues_of(Scheduler([("w1", worker)])).perform(ORDER)
+    result = await peers_of(Scheduler([("w1", worker)])).perform(ORDER)
     assert result.output is not None
     assert (result.instance, result.status, result.output.raw) == (ORDER.instance, "completed", "gold")
     assert (result.total_tokens, result.tool_call_count, result.duration_s) == (7, 3, 1.0)
@@ -159,7 +160,7 @@ async def test_events_of_the_asker_arrive_before_the_worker_begins() -> None:
         steps.append("work")
         return await done(order)
 
-    await RemoteColleagues(Scheduler([("w1", Worker(work))]), FRAME, flush=flush).perform(ORDER)
+    await RemotePeers(Scheduler([("w1", Worker(work))]), FRAME, flush=flush).perform(ORDER)
     assert steps == ["flushed", "work"]
 
 
@@ -167,9 +168,9 @@ async def test_scheduler_is_asked_once_and_replicas_in_turn_when_many_ask() -> N
     """S-SET-41: several at the same time, too."""
     first, second = Worker(), Worker()
     scheduler = Scheduler([("w1", first), ("w2", second)])
-    colleagues = colleagues_of(scheduler)
-    await asyncio.gather(*(colleagues.perform(ORDER) for _ in range(4)))
-    await colleagues.perform(replace(ORDER, agent_key="other"))
+    peers = peers_of(scheduler)
+    await asyncio.gather(*(peers.perform(ORDER) for _ in range(4)))
+    await peers.perform(replace(ORDER, agent_key="other"))
     assert (len(first.orders), len(second.orders)) == (3, 2)
     assert scheduler.asked == [("run", "digger", None), ("run", "other", None)]
 
@@ -179,11 +180,11 @@ async def test_replica_that_is_at_work_on_it_is_asked_when_its_asker_was_replace
     workers = [Worker(), Worker(), Worker()]
     workers[0].holds = Method(failing_holds)
     places = [(f"w{number}", worker) for number, worker in enumerate(workers)]
-    first = colleagues_of(Scheduler(places))
+    first = peers_of(Scheduler(places))
     other, third = [replace(ORDER, instance=f"manager#0/{turn}/call-0/delegate#0") for turn in (1, 2)]
     for order in (other, ORDER, third):
         await first.perform(order)
-    later = colleagues_of(Scheduler(places))
+    later = peers_of(Scheduler(places))
     await later.perform(replace(third, epoch=1000))
     await later.perform(replace(ORDER, epoch=1000))
     assert [[order.epoch for order in worker.orders] for worker in workers] == [[0], [0, 1000], [0, 1000]]
@@ -199,7 +200,7 @@ async def test_scheduler_is_asked_again_when_it_is_out_of_reach_for_long(monkeyp
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     unreachable = [ActorUnavailableError("out of reach", None)] * 10
     scheduler = Scheduler(*unreachable, [("w1", Worker())])
-    assert (await colleagues_of(scheduler).perform(ORDER)).status == "completed"
+    assert (await peers_of(scheduler).perform(ORDER)).status == "completed"
     assert len(scheduler.asked) == 11
 
 
@@ -208,7 +209,7 @@ async def test_delegation_is_sent_again_under_a_higher_epoch_when_the_process_di
     """S-DUR-31: to where the scheduler says then, which hears of the loss; as often as the ensemble says."""
     workers = [Worker(dying()), Worker(dying()), Worker()]
     scheduler = Scheduler(*([(f"w{n}", worker)] for n, worker in enumerate(workers)))
-    result = await colleagues_of(scheduler).perform(replace(ORDER, depth=depth, epoch=5000))
+    result = await peers_of(scheduler).perform(replace(ORDER, depth=depth, epoch=5000))
     step = {1: 100, 2: 10}.get(depth, 1)
     assert [order.epoch for worker in workers for order in worker.orders] == [5000, 5000 + step, 5000 + 2 * step]
     assert (result.status, result.epoch) == ("completed", 5000 + 2 * step)
@@ -219,10 +220,10 @@ async def test_dead_process_is_forgotten_for_all_who_lived_in_it() -> None:
     """S-DUR-31: another agent of the same house is looked for anew before it is asked."""
     dead, fresh = Worker(done, dying()), Worker()
     scheduler = Scheduler([("w1", dead)], [("w1", dead)], [("w2", fresh)])
-    colleagues = colleagues_of(scheduler)
-    await colleagues.perform(replace(ORDER, agent_key="other"))
-    await colleagues.perform(ORDER)
-    await colleagues.perform(replace(ORDER, agent_key="other"))
+    peers = peers_of(scheduler)
+    await peers.perform(replace(ORDER, agent_key="other"))
+    await peers.perform(ORDER)
+    await peers.perform(replace(ORDER, agent_key="other"))
     assert (len(dead.orders), len(fresh.orders)) == (2, 2)
     assert scheduler.asked[2:] == [("run", "digger", "w1"), ("run", "other", "w1")]
 
@@ -232,13 +233,13 @@ async def test_asker_is_told_when_a_process_died_for_good(fields: dict[str, Any]
     """S-DUR-31, S-DEL-5, S-CONV-32: the next delegation looks for another process."""
     dead, fresh = Worker(dying()), Worker()
     scheduler = Scheduler([("w1", dead)], [("w2", fresh)])
-    colleagues = colleagues_of(scheduler, replace(FRAME, **fields))
-    result = await colleagues.perform(ORDER)
+    peers = peers_of(scheduler, replace(FRAME, **fields))
+    result = await peers.perform(ORDER)
     assert (result.status, result.instance) == ("failed", ORDER.instance)
     assert isinstance(result.error, AgentExecutionError)
     assert str(result.error).startswith("Agent 'Digger': its process died (")
     assert (result.error.agent_role, result.error.task_description) == ("Digger", "dig")
-    assert (await colleagues.perform(ORDER)).status == "completed"
+    assert (await peers.perform(ORDER)).status == "completed"
     assert [lost for _, _, lost in scheduler.asked] == [None, "w1"]
 
 
@@ -248,7 +249,7 @@ async def test_error_of_the_workers_task_comes_as_itself() -> None:
     async def fail(order: WireOrder) -> WireReport:
         return pack_result(result_of(order, status="failed", error=IllegalStateError("set up wrongly")))
 
-    result = await colleagues_of(Scheduler([("w1", Worker(fail))])).perform(ORDER)
+    result = await peers_of(Scheduler([("w1", Worker(fail))])).perform(ORDER)
     assert isinstance(result.error, IllegalStateError)
     assert (result.status, str(result.error)) == ("failed", "set up wrongly")
 
@@ -258,8 +259,8 @@ async def test_error_of_a_workers_process_is_the_failure_when_its_agent_cannot_b
     told: Any = RayTaskError  # it carries no types
     error = told("perform", "a traceback", ValueError("no module of that name")).as_instanceof_cause()
     worker = Worker(failing(error), failing(RayError("odd\nthe end")))
-    colleagues = colleagues_of(Scheduler([("w1", worker)]))
-    first, second = [await colleagues.perform(ORDER) for _ in range(2)]
+    peers = peers_of(Scheduler([("w1", worker)]))
+    first, second = [await peers.perform(ORDER) for _ in range(2)]
     assert (first.status, str(first.error)) == ("failed", "no module of that name")
     assert type(first.error) is ValueError
     assert str(second.error) == "Agent 'Digger': the end"
@@ -271,7 +272,7 @@ async def test_asker_is_told_when_a_result_cannot_be_loaded() -> None:
     async def odd(order: WireOrder) -> WireReport:
         return Report(key=order.key, status="completed", at=1.0, output=b"no pickle")
 
-    result = await colleagues_of(Scheduler([("w1", Worker(odd))])).perform(ORDER)
+    result = await peers_of(Scheduler([("w1", Worker(odd))])).perform(ORDER)
     assert str(result.error).startswith("The result of agent 'Digger' cannot be loaded by its asker: ")
 
 
@@ -279,8 +280,8 @@ async def test_asker_is_told_when_a_result_cannot_be_loaded() -> None:
 async def test_nobody_is_asked_when_the_run_has_ended(answer: Any) -> None:
     """A process that was forgotten gets no answers, and begins nothing; what came of the run, others tell."""
     scheduler = Scheduler(answer)
-    colleagues = colleagues_of(scheduler)
-    results = [await colleagues.perform(ORDER) for _ in range(2)]
+    peers = peers_of(scheduler)
+    results = [await peers.perform(ORDER) for _ in range(2)]
     for result in results:
         assert str(result.error).startswith("Agent 'Digger' cannot be reached: ")
 
@@ -301,13 +302,13 @@ async def test_worker_is_stopped_when_its_asker_is(caplog: pytest.LogCaptureFixt
     worker = Worker(never)
     if fails:
         worker.stop = Method(out_of_reach)
-    colleagues = colleagues_of(Scheduler([("w1", worker)]))
-    asking = asyncio.ensure_future(colleagues.perform(ORDER))
+    peers = peers_of(Scheduler([("w1", worker)]))
+    asking = asyncio.ensure_future(peers.perform(ORDER))
     await begun.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
-    await asyncio.gather(*colleagues._stopping)
+    await asyncio.gather(*peers._background)
     if fails:
         assert f"Delegated work '{ORDER.instance}' could not be stopped" in caplog.text
     else:
@@ -324,7 +325,7 @@ async def test_work_is_asked_for_again_when_an_earlier_dispatch_of_it_was_met_an
         return pack_result(result_of(order, status=status, error=error, epoch=0))
 
     worker = Worker(orphan)
-    result = await colleagues_of(Scheduler([("w1", worker)])).perform(replace(ORDER, epoch=1000))
+    result = await peers_of(Scheduler([("w1", worker)])).perform(replace(ORDER, epoch=1000))
     assert (result.status, len(worker.orders)) == ("completed", 2)
 
 
@@ -335,5 +336,5 @@ async def test_refusal_by_a_new_owner_is_given_on() -> None:
         error = StaleEpochError("run", order.instance, 0, 10_000)
         return pack_result(result_of(order, status="failed", error=error, epoch=0))
 
-    result = await colleagues_of(Scheduler([("w1", Worker(refused))])).perform(replace(ORDER, epoch=1000))
+    result = await peers_of(Scheduler([("w1", Worker(refused))])).perform(replace(ORDER, epoch=1000))
     assert isinstance(result.error, StaleEpochError)

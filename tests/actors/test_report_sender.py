@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import ActorUnavailableError
 
 from actors.link import reach
-from actors.link.handles import SchedulerCourier
+from actors.worker.report_sender import ReportSender
 
 
 class Unreachable:
@@ -35,5 +35,5 @@ async def test_report_is_not_given_up_when_the_scheduler_is_out_of_reach_for_lon
     """S-PAR-34: a run whose report is lost would never end."""
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0, 0.0))
     scheduler = Unreachable(20)
-    await SchedulerCourier(scheduler, "house").report("run", [])
+    await ReportSender(scheduler, "house").report("run", [])
     assert scheduler.taken == [("run", "house", [])]
