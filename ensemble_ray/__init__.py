@@ -9,7 +9,7 @@ import importlib
 
 #: Public names by the module that they come from. What a first-time reader does not need is documented under `MODULES`.
 _EXPORTS = {
-    "ensemble_ray.actors.runtime": "RayRuntime",
+    "ensemble_ray.actors.driver.runtime": "RayRuntime",
     "ensemble_ray.process.context": "LogContextFilter",
     "ensemble_ray.definition.agent": "Agent",
     "ensemble_ray.definition.durability": "Durability OnUnknown",

@@ -2,7 +2,7 @@
 from ensemble_ray import errors as errors
 from ensemble_ray import events as events
 from ensemble_ray import tools as tools
-from ensemble_ray.actors.runtime import RayRuntime as RayRuntime
+from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown

@@ -13,7 +13,7 @@ from ensemble_ray.process.config import Settings
 from ensemble_ray.runs.ports import Runtime
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
 
 __all__ = ["connect", "ray_runtime_class"]
 
@@ -46,6 +46,6 @@ def connect(choice: Runtime | str | None = None) -> Runtime:
 
 def ray_runtime_class() -> type[RayRuntime]:
     """Return the runtime on Ray; Ray is imported here and not before."""
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
 
     return RayRuntime

@@ -14,7 +14,7 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedModel
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
     from ensemble_ray.runs.ports import Runtime
     from tests.postgres_server import PostgresServer
 
@@ -55,7 +55,7 @@ def ray_cluster(cluster_home: Path) -> Iterator[str]:
     """One local cluster for all tests of a session, started as the runtime starts one; gives its address."""
     import ray  # only tests that ask for the cluster pay for it
 
-    from ensemble_ray.actors.connection import LOCAL, join_or_start
+    from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ENSEMBLE_RAY_HOME", str(cluster_home))
@@ -67,7 +67,7 @@ def ray_cluster(cluster_home: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def ray_runtime(ray_cluster: str) -> Iterator[RayRuntime]:
     """One runtime on the shared cluster; its processes stay warm from test to test."""
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
 
     with RayRuntime() as runtime:
         yield runtime

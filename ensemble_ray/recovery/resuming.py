@@ -28,7 +28,7 @@ from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
-from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
@@ -161,7 +161,7 @@ async def begin_again(
             recorded_tasks=past.progress.done,
             recorded_items=past.progress.items_done,
             is_completed=is_completed,
-            submission=Submission.of_resume(takes_over=take_over),
+            submission=SubmissionReason.of_resume(takes_over=take_over),
             allows_changes=allow_changes,
             spent=past.spent,
         ),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.record.stores import store_at
-from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.amounts import NOTHING, Amount
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Resumption:
     #: whether it is over, so that its recorded output is all there is to give
     is_completed: bool = False
     #: why it is submitted
-    submission: Submission = Submission.RESUMED
+    submission: SubmissionReason = SubmissionReason.RESUMED
     #: whether another definition than the recorded one may go on with it (S-DUR-36)
     allows_changes: bool = False
     #: what its recorded answers cost, where it has a budget
@@ -76,9 +76,9 @@ class RunScope:
         return store_at(self.runtime.store_address)
 
     @property
-    def submission(self) -> Submission:
+    def submission(self) -> SubmissionReason:
         """Why the run is submitted."""
-        return Submission.FIRST if self.resumption is None else self.resumption.submission
+        return SubmissionReason.FIRST if self.resumption is None else self.resumption.submission
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from ensemble_ray.record.stores import OwnedRun, RunStore
-    from ensemble_ray.runs.submission import Submission
+    from ensemble_ray.runs.submission import SubmissionReason
 
 __all__ = ["CANCEL_POLL_S", "GRACE_S", "claim_run", "release_run", "watch_for_cancel"]
 
@@ -36,7 +36,7 @@ async def claim_run(
     *,
     origin: object,
     durability: str,
-    submission: Submission,
+    submission: SubmissionReason,
     reads_facts: bool = True,
 ) -> OwnedRun:
     """Begin the record of a run, or take it over, and mark the run as running.

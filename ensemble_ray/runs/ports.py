@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from ensemble_ray.definition.durability import OnUnknown
-from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
@@ -59,7 +59,7 @@ class PlannedWork:
     preliminary: Sequence[Fact] = ()
     #: asked in order about each delegation
     delegation_policies: Sequence[object] = ()
-    submission: Submission = Submission.FIRST
+    submission: SubmissionReason = SubmissionReason.FIRST
 
 
 class SubmittedRun(Protocol):

@@ -1,6 +1,6 @@
 """Why a run is handed to whoever coordinates it. Package: runs. Pure.
 
-| Submission | The record | What is made of it |
+| Reason | The record | What is made of it |
 |---|---|---|
 | `FIRST` | must not be there | the run begins |
 | `RESUMED` | is there, without an owner | a person wants the run to go on: cancellations and a spent budget are forgotten |
@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Submission"]
+__all__ = ["SubmissionReason"]
 
 
-class Submission(Enum):
+class SubmissionReason(Enum):
     """Why a run is submitted; see the table of this module."""
 
     FIRST = "first"
@@ -26,31 +26,31 @@ class Submission(Enum):
     RESTARTED = "restarted"
 
     @classmethod
-    def of_resume(cls, *, takes_over: bool) -> Submission:
+    def of_resume(cls, *, takes_over: bool) -> SubmissionReason:
         """Return the submission of a run that a person wants to go on."""
         return cls.TAKEN_OVER if takes_over else cls.RESUMED
 
     @property
     def is_recorded(self) -> bool:
         """Whether the run goes on from its record."""
-        return self in {Submission.RESUMED, Submission.TAKEN_OVER, Submission.RESTARTED}
+        return self in {SubmissionReason.RESUMED, SubmissionReason.TAKEN_OVER, SubmissionReason.RESTARTED}
 
     @property
     def takes_over(self) -> bool:
         """Whether the run is taken from an owner that still holds it."""
-        return self is Submission.TAKEN_OVER
+        return self is SubmissionReason.TAKEN_OVER
 
     @property
     def is_restart(self) -> bool:
         """Whether only its owner's process was replaced; nobody wished it to go on, so a cancellation stands."""
-        return self is Submission.RESTARTED
+        return self is SubmissionReason.RESTARTED
 
-    def without_answer(self) -> Submission:
+    def without_answer(self) -> SubmissionReason:
         """Return what to submit when nobody knows whether this submission arrived."""
-        return self if self.is_recorded else Submission.RESUBMITTED
+        return self if self.is_recorded else SubmissionReason.RESUBMITTED
 
-    def settled(self, *, is_recorded: bool) -> Submission:
+    def settled(self, *, is_recorded: bool) -> SubmissionReason:
         """Return what it comes to, now that the record was looked at."""
-        if self is not Submission.RESUBMITTED:
+        if self is not SubmissionReason.RESUBMITTED:
             return self
-        return Submission.RESTARTED if is_recorded else Submission.FIRST
+        return SubmissionReason.RESTARTED if is_recorded else SubmissionReason.FIRST

@@ -1,4 +1,4 @@
-"""A driver of fed runs for tests: it makes orders, and keeps each result, once."""
+"""A driver of dynamic runs for tests: it makes orders, and keeps each result, once."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Self
 
 from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.remote_houses import RemoteHouses
-from ensemble_ray.actors.runtime import RayRuntime
+from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
+from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.ports import EventSink
@@ -77,7 +77,7 @@ class Driver:
         )
 
     async def __aenter__(self) -> Self:
-        self.houses: RemoteHouses = await self._runtime.open_session(
+        self.executor: RemoteExecutor = await self._runtime.open_session(
             self.request, journal=MemoryJournal(self.run_id), deliver=self._deliver
         )
         return self
@@ -85,7 +85,7 @@ class Driver:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        await self.houses.close()
+        await self.executor.close()
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         for result in results:
@@ -119,14 +119,14 @@ class Driver:
         return list(self.results.values())
 
     async def in_run(self, look: Any) -> Any:
-        """What a function finds in the scheduler's part of this run, whatever else the cluster does."""
+        """What a function finds in the scheduler's session of this run, whatever else the cluster does."""
         run_id = self.run_id
-        return await in_scheduler(lambda scheduler: look(scheduler._feeds._runs[run_id]))
+        return await in_scheduler(lambda scheduler: look(scheduler._dynamic._runs[run_id]._session))
 
     async def processes(self) -> list[Any]:
         """Handles of the run's processes."""
         found: list[Any] = await self.in_run(
-            lambda run: [each.handle for house in run._houses._processes for each in run._houses.alive(house)]
+            lambda session: [each.handle for group in session._groups._groups for each in session._groups.alive(group)]
         )
         return found
 

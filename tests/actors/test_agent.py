@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
-from ensemble_ray.actors import agent, spawn
-from ensemble_ray.actors.agent import AgentActor
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.worker import agent
+from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.limits.endpoints import process_endpoints
@@ -38,7 +39,7 @@ async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
         return journal
 
     monkeypatch.setattr(agent, "open_journal", open_slowly)
-    binding = asyncio.ensure_future(house.bind(FRAME, {}, store=None))
+    binding = asyncio.ensure_future(house.bind(FRAME, {}, location=None))
     await asyncio.sleep(0)
     assert await house.release("run-1")
     opening.set()
@@ -56,7 +57,7 @@ async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, m
         raise ValidationError("no such record")
 
     monkeypatch.setattr(agent, "open_journal", refuse_slowly)
-    binding = asyncio.ensure_future(house.bind(FRAME, {}, store=None))
+    binding = asyncio.ensure_future(house.bind(FRAME, {}, location=None))
     await asyncio.sleep(0)
     await house.release("run-1")
     opening.set()

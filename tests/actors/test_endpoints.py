@@ -1,11 +1,11 @@
-"""News of endpoints between processes: who hears what."""
+"""Updates of endpoints between processes: who gets which."""
 
 from __future__ import annotations
 
 import asyncio
 
-from ensemble_ray.actors.endpoints import EndpointBoard
-from ensemble_ray.actors.processes import Process, ProcessPool
+from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 
 HOME = "http://h/v1 m"
@@ -35,11 +35,11 @@ async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_f
     pool = ProcessPool()
     told, heard = pool.take(), pool.take()
     for _ in range(5):
-        pool.tell(FAILED, source=told.name)
+        pool.broadcast(FAILED, source=told.name)
     late = pool.take()
     await until_all([heard, late], are_open=True)
     assert not await is_open(told)
-    pool.tell(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
+    pool.broadcast(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
     await until_all([heard, late], are_open=False)
     for process in (told, heard, late):
         pool.give_back(process, keep=False)

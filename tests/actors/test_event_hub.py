@@ -7,8 +7,8 @@ import pickle
 
 import pytest
 
-from ensemble_ray.actors import event_hub
-from ensemble_ray.actors.event_hub import KEPT_RUNS, EventHub, Page, Request, Spool
+from ensemble_ray.actors.shared import event_hub
+from ensemble_ray.actors.shared.event_hub import KEPT_RUNS, DriverRequest, EventHub, EventLog, EventPage
 from ensemble_ray.errors import IllegalStateError
 
 #: Longer than any test; a wait that lasts so long is a wait that nothing ended.
@@ -20,7 +20,7 @@ def events(*numbers: int) -> list[bytes]:
     return [b"%d" % number * (number % 7 + 1) for number in numbers]
 
 
-def contents(page: Page) -> tuple[list[bytes], int, list[Request]]:
+def contents(page: EventPage) -> tuple[list[bytes], int, list[DriverRequest]]:
     """Events, next cursor, requests."""
     return list(page.events), page.cursor, list(page.requests)
 
@@ -35,7 +35,7 @@ async def turns(count: int = 10) -> None:
 @pytest.mark.parametrize("limit", [1, 4, 100])
 def test_all_events_are_read_in_order_when_most_are_on_disk(batch: int, limit: int) -> None:
     """S-PAR-42: memory is bounded, the stream is not; pages cross the border between disk and memory."""
-    spool, wanted = Spool(kept_in_memory=3), events(*range(20))
+    spool, wanted = EventLog(kept_in_memory=3), events(*range(20))
     for start in range(0, 20, batch):
         spool.extend(wanted[start : start + batch])
     assert spool.length == 20
@@ -51,7 +51,7 @@ def test_all_events_are_read_in_order_when_most_are_on_disk(batch: int, limit: i
 
 def test_events_are_appended_when_older_ones_were_just_read_from_disk() -> None:
     """S-PAR-42: reading moves the file's place; writing is not led astray by it."""
-    spool = Spool(kept_in_memory=0)
+    spool = EventLog(kept_in_memory=0)
     spool.extend(events(1, 2, 3))
     assert spool.read(0, 1) == events(1)
     spool.extend(events(4))
@@ -96,12 +96,12 @@ async def test_requests_go_to_the_attending_reader_only() -> None:
     hub = EventHub()
     asking = asyncio.ensure_future(hub.ask("run", "scripted_model.chat", {"n": 1}))
     await turns()
-    await hub.tell("run", [("tool_metrics", {"n": 2})])
+    await hub.notify("run", [("tool_metrics", {"n": 2})])
     assert list((await hub.poll("run", 0, 0.0)).requests) == []
-    asked, told = (await hub.poll("run", 0, LONG_S, attends=True)).requests
+    asked, told = (await hub.poll("run", 0, LONG_S, is_driver=True)).requests
     assert (asked.name, dict(asked.payload)) == ("scripted_model.chat", {"n": 1})
-    assert told == Request("tool_metrics", {"n": 2}, None)
-    assert list((await hub.poll("run", 0, 0.0, attends=True)).requests) == []
+    assert told == DriverRequest("tool_metrics", {"n": 2}, None)
+    assert list((await hub.poll("run", 0, 0.0, is_driver=True)).requests) == []
     assert asked.number is not None
     await hub.answer("run", {asked.number: b"yes", 999: b"nobody asked"})
     assert await asking == b"yes"
@@ -110,7 +110,7 @@ async def test_requests_go_to_the_attending_reader_only() -> None:
 async def test_driver_is_woken_when_somebody_asks() -> None:
     """A model call must not wait for the end of a poll."""
     hub = EventHub()
-    polling = asyncio.ensure_future(hub.poll("run", 0, LONG_S, attends=True))
+    polling = asyncio.ensure_future(hub.poll("run", 0, LONG_S, is_driver=True))
     await turns()
     asking = asyncio.ensure_future(hub.ask("run", "name", {}))
     page = await polling
@@ -123,7 +123,7 @@ async def test_answers_find_their_askers_when_they_come_in_another_order() -> No
     hub = EventHub()
     asking = [asyncio.ensure_future(hub.ask("run", str(n), {})) for n in range(3)]
     await turns()
-    requests = (await hub.poll("run", 0, 0.0, attends=True)).requests
+    requests = (await hub.poll("run", 0, 0.0, is_driver=True)).requests
     for request in reversed(requests):
         assert request.number is not None
         await hub.answer("run", {request.number: request.name.encode()})
@@ -135,7 +135,7 @@ async def test_late_answer_is_dropped_when_the_asker_has_left() -> None:
     hub = EventHub()
     asking = asyncio.ensure_future(hub.ask("run", "name", {}))
     await turns()
-    (request,) = (await hub.poll("run", 0, 0.0, attends=True)).requests
+    (request,) = (await hub.poll("run", 0, 0.0, is_driver=True)).requests
     asking.cancel()
     await turns()
     assert asking.cancelled()
@@ -148,7 +148,7 @@ async def test_askers_get_an_error_when_the_driver_leaves() -> None:
     hub = EventHub()
     asking = asyncio.ensure_future(hub.ask("run", "name", {}))
     await turns()
-    await hub.desert("run")
+    await hub.mark_driver_gone("run")
     gone = pickle.loads(await asking)  # noqa: S301  our own
     assert isinstance(gone, IllegalStateError)
     assert "run" in str(gone)
@@ -165,7 +165,7 @@ async def test_run_that_begins_anew_is_not_concerned_when_somebody_still_asks_in
     assert isinstance(pickle.loads(await asking), IllegalStateError)  # noqa: S301  our own
     again = asyncio.ensure_future(hub.ask("run", "name", {}))
     await turns()
-    (request,) = (await hub.poll("run", 0, 0.0, attends=True)).requests
+    (request,) = (await hub.poll("run", 0, 0.0, is_driver=True)).requests
     assert request.number is not None
     await hub.answer("run", {request.number: b"yes"})
     assert await again == b"yes"
@@ -176,7 +176,7 @@ async def test_runs_are_forgotten_when_their_drivers_were_killed(monkeypatch: py
     hub = EventHub()
     for n in range(KEPT_RUNS + 5):
         await hub.publish(f"killed {n}", events(n))
-    monkeypatch.setattr(event_hub, "DESERTED_S", -1.0)
+    monkeypatch.setattr(event_hub, "MOST_SILENT_S", -1.0)
     await hub.publish("one more", events(1))
     assert list(hub._runs) == [*(f"killed {n}" for n in range(6, KEPT_RUNS + 5)), "one more"]
 
@@ -188,7 +188,7 @@ async def test_only_deserted_runs_are_forgotten_when_there_are_many() -> None:
         await hub.publish(f"attended {n}", events(n))
     for n in range(KEPT_RUNS + 5):
         await hub.publish(f"deserted {n}", events(n))
-        await hub.desert(f"deserted {n}")
+        await hub.mark_driver_gone(f"deserted {n}")
     await hub.publish("one more", events(1))
     for n in range(KEPT_RUNS + 5):
         assert list((await hub.poll(f"attended {n}", 0, 0.0)).events) == events(n)
@@ -201,7 +201,7 @@ async def test_memory_of_a_run_is_bounded_when_it_has_many_events() -> None:
     hub, count = EventHub(), event_hub.KEPT_IN_MEMORY + 100
     wanted = events(*range(count))
     await hub.publish("run", wanted)
-    assert len(hub._runs["run"].spool._recent) == event_hub.KEPT_IN_MEMORY
+    assert len(hub._runs["run"].log._recent) == event_hub.KEPT_IN_MEMORY
     read: list[bytes] = []
     while page := (await hub.poll("run", len(read), 0.0)).events:
         read += page

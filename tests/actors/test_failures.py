@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import ray.exceptions
 
-from ensemble_ray.actors.failures import ours
+from ensemble_ray.actors.link.failures import ours
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RunExistsError, ValidationError
 
 

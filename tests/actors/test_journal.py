@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import ray
 
-from ensemble_ray.actors import journal
-from ensemble_ray.actors.journal import JournalLine, open_journal
-from ensemble_ray.actors.processes import ProcessPool
-from ensemble_ray.actors.wire import RunPlace
+from ensemble_ray.actors.link import journal
+from ensemble_ray.actors.link.journal import RemoteJournal, open_journal
+from ensemble_ray.actors.link.wire import RecordLocation
+from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
@@ -35,7 +35,7 @@ async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
 ) -> None:
     """S-DUR-1, S-DUR-3, S-DUR-7: Ray starts it again; what was not known to have arrived is sent again."""
     del ray_cluster
-    monkeypatch.setattr(journal, "_PAUSES_S", (0.1,) * 900)  # however long this machine takes to start it
+    monkeypatch.setattr(journal, "RESTART_PAUSES_S", (0.1,) * 900)  # however long this machine takes to start it
     address = StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     line = line_to(address, RUN, "elsewhere")
@@ -84,7 +84,7 @@ class OutOfReach:
 async def test_nothing_is_recorded_behind_facts_that_were_lost() -> None:
     """S-DUR-8, S-DUR-22: an answer that nobody waited for is gone; what follows from it must not stand there alone."""
     actor = OutOfReach()
-    line = JournalLine(actor, StoreAddress(home="/nowhere"), RUN, writer="elsewhere")
+    line = RemoteJournal(actor, StoreAddress(home="/nowhere"), RUN, writer="elsewhere")
     await line.append([fact(0)])
     for attempt in (line.append([fact(1)], until=Until.SYNCED), line.append([fact(2)]), line.flush()):
         with pytest.raises(RecordError, match="cannot be reached"):
@@ -98,12 +98,12 @@ async def test_the_way_to_a_record_follows_from_where_it_lies(ray_cluster: str, 
     address = StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     line_to(address, RUN, "elsewhere")  # so that the actor lives here, whatever node asks for it
-    here = RunPlace(address, str(ray.get_runtime_context().get_node_id()))
+    here = RecordLocation(address, str(ray.get_runtime_context().get_node_id()))
     ways = [
-        await open_journal(place, RUN, writer="w", is_buffered=False)
-        for place in (here, RunPlace(address, "a" * len(here.node_id)), None)
+        await open_journal(location, RUN, writer="w", is_buffered=False)
+        for location in (here, RecordLocation(address, "a" * len(here.node_id)), None)
     ]
-    assert [type(each) for each in ways] == [SqliteJournal, JournalLine, MemoryJournal]
+    assert [type(each) for each in ways] == [SqliteJournal, RemoteJournal, MemoryJournal]
     for each in ways:
         await each.close()
     await owned.close(RunState.COMPLETED)

@@ -10,8 +10,9 @@ import cloudpickle
 import pytest
 
 from ensemble_ray import Agent
-from ensemble_ray.actors import loading
-from ensemble_ray.actors.loading import check_loading, load_all, modules_in
+from ensemble_ray.actors.driver import loading
+from ensemble_ray.actors.driver.loading import check_loading, modules_in
+from ensemble_ray.actors.scheduler.loading import load_all
 from tests.actors import feeding
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from ensemble_ray.actors.log_forwarding import LineForwarder, LineListener, show_line
-from ensemble_ray.actors.log_lines import LineBudget, LineDesk, LogLine
+from ensemble_ray.actors.driver.log_listener import LineListener, show_line
+from ensemble_ray.actors.link.log_lines import LineBudget, LineService, LogLine
+from ensemble_ray.actors.worker.log_forwarding import LineForwarder
 from ensemble_ray.process.context import log_context
 
 
@@ -19,13 +20,13 @@ class _Method:
         self.remote = method
 
 
-class Desk:
-    """The scheduler's handle, with a desk of this process behind it."""
+class Scheduler:
+    """The scheduler's handle, with the service of this process behind it."""
 
     def __init__(self) -> None:
-        self.desk = LineDesk()
-        for name in ("tell_lines", "hear_lines", "leave_lines"):
-            setattr(self, name, _Method(getattr(self.desk, name)))
+        self.service = LineService()
+        for name in ("put_lines", "collect_lines", "drain_lines"):
+            setattr(self, name, _Method(getattr(self.service, name)))
 
 
 @pytest.fixture(autouse=True)
@@ -42,17 +43,17 @@ def test_a_second_has_room_for_so_many_lines() -> None:
     """S-SET-57: those beyond are counted, and told once."""
     budget = LineBudget(2)
     assert [budget.admit(at) for at in (0.0, 0.1, 0.2, 0.9, 1.0)] == [True, True, False, False, True]
-    assert (budget.take_left_out(), budget.take_left_out()) == (2, 0)
+    assert (budget.reset_left_out(), budget.reset_left_out()) == (2, 0)
 
 
-async def _said(run_id: str, desk: Desk) -> Sequence[LogLine]:
-    return await desk.desk.leave_lines(run_id)
+async def _said(run_id: str, scheduler: Scheduler) -> Sequence[LogLine]:
+    return await scheduler.service.drain_lines(run_id)
 
 
 async def test_prints_and_warnings_are_forwarded_with_their_role(capsys: pytest.CaptureFixture[str]) -> None:
     """S-SET-57: of this run alone; the process's own streams have them too."""
-    desk = Desk()
-    forwarder = LineForwarder(desk)
+    scheduler = Scheduler()
+    forwarder = LineForwarder(scheduler)
     forwarder.open("run")
     with log_context({"ensemble.id": "run", "agent.role": "Writer"}):
         print("half ", end="")  # noqa: T201  as user code does
@@ -64,13 +65,13 @@ async def test_prints_and_warnings_are_forwarded_with_their_role(capsys: pytest.
     with log_context({"ensemble.id": "other", "agent.role": "Writer"}):
         print("elsewhere")  # noqa: T201  as user code does
     await forwarder.flushed()
-    first, *others = await _said("run", desk)
+    first, *others = await _said("run", scheduler)
     assert first == LogLine(text="half line", agent_role="Writer")
     assert [each.text for each in others][:2] == ["red \\x1b[31m", "to error"]
     (logged,) = others[2:]
     assert (logged.logger, logged.level, logged.template) == ("mine", logging.WARNING, "careful: %s")
     assert len(logged.text) < 1100
-    assert await _said("other", desk) == ()
+    assert await _said("other", scheduler) == ()
     streams = capsys.readouterr()
     assert "half line\n" in streams.out
     assert "careful" in streams.err
@@ -78,35 +79,35 @@ async def test_prints_and_warnings_are_forwarded_with_their_role(capsys: pytest.
 
 async def test_a_flood_is_cut_with_a_word_about_it() -> None:
     """S-SET-57: twenty lines of a second, and how many there were besides."""
-    desk = Desk()
-    forwarder = LineForwarder(desk, clock=lambda: 5.0)
+    scheduler = Scheduler()
+    forwarder = LineForwarder(scheduler, clock=lambda: 5.0)
     forwarder.open("run")
     for number in range(100):
         print(number)  # noqa: T201  as user code does
     await asyncio.sleep(0)
     await forwarder.flushed()
-    texts = [each.text for each in await _said("run", desk)]
+    texts = [each.text for each in await _said("run", scheduler)]
     assert texts[:20] == [str(number) for number in range(20)]
     assert texts[20:] == ["80 more lines were left out; the logs of Ray have all"]
 
 
 async def test_nothing_is_forwarded_when_the_run_is_over() -> None:
     """S-SET-57: a process that is kept for the next run is heard by nobody."""
-    desk = Desk()
-    forwarder = LineForwarder(desk)
+    scheduler = Scheduler()
+    forwarder = LineForwarder(scheduler)
     forwarder.open("run")
     forwarder.close("run")
     print("late")  # noqa: T201  as user code does
     await forwarder.flushed()
-    assert await _said("run", desk) == ()
+    assert await _said("run", scheduler) == ()
 
 
 async def test_the_listener_shows_all_lines_when_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
     """S-SET-57: those that were told before it left, each once and in order."""
-    desk = Desk()
-    listener = LineListener(desk, "run")
+    scheduler = Scheduler()
+    listener = LineListener(scheduler, "run")
     for number in range(5):
-        await desk.desk.tell_lines("run", [LogLine(text=str(number), agent_role="A")])
+        await scheduler.service.put_lines("run", [LogLine(text=str(number), agent_role="A")])
         await asyncio.sleep(0)
     await listener.leave(is_gone=False)
     assert [each.getMessage() for each in caplog.records] == [f"A: {number}" for number in range(5)]
@@ -122,9 +123,9 @@ def test_a_record_keeps_its_logger_and_level(caplog: pytest.LogCaptureFixture) -
 
 async def test_lines_of_runs_that_nobody_hears_do_not_pile_up() -> None:
     """S-SET-57: a thousand lines of a run, and sixty-four runs."""
-    desk = LineDesk()
+    scheduler = LineService()
     for number in range(100):
-        await desk.tell_lines(str(number), [LogLine(text=str(each), agent_role="") for each in range(1500)])
-    assert await desk.leave_lines("0") == ()
-    assert len(await desk.leave_lines("99")) == 1000
-    assert len(desk._boxes) <= 64
+        await scheduler.put_lines(str(number), [LogLine(text=str(each), agent_role="") for each in range(1500)])
+    assert await scheduler.drain_lines("0") == ()
+    assert len(await scheduler.drain_lines("99")) == 1000
+    assert len(scheduler._boxes) <= 64

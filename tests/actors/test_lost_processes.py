@@ -1,60 +1,21 @@
-"""RunHouses over real processes, without a scheduler: whoever has tasks in a process hears of its death."""
+"""RunSession over real processes, without a scheduler: whoever has tasks in a process learns of its death."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 
-import pytest
 import ray.exceptions
 
-from ensemble_ray import ChatResponse, Ensemble, IllegalStateError, RunOptions
-from ensemble_ray.actors.processes import ProcessPool
-from ensemble_ray.actors.run_houses import RunHouses
-from ensemble_ray.actors.runtime import RayRuntime
-from ensemble_ray.actors.wire import RunPackage, WireOrder, WireReport, pack_order
-from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray import ChatResponse, Ensemble
+from ensemble_ray.actors.link.packing import pack_order
+from ensemble_ray.actors.link.wire import WireOrder
+from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.stores import StoreAddress
-from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.ids import instance_of
+from tests.actors.sessions import Owner, packed
 from tests.scenarios.teams import PATIENCE_S, agent, task
-
-
-class Packing(RayRuntime):
-    """A runtime that packs runs and begins none."""
-
-    async def submit(self, request: RunRequest, work: PlannedWork) -> SubmittedRun:  # type: ignore[override]
-        self.package = self._package(request, work)
-        raise IllegalStateError("packed")
-
-
-async def packed(ensemble: Ensemble) -> RunPackage:
-    """The ensemble's run as a scheduler gets it."""
-    packing = Packing()
-    with pytest.raises(IllegalStateError, match="packed"):
-        await ensemble.arun(runtime=packing, options=RunOptions(durability="off"))
-    return packing.package
-
-
-class Owner:
-    """A run with houses, and what it is told."""
-
-    def __init__(self, package: RunPackage, pool: ProcessPool) -> None:
-        self.told: asyncio.Queue[WireReport] = asyncio.Queue()
-        self.houses = RunHouses(package, pool, max_own=4, hub=None, take=self.take)
-        self.package = package
-
-    async def take(self, reports: Sequence[WireReport]) -> None:
-        for report in self.houses.reported(reports):
-            self.told.put_nowait(report)
-
-    def start(self) -> None:
-        """Hand out the first task."""
-        node = self.package.plan.nodes[0]
-        self.houses.start([Assignment(node=node, instance=instance_of(node.key), epoch=0)])
 
 
 async def out_of_reach() -> None:
@@ -65,34 +26,34 @@ async def out_of_reach() -> None:
 async def test_death_is_told_to_the_run_that_has_the_process_when_an_earlier_ones_call_fails(ray_cluster: str) -> None:
     """S-DUR-31, S-PAR-34: the process still started when the first run ended, and served the next at once; no hang."""
     del ray_cluster
-    pool, package = ProcessPool(), await packed(Ensemble(tasks=[task("t", agent(ScriptedModel("x")))]))
-    first, second = Owner(package, pool), Owner(package, pool)
-    first.houses.open()
+    pool, submission = ProcessPool(), await packed(Ensemble(tasks=[task("t", agent(ScriptedModel("x")))]))
+    first, second = Owner(submission, pool), Owner(submission, pool)
+    first.session.open()
     await asyncio.sleep(0)  # its calls are on their way
-    await first.houses.close(keep=True)
+    await first.session.close(keep=True)
     await asyncio.sleep(0)
     (process,) = pool._living
-    second.houses.open()
+    second.session.open()
     second.start()
     assert list(pool._living) == [process]
-    first.houses._houses._send(process, out_of_reach())
+    first.session._groups._send(process, out_of_reach())
     async with asyncio.timeout(PATIENCE_S):
-        report = await second.told.get()
+        report = await second.reports.get()
     assert (report.status, report.epoch) == ("failed", 0)
     assert "its process died" in report.message
-    await second.houses.close(keep=False)
+    await second.session.close(keep=False)
     assert pool._living == set()
 
 
 async def test_nothing_is_started_when_a_process_dies_in_a_run_that_ends(ray_cluster: str) -> None:
     """S-DUR-31: its tasks would be done for nobody, by processes that nobody lets go."""
     del ray_cluster
-    pool, package = ProcessPool(), await packed(Ensemble(tasks=[task("t", handler=str)]))
-    owner = Owner(replace(package, store=StoreAddress(home="/nowhere")), pool)
-    owner.houses.open()
+    pool, submission = ProcessPool(), await packed(Ensemble(tasks=[task("t", handler=str)]))
+    owner = Owner(replace(submission, store=StoreAddress(home="/nowhere")), pool)
+    owner.session.open()
     owner.start()
     (process,) = pool._living
-    closing = asyncio.ensure_future(owner.houses.close(keep=False))
+    closing = asyncio.ensure_future(owner.session.close(keep=False))
     await asyncio.sleep(0)
     pool.lose(process, RuntimeError("lost"))
     await closing
@@ -105,20 +66,20 @@ async def test_agent_is_found_where_it_lives_and_anew_when_its_process_was_lost(
     pool = ProcessPool()
     writer = agent(Helpful(), replicas=2)
     owner = Owner(await packed(Ensemble(tasks=[task("t", writer)])), pool)
-    owner.houses.open()
-    (key,) = (cargo.key for cargo in owner.package.agents)
-    both = owner.houses.locate(key)
+    owner.session.open()
+    (key,) = (template.key for template in owner.submission.templates)
+    both = owner.session.locate(key)
     assert {name for name, _ in both} == {process.name for process in pool._living}
     (first, _), second = both
-    assert owner.houses.locate(key, lost=first) == [second]
-    assert owner.houses.locate(key, lost=first) == [second]  # another asker had it too
-    ((third, handle),) = owner.houses.locate(key, lost=second[0])
+    assert owner.session.locate(key, lost=first) == [second]
+    assert owner.session.locate(key, lost=first) == [second]  # another asker had it too
+    ((third, handle),) = owner.session.locate(key, lost=second[0])
     assert third not in {first, second[0]}
     assert [process.name for process in pool._living] == [third]
-    report = await asyncio.wait_for(handle.perform.remote(owner.package.run_id, delegated(key)), PATIENCE_S)
+    report = await asyncio.wait_for(handle.perform.remote(owner.submission.run_id, delegated(key)), PATIENCE_S)
     assert report.status == "completed"
-    await owner.houses.close(keep=False)
-    assert owner.houses.locate(key) == []
+    await owner.session.close(keep=False)
+    assert owner.session.locate(key) == []
     assert pool._living == set()
 
 
@@ -148,12 +109,12 @@ def delegated(key: str) -> WireOrder:
 async def test_callables_are_not_hosted_again_and_again_when_that_kills_their_process(ray_cluster: str) -> None:
     """S-DUR-31: as often as a task is handed out."""
     del ray_cluster
-    pool, package = ProcessPool(), await packed(Ensemble(tasks=[task("t", handler=str)]))
-    owner, count = Owner(package, pool), 0
-    owner.houses.open()
+    pool, submission = ProcessPool(), await packed(Ensemble(tasks=[task("t", handler=str)]))
+    owner, count = Owner(submission, pool), 0
+    owner.session.open()
     while pool._living:
         (process,) = pool._living
         pool.lose(process, RuntimeError("lost"))
         count += 1
     assert count == 3
-    await owner.houses.close(keep=False)
+    await owner.session.close(keep=False)

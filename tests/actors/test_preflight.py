@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Agent, ChatResponse, OpenAIChatModel, Task, tool
-from ensemble_ray.actors.preflight import dump
+from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.testing import ScriptedModel
 

@@ -13,7 +13,7 @@ import ray.exceptions
 
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.processes import Process, ProcessPool
+from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
 from ensemble_ray.limits.desk import Acquire, Dismissed, Granted
 from ensemble_ray.values.ids import new_object_id
 
@@ -35,7 +35,7 @@ async def ended(process: Process) -> None:
 
 
 async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
-    """S-SET-42, S-MR-141, S-HIER-1: by its kind, and those for several nodes by where they were begun; then it ends.
+    """S-SET-42, S-MR-141, S-HIER-1: by its type, and those for several nodes by where they were begun; then it ends.
 
     Lists of processes show what is a manager's. One at work is given to nobody else.
     """
@@ -43,11 +43,11 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     agent, spread = pool.take(), pool.take(is_spread=True)
     host, manager = pool.take("callables"), pool.take("manager")
     everyone = (manager, host, spread, agent)
-    agent.busy.add("a#0")
+    agent.templates["kind.1"] = None
     for process in everyone:
         pool.give_back(process, keep=True)
     assert pool.take() is agent
-    assert not agent.busy
+    assert not agent.templates
     assert pool.take("callables") is host
     assert pool.take("manager") is manager
     assert pool.take(is_spread=True) is spread
@@ -61,7 +61,7 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     pool.end(manager)
     pool.give_back(agent, keep=False)
     pool.give_back(host, keep=True)
-    pool.cool()
+    pool.evict_idle()
     assert [process.is_alive for process in everyone] == [False] * 4
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*pool._watches, *map(ended, everyone))

@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.handles import LimiterLine
+from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.values.ids import new_object_id
@@ -19,7 +19,7 @@ HOURLY = RateLimit.of(1, 3600.0)
 
 async def test_bucket_is_one_when_each_caller_has_a_line_of_its_own(ray_cluster: str) -> None:
     """S-RATE-20, S-RATE-12, S-CONV-32: all lines lead to one actor; what it refuses arrives as our own errors."""
-    one, two = LeasingLimiter(LimiterLine()), LeasingLimiter(LimiterLine())
+    one, two = LeasingLimiter(RemoteLimiter()), LeasingLimiter(RemoteLimiter())
     bucket = new_object_id()
     await one.acquire(bucket, HOURLY, timeout_s=60.0)
     with pytest.raises(RateLimitTimeoutError):
@@ -34,7 +34,7 @@ async def test_bucket_is_one_when_each_caller_has_a_line_of_its_own(ray_cluster:
 
 async def test_callers_go_on_when_the_limiter_was_killed(ray_cluster: str) -> None:
     """S-SET-36: it comes back with empty buckets; nobody fails as long as there is time."""
-    limiter = LeasingLimiter(LimiterLine())
+    limiter = LeasingLimiter(RemoteLimiter())
     await limiter.acquire(new_object_id(), HOURLY, timeout_s=60.0)
     pid: int = await spawn.rate_limiter().__ray_call__.remote(lambda _: os.getpid())
     os.kill(pid, signal.SIGKILL)

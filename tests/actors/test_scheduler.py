@@ -24,7 +24,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.actors import spawn
-from ensemble_ray.actors.runtime import RayRuntime
+from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.testing import ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until
@@ -33,7 +33,7 @@ from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task,
 @pytest.fixture
 async def runtime(ray_cluster: str) -> AsyncIterator[RayRuntime]:
     """A runtime that keeps its processes and finds none of others'."""
-    await spawn.scheduler().cool.remote()
+    await spawn.scheduler().evict_idle.remote()
     async with RayRuntime() as warm:
         yield warm
 
@@ -98,7 +98,7 @@ async def test_run_is_refused_when_the_scheduler_is_of_another_version(
     ray_cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both versions and what to do; no task begins."""
-    monkeypatch.setattr("ensemble_ray.actors.connection.package_version", lambda: "99.0")
+    monkeypatch.setattr("ensemble_ray.actors.driver.cluster.package_version", lambda: "99.0")
     model = ScriptedModel()
     with pytest.raises(ValidationError, match=r"runs ensemble-ray \S+, this process 99\.0\. Install the same version"):
         await Ensemble(tasks=[task("t", agent(model))]).arun(runtime=RayRuntime())
@@ -159,6 +159,6 @@ async def test_process_serves_the_next_run_when_it_was_left_in_order(runtime: Ra
     marks = Marks(tmp_path / "marks")
     first = await process_of(runtime, marks)
     assert await process_of(runtime, marks) == first
-    await spawn.scheduler().cool.remote()
+    await spawn.scheduler().evict_idle.remote()
     place = Path("/proc", str(first))
     await asyncio.to_thread(until, lambda: not place.exists(), "the end of the process")

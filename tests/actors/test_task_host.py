@@ -10,8 +10,9 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray import Agent, ChatResponse, Task
-from ensemble_ray.actors.task_host import TaskHost
-from ensemble_ray.actors.wire import UNKNOWN_KIND, WireOrder, WireReport, pack_order, unpack_report
+from ensemble_ray.actors.link.packing import pack_order, unpack_report
+from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
+from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
 from ensemble_ray.limits.local_limiter import process_limiter
@@ -57,7 +58,7 @@ class Gated:
 
 
 class Sent:
-    """A courier that keeps what it is given."""
+    """A target that keeps what it is given."""
 
     def __init__(self) -> None:
         self.reports: list[WireReport] = []
@@ -70,9 +71,9 @@ class Bench:
     """A host with one agent, and what left it."""
 
     def __init__(self) -> None:
-        self.model, self.courier, self.journal = Gated(), Sent(), MemoryJournal("run")
+        self.model, self.target, self.journal = Gated(), Sent(), MemoryJournal("run")
         self.flushed = 0
-        self.host = TaskHost(self.courier)
+        self.host = TaskHost(self.target)
         self.host.host(
             RunFrame(run_id="run", workflow="hierarchical", total_tasks=1),
             {"digger": Agent(role="Digger", goal="dig", llm=self.model)},
@@ -103,9 +104,9 @@ async def test_report_is_the_reply_and_events_come_before_it(bench: Bench) -> No
     """S-PAR-41: nothing is sent to the scheduler for work that an agent asked for."""
     bench.model.may.set()
     report = await bench.host.perform("run", wire())
-    result = unpack_report(report, ORDER.instance)
+    result = unpack_report(report)
     assert result.output is not None
-    assert (result.output.raw, bench.flushed, bench.courier.reports) == ("gold", 1, [])
+    assert (result.output.raw, bench.flushed, bench.target.reports) == ("gold", 1, [])
 
 
 async def test_work_is_not_begun_again_when_its_asker_was_replaced(bench: Bench) -> None:
@@ -132,7 +133,7 @@ async def test_work_is_stopped_when_its_run_is_released(bench: Bench) -> None:
     assert await bench.host.release("run")
     assert bench.model.is_stopped
     assert (await asking).status == "cancelled"
-    assert bench.courier.reports == []
+    assert bench.target.reports == []
 
 
 async def test_process_is_not_used_again_when_released_work_does_not_let_go(
@@ -151,7 +152,7 @@ async def test_process_is_not_used_again_when_released_work_does_not_let_go(
         return ChatResponse(text="late")
 
     monkeypatch.setattr(bench.model, "chat", hold)
-    monkeypatch.setattr(bench.host._runs["run"].houses, "_grace_s", 0.05)
+    monkeypatch.setattr(bench.host._runs["run"].executor, "_grace_s", 0.05)
     asking = asyncio.ensure_future(bench.host.perform("run", wire()))
     await bench.model.asked.wait()
     assert not await bench.host.release("run")
@@ -170,24 +171,24 @@ async def test_agent_that_comes_with_its_task_is_its_kinds_template_and_what_dif
     """S-MR-142: one model object for all of a kind; a task of a kind that was not sent is not begun, and says so."""
     bench.model.may.set()
     template = pickle.dumps(Agent(role="Digger", goal="dig", llm=PLACED))
-    order = replace(wire(), depth=0, agent_key="kind.1", overlay=pickle.dumps({"role": "Miner"}))
+    order = replace(wire(), depth=0, agent_key="kind.1", overrides=pickle.dumps({"role": "Miner"}))
     unknown = await bench.host.perform("run", order)
-    assert (unknown.status, unknown.epoch) == (UNKNOWN_KIND, 0)
+    assert (unknown.status, unknown.epoch) == (UNKNOWN_TEMPLATE, 0)
     bench.host.accept("run", [order])
     told = await bench.host.perform("run", order, {"kind.1": template})
-    first = unpack_report(told, order.instance).output
+    first = unpack_report(told).output
     assert first is not None
-    other = replace(order, instance="b#0", key="b", overlay=pickle.dumps({}))
-    second = unpack_report(await bench.host.perform("run", other), other.instance).output
+    other = replace(order, instance="b#0", key="b", overrides=pickle.dumps({}))
+    second = unpack_report(await bench.host.perform("run", other)).output
     assert second is not None
     assert first.raw == second.raw
-    assert [report.status for report in bench.courier.reports] == [UNKNOWN_KIND]
-    assert bench.host._runs["run"].kind_of == {}
+    assert [report.status for report in bench.target.reports] == [UNKNOWN_TEMPLATE]
+    assert bench.host._runs["run"].template_of == {}
 
 
 async def test_task_whose_agent_cannot_be_loaded_is_a_failed_report(bench: Bench) -> None:
     """S-CONV-34, S-MR-106: the same each time, so nobody sends it again for ever."""
-    order = replace(wire(), agent_key="kind.1", overlay=pickle.dumps({}))
+    order = replace(wire(), agent_key="kind.1", overrides=pickle.dumps({}))
     for _ in range(2):
         report = await bench.host.perform("run", order, {"kind.1": b"no pickle"})
         assert (report.status, report.error_type) == ("failed", "ValidationError")

@@ -16,14 +16,9 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray import Agent, Task
-from ensemble_ray.actors.preflight import dump
-from ensemble_ray.actors.wire import (
-    AgentCargo,
-    CallableCargo,
-    RunPackage,
-    WireReport,
+from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.link.packing import (
     load_agent,
-    load_callables,
     pack_order,
     pack_recorded,
     pack_result,
@@ -31,8 +26,16 @@ from ensemble_ray.actors.wire import (
     unpack_output,
     unpack_report,
     unpack_result,
-    wire_order,
 )
+from ensemble_ray.actors.link.wire import (
+    AgentTemplate,
+    CallableRef,
+    CallablesUpdate,
+    Submission,
+    TaskCallables,
+    WireReport,
+)
+from ensemble_ray.actors.scheduler.planned_run import wire_order
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
@@ -155,18 +158,20 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
         agent_key="writer",
         is_streaming=True,
     )
-    package = RunPackage(
+    inputs, outputs = (tuple(CallableRef("x", n) for n in range(count)) for count in guardrails)
+    asked = TaskCallables(input_guardrails=inputs, output_guardrails=outputs)
+    submission = Submission(
         run_id="r",
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id="r", workflow="sequential", total_tasks=2),
         header={},
-        agents=(),
+        templates=(),
         tasks={"write": dump(task, "Task 'write'")},
-        guardrails={} if guardrails == (0, 0) else {"write": guardrails},
+        callables=None if guardrails == (0, 0) else CallablesUpdate(bundles={"x": b""}, tasks={"write": asked}),
     )
     context = [pickle.dumps(output_of(raw)) for raw in ("one", "two")]
     assignment = Assignment(node=node, instance="write#0", epoch=3, context=tuple(context), missing_context="gone")
-    order = unpack_order("r", pickle.loads(pickle.dumps(wire_order(assignment, package))))  # noqa: S301  our own
+    order = unpack_order("r", pickle.loads(pickle.dumps(wire_order(assignment, submission))))  # noqa: S301  our own
     assert (order.run_id, order.key, order.instance, order.epoch, order.index) == ("r", "write", "write#0", 3, 2)
     assert order.task == task
     assert (order.agent_key, order.agent_role, order.is_streaming) == ("writer", "Writer", True)
@@ -197,9 +202,9 @@ def test_delegated_order_arrives_with_who_asked_and_how_deep() -> None:
 def test_result_of_delegated_work_is_the_same_at_its_asker() -> None:
     """S-DEL-3: output and counts; a failure with its error and what it did."""
     done = replace(completed(output_of("gold")), epoch=7, tool_call_count=3)
-    assert unpack_report(pack_result(done), "write#0") == done
+    assert unpack_report(pack_result(done)) == done
     error = GuardrailViolationError("input", "rude", "write", "Writer")
-    found = unpack_report(pack_result(replace(failed(error), epoch=7)), "write#0")
+    found = unpack_report(pack_result(replace(failed(error), epoch=7)))
     assert isinstance(found.error, GuardrailViolationError)
     assert (found.status, found.epoch, str(found.error)) == ("failed", 7, str(error))
 
@@ -237,9 +242,9 @@ def test_recorded_output_of_a_worker_needs_no_task() -> None:
 def test_agent_and_tasks_keep_their_identity_when_they_travel() -> None:
     """S-CONV-30: equality is by identity, and pickling keeps it."""
     writer = Agent(role="Writer", goal="write", llm=ScriptedModel())
-    cargo = AgentCargo(key="writer", body=dump(writer, "Agent 'Writer'"), kind="k")
-    assert load_agent(cargo.body) == writer
+    template = AgentTemplate(key="writer", body=dump(writer, "Agent 'Writer'"), category="k")
+    assert load_agent(template.body) == writer
     task = Task(description="d", expected_output="e", agent=writer)
-    (found,) = load_callables(cloudpickle.dumps(CallableCargo(tasks={"1": task}))).tasks.values()
+    found = pickle.loads(cloudpickle.dumps(task))  # noqa: S301  our own
     assert found == task
     assert found.agent == writer

@@ -30,7 +30,7 @@ def test_contracts_are_the_ones_that_the_design_names() -> None:
     assert set(contracts) == {"layers", "core-without-ray", "pure-machines"}
     assert contracts["layers"]["exhaustive"] is True
     seams = {line for each in contracts.values() for line in each.get("ignore_imports", ())}
-    assert seams == {"ensemble_ray.runtime -> ensemble_ray.actors.runtime"}
+    assert seams == {"ensemble_ray.runtime -> ensemble_ray.actors.driver.runtime"}
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ import pytest
 import ray
 
 from ensemble_ray import Ensemble, OpenAIChatModel, Run, Runtime
-from ensemble_ray.actors.sealing import PackageSeal
-from ensemble_ray.actors.vault import KEY_NAME
+from ensemble_ray.actors.scheduler.sealing import Seal
+from ensemble_ray.actors.scheduler.submission_store import KEY_NAME
 from ensemble_ray.process.ray_files import token_file
 from ensemble_ray.testing import ModelServer
 from tests.attack.neighbours import Listener, closed_above, command_lines, descendants, files_with, listeners
@@ -208,7 +208,7 @@ def test_planted_packages_are_not_loaded_when_the_scheduler_is_started_again(
     body = pickle.dumps(Planted(mark))
     planted = {
         b"run:planted-raw": body,
-        b"run:planted-sealed": PackageSeal(tmp_path / "a.key").seal("planted-sealed", body),
+        b"run:planted-sealed": Seal(tmp_path / "a.key").seal("planted-sealed", body),
         b"run:planted-replayed": ours,
     }
     for name, value in planted.items():

@@ -8,8 +8,8 @@ def line_to(address: StoreAddress, run_id: str, writer: str) -> Journal:
     """A journal whose facts go to the journal actor of this test's cluster."""
     import ray  # only tests that ask for the cluster pay for it
 
-    from ensemble_ray.actors.journal import JournalLine
+    from ensemble_ray.actors.link.journal import RemoteJournal
     from ensemble_ray.actors.spawn import journal_actor
 
     node_id = str(ray.get_runtime_context().get_node_id())
-    return JournalLine(journal_actor(node_id), address, run_id, writer=writer)
+    return RemoteJournal(journal_actor(node_id), address, run_id, writer=writer)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ensemble_ray.actors.handles import LimiterLine
-from ensemble_ray.actors.rate_limiter import RateLimiter
+from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.actors.spawn import actor_class
 from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
 from ensemble_ray.limits.lease import LeasingLimiter
@@ -49,7 +49,7 @@ class TimedRateLimiter(RateLimiter):
         return self._unanswered
 
 
-class CountingLine(LimiterLine):
+class CountingLine(RemoteLimiter):
     """The way to that actor; knows what is on it."""
 
     def __init__(self, actor: Any) -> None:
@@ -67,7 +67,7 @@ class CountingLine(LimiterLine):
 
 
 class RaySite:
-    """`LeasingLimiter` over `LimiterLine`: two holders at the desk in an actor."""
+    """`LeasingLimiter` over `RemoteLimiter`: two holders at the desk in an actor."""
 
     #: one process for all tests; each begins with an empty desk
     _actor: Any = None

@@ -41,8 +41,8 @@ async def loky_pool() -> AsyncIterator[CpuPool]:
 @asynccontextmanager
 async def ray_pool() -> AsyncIterator[CpuPool]:
     """Two processors of the shared cluster."""
-    from ensemble_ray.actors.cpu import RayCpuPool
     from ensemble_ray.actors.spawn import cpu_call
+    from ensemble_ray.actors.worker.cpu import RayCpuPool
 
     yield RayCpuPool(cpu_call())
 

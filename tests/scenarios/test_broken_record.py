@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
     from ensemble_ray.testing import ScriptedModel
 
 

@@ -8,12 +8,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray import FileChangedEvent
-from ensemble_ray.actors.handles import HubSink
+from ensemble_ray.actors.link.events import HubSink
 from ensemble_ray.actors.spawn import event_hub
 from ensemble_ray.values.ids import new_run_id
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.runtime import RayRuntime
+    from ensemble_ray.actors.driver.runtime import RayRuntime
 
 #: Events of one producer; every other one is too large to travel beside its message.
 EVENTS = 40
@@ -42,6 +42,6 @@ async def test_events_keep_their_order_when_some_are_large(ray_runtime: RayRunti
             await asyncio.sleep(0)
     await sink.flushed()
     page = await hub.poll.remote(run_id, 0, 0.0)
-    await hub.desert.remote(run_id)
+    await hub.mark_driver_gone.remote(run_id)
     arrived = [cast("FileChangedEvent", pickle.loads(body)).lines_added for body in page.events]  # noqa: S301  our own
     assert arrived == list(range(EVENTS))

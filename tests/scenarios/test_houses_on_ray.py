@@ -19,7 +19,7 @@ from ensemble_ray import (
     ValidationError,
     tool,
 )
-from ensemble_ray.actors.runtime import RayRuntime
+from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task, until
 

@@ -27,7 +27,7 @@ def recorded(request: pytest.FixtureRequest, postgres: PostgresServer) -> Iterat
         run_blocking(inline.close())
         return
     request.getfixturevalue("ray_cluster")
-    from ensemble_ray.actors.runtime import RayRuntime  # only that one pays for Ray
+    from ensemble_ray.actors.driver.runtime import RayRuntime  # only that one pays for Ray
 
     with RayRuntime(store=url) as runtime:
         yield runtime, url

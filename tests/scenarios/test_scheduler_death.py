@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
-from ensemble_ray.actors.runtime import RayRuntime
-from ensemble_ray.actors.vault import KEY_NAME, Vault
-from ensemble_ray.actors.wire import RunPackage
+from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray.actors.link.wire import Submission
+from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.runs import RunDirectory
@@ -249,7 +249,7 @@ def test_run_begins_when_the_scheduler_has_just_died(ray_runtime: Runtime, clust
     """S-DUR-32, S-CONV-32: a driver that comes meanwhile waits for it; what it cannot read in the vault harms nobody."""
     team = Ensemble(tasks=[task("go", agent(ScriptedModel(otherwise="fine")))])
     assert team.start(runtime=ray_runtime).result(PATIENCE_S).raw == "fine"
-    run_blocking(Vault(cluster_home / KEY_NAME).keep(cast("RunPackage", Unreadable())))
+    run_blocking(SubmissionStore(cluster_home / KEY_NAME).keep(cast("Submission", Unreadable())))
     assert b"run:unreadable" in kept_names()
     kill_actor("scheduler")
     begun = team.start(runtime=RayRuntime())

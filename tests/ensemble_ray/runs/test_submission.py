@@ -12,7 +12,7 @@ from ensemble_ray.errors import RunExistsError
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import OwnedRun, StoreAddress, store_at
 from ensemble_ray.runs.ownership import claim_run, release_run
-from ensemble_ray.runs.submission import Submission
+from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
@@ -22,15 +22,15 @@ PLAN = Fact(run="r", kind="plan", name="run", at=1.0, data={})
 @pytest.mark.parametrize(
     ("submission", "is_recorded", "takes_over", "is_restart"),
     [
-        (Submission.FIRST, False, False, False),
-        (Submission.RESUMED, True, False, False),
-        (Submission.TAKEN_OVER, True, True, False),
-        (Submission.RESUBMITTED, False, False, False),
-        (Submission.RESTARTED, True, False, True),
+        (SubmissionReason.FIRST, False, False, False),
+        (SubmissionReason.RESUMED, True, False, False),
+        (SubmissionReason.TAKEN_OVER, True, True, False),
+        (SubmissionReason.RESUBMITTED, False, False, False),
+        (SubmissionReason.RESTARTED, True, False, True),
     ],
 )
 def test_each_submission_says_what_it_expects_of_the_record(
-    submission: Submission, *, is_recorded: bool, takes_over: bool, is_restart: bool
+    submission: SubmissionReason, *, is_recorded: bool, takes_over: bool, is_restart: bool
 ) -> None:
     """S-DUR-17, S-DUR-32: only a person's wish takes a run over; only a restart lets a cancellation stand."""
     assert (submission.is_recorded, submission.takes_over, submission.is_restart) == (
@@ -43,26 +43,26 @@ def test_each_submission_says_what_it_expects_of_the_record(
 
 def test_resume_takes_over_where_it_was_asked_to() -> None:
     """S-DUR-17: by the argument of `resume`."""
-    assert Submission.of_resume(takes_over=False) is Submission.RESUMED
-    assert Submission.of_resume(takes_over=True) is Submission.TAKEN_OVER
+    assert SubmissionReason.of_resume(takes_over=False) is SubmissionReason.RESUMED
+    assert SubmissionReason.of_resume(takes_over=True) is SubmissionReason.TAKEN_OVER
 
 
 def test_run_without_an_answer_is_submitted_again_as_what_it_is() -> None:
     """S-DUR-32: a first submission may have arrived; one that goes on from a record does so in any case."""
-    assert Submission.FIRST.without_answer() is Submission.RESUBMITTED
-    assert Submission.RESUBMITTED.without_answer() is Submission.RESUBMITTED
-    assert Submission.RESUMED.without_answer() is Submission.RESUMED
-    assert Submission.TAKEN_OVER.without_answer() is Submission.TAKEN_OVER
+    assert SubmissionReason.FIRST.without_answer() is SubmissionReason.RESUBMITTED
+    assert SubmissionReason.RESUBMITTED.without_answer() is SubmissionReason.RESUBMITTED
+    assert SubmissionReason.RESUMED.without_answer() is SubmissionReason.RESUMED
+    assert SubmissionReason.TAKEN_OVER.without_answer() is SubmissionReason.TAKEN_OVER
 
 
 def test_resubmission_is_settled_by_the_record() -> None:
     """S-DUR-32: a run that began is restarted, so that what it was told stands; else it begins."""
-    assert Submission.RESUBMITTED.settled(is_recorded=True) is Submission.RESTARTED
-    assert Submission.RESUBMITTED.settled(is_recorded=False) is Submission.FIRST
-    assert Submission.RESUMED.settled(is_recorded=False) is Submission.RESUMED
+    assert SubmissionReason.RESUBMITTED.settled(is_recorded=True) is SubmissionReason.RESTARTED
+    assert SubmissionReason.RESUBMITTED.settled(is_recorded=False) is SubmissionReason.FIRST
+    assert SubmissionReason.RESUMED.settled(is_recorded=False) is SubmissionReason.RESUMED
 
 
-async def claim(home: Path, submission: Submission) -> OwnedRun:
+async def claim(home: Path, submission: SubmissionReason) -> OwnedRun:
     """The run, owned by this process."""
     store = store_at(StoreAddress(home=str(home)))
     return await claim_run(store, "r", origin="", durability=Durability.EFFECTS, submission=submission)
@@ -71,12 +71,12 @@ async def claim(home: Path, submission: Submission) -> OwnedRun:
 async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path: Path) -> None:
     """S-DUR-16: each owner has a higher epoch than the one before, and reads what that one wrote."""
     store = store_at(StoreAddress(home=str(tmp_path)))
-    first = await claim(tmp_path, Submission.FIRST)
+    first = await claim(tmp_path, SubmissionReason.FIRST)
     await first.journal.append((PLAN,), until=Until.WRITTEN)
     running = await store.summary("r")
     await release_run(first)
     released = await store.summary("r")
-    second = await claim(tmp_path, Submission.RESUMED)
+    second = await claim(tmp_path, SubmissionReason.RESUMED)
     await release_run(second)
 
     assert running is not None
@@ -88,11 +88,11 @@ async def test_claimed_run_is_running_and_a_released_one_is_interrupted(tmp_path
 
 async def test_owned_run_is_claimed_only_by_force(tmp_path: Path) -> None:
     """S-DUR-17: a run that hangs is taken from its owner where a person says so."""
-    owner = await claim(tmp_path, Submission.FIRST)
+    owner = await claim(tmp_path, SubmissionReason.FIRST)
     await owner.journal.append((PLAN,), until=Until.WRITTEN)
     with pytest.raises(RunExistsError):
-        await claim(tmp_path, Submission.RESUMED)
-    heir = await claim(tmp_path, Submission.TAKEN_OVER)
+        await claim(tmp_path, SubmissionReason.RESUMED)
+    heir = await claim(tmp_path, SubmissionReason.TAKEN_OVER)
     await release_run(heir)
     await release_run(owner)
 

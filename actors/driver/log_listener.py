@@ -1,0 +1,73 @@
+"""What the processes of a run say, logged again in its driver, with the agent's role in front (S-SET-57).
+
+Must never happen: a control character of somebody else in the driver's log, or a run that fails with what it says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import ray.exceptions
+
+from ensemble_ray.actors.link.log_lines import LogLine
+from ensemble_ray.process.notices import give_notice
+
+__all__ = ["LineListener", "show_line"]
+
+#: How long the driver's call waits for lines, s; and how long it waits before it asks again where that failed.
+_WAIT_S = 10.0
+_RETRY_S = 0.5
+#: How long lines that are on their way are waited for at the end, s.
+_LEAVE_S = 2.0
+
+
+class LineListener:
+    """Logs again in the driver what the processes of its run say."""
+
+    def __init__(self, service: Any, run_id: str) -> None:
+        self._service = service
+        self._run_id = run_id
+        self._is_leaving = False
+        self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    async def leave(self, *, is_gone: bool) -> None:
+        """Show what was said last, and listen no more; at once where the cluster is gone."""
+        self._is_leaving = True
+        if is_gone:
+            self._collecting.cancel()
+            return
+        last: Sequence[LogLine] = ()
+        with contextlib.suppress(ray.exceptions.RayError):  # its lines are lost with it
+            last = await self._service.drain_lines.remote(self._run_id)
+        # That woke the other call. It is not cancelled: lines that are on their way could not be taken again.
+        await asyncio.wait([self._collecting], timeout=_LEAVE_S)
+        self._collecting.cancel()
+        for line in last:
+            show_line(line)
+
+    async def _collect(self) -> None:
+        while not self._is_leaving:
+            try:
+                for line in await self._service.collect_lines.remote(self._run_id, _WAIT_S):
+                    show_line(line)
+            except ray.exceptions.RayError:  # it is being started again, or gone, which the run itself tells
+                await asyncio.sleep(_RETRY_S)
+
+
+def show_line(line: LogLine) -> None:
+    """Log a line in this process: a record under its own logger and level, what was printed as a notice."""
+    text = f"{line.agent_role}: {line.text}" if line.agent_role else line.text
+    if not line.logger:
+        give_notice(text)
+        return
+    logger = logging.getLogger(line.logger)
+    if not logger.isEnabledFor(line.level):
+        return
+    record = logger.makeRecord(line.logger, line.level, "(agent)", 0, "%s", (text,), None)
+    record.template = line.template
+    record.exc_text = line.traceback or None
+    logger.handle(record)

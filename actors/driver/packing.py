@@ -1,0 +1,309 @@
+"""What a driver sends, as bytes: a planned run, or the orders of a dynamic one, whose shared parts are sent once under a name.
+
+In: agents, tasks and callables as objects. Out: submissions; orders, and what each needs. Must never happen: a name that
+comes to stand for another object, or shared objects that pile up with the orders that were done.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.actors.driver.preflight import dump
+from ensemble_ray.actors.link.packing import pack_output
+from ensemble_ray.actors.link.wire import (
+    AgentTemplate,
+    CallableRef,
+    CallablesUpdate,
+    Submission,
+    TaskCallables,
+    WireOrder,
+)
+from ensemble_ray.execute.kinds import Shelf, overlay_of
+from ensemble_ray.values.epochs import REDISPATCH_STEP
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.execute.orders import TaskOrder
+    from ensemble_ray.runs.ports import PlannedWork, RunRequest
+
+__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_submission"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Template:
+    agent: Agent
+    wire: AgentTemplate
+
+
+@dataclass(frozen=True, slots=True)
+class _Callable:
+    #: keeps the object alive whose id it is found by
+    thing: object
+    ref: CallableRef
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackedOrder:
+    """An order as bytes, and what it needs."""
+
+    order: WireOrder
+    #: key that its agent's template is kept under; None: it has no agent
+    template: str | None
+    #: keys that its callables are kept under
+    callables: tuple[str, ...]
+
+    @property
+    def instance(self) -> str:
+        """Its instance."""
+        return self.order.instance
+
+    @property
+    def size(self) -> int:
+        """Bytes, roughly."""
+        order = self.order
+        return 500 + len(order.task) + len(order.overrides or b"") + sum(map(len, order.context))
+
+    def renewed(self, steps: int) -> PackedOrder:
+        """Return the same under a higher epoch."""
+        return replace(self, order=replace(self.order, epoch=self.order.epoch + steps * REDISPATCH_STEP))
+
+
+class Packer:
+    """Packs the orders of one dynamic run."""
+
+    def __init__(self) -> None:
+        self._templates: Shelf[_Template] = Shelf()
+        self._callables: Shelf[_Callable] = Shelf()
+        self._numbers = itertools.count(1)
+
+    def pack(self, order: TaskOrder) -> PackedOrder:
+        """Return an order as bytes; what it needs is kept until `done`.
+
+        Raises:
+            ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
+        """
+        task = order.task
+        where = f"Task '{order.key}'"
+        body = _task_body(task, where)
+        context = tuple(pack_output(output) for output in order.context)
+        template, overrides = None, None
+        if order.agent is not None:
+            template = self._template(order.agent_key or "", order.agent)
+            overrides = pickle.dumps(overlay_of(order.agent, template.agent), protocol=5)
+        callables, keys = self._called(task, where)
+        wire = WireOrder(
+            key=order.key,
+            instance=order.instance,
+            epoch=order.epoch,
+            index=order.index,
+            task=body,
+            agent_key=None if template is None else template.wire.key,
+            agent_role=order.agent_role,
+            context=context,
+            missing_context=order.missing_context,
+            is_streaming=order.is_streaming,
+            input_guardrails=order.input_guardrails,
+            output_guardrails=order.output_guardrails,
+            overrides=overrides,
+            total_tasks=order.total_tasks,
+            description=task.description,
+            callables=callables,
+        )
+        # Nothing fails from here on, so that all that is used is done some time.
+        if template is not None:
+            self._templates.use(order.agent_key or "")
+        for key in keys:
+            self._callables.use(key)
+        self._templates.trim()
+        self._callables.trim()
+        return PackedOrder(wire, None if template is None else order.agent_key or "", keys)
+
+    def done(self, packed: PackedOrder) -> None:
+        """Let go of what an order needs whose result has come."""
+        if packed.template is not None:
+            self._templates.done(packed.template)
+        for key in packed.callables:
+            self._callables.done(key)
+
+    def template_of(self, packed: PackedOrder) -> AgentTemplate | None:
+        """Return the template of its agent; None where it has no agent."""
+        template = None if packed.template is None else self._templates.get(packed.template)
+        return None if template is None else template.wire
+
+    def bundles_of(self, packed: PackedOrder) -> dict[str, bytes]:
+        """Return names and bytes of the bundles of its callables."""
+        found = (self._callables.get(key) for key in packed.callables)
+        return {held.ref.bundle: held.body for held in found if held is not None}
+
+    def _template(self, category: str, agent: Agent) -> _Template:
+        """Return the template of a category: the first agent of it since it was last forgotten, under a name of its own each time."""
+        template = self._templates.get(category)
+        if template is None:
+            body = dump(agent, f"Agent '{agent.role}'")
+            replicas = agent.replicas if "replicas" in agent.model_fields_set else None
+            name = f"{category}.{next(self._numbers)}"
+            wire = AgentTemplate(
+                key=name,
+                body=body,
+                category=name,
+                isolation=agent.isolation,
+                replicas=replicas,
+                is_declared=False,
+            )
+            template = _Template(agent, wire)
+            self._templates.put(category, template)
+        return template
+
+    def _called(self, task: Task, where: str) -> tuple[TaskCallables | None, tuple[str, ...]]:
+        """Return where a task's callables are found, and the keys that they are kept under."""
+        if task.handler is None and not task.input_guardrails and not task.output_guardrails:
+            return None, ()
+        handler = [] if task.handler is None else [self._callable(task.handler, f"{where} -> handler")]
+        inputs = [
+            self._callable(each, f"{where} -> input_guardrails -> [{number}]")
+            for number, each in enumerate(task.input_guardrails)
+        ]
+        outputs = [
+            self._callable(each, f"{where} -> output_guardrails -> [{number}]")
+            for number, each in enumerate(task.output_guardrails)
+        ]
+        names = TaskCallables(
+            handler=handler[0].ref if handler else None,
+            input_guardrails=tuple(each.ref for each in inputs),
+            output_guardrails=tuple(each.ref for each in outputs),
+        )
+        return names, tuple(_key(each.thing) for each in (*handler, *inputs, *outputs))
+
+    def _callable(self, thing: object, where: str) -> _Callable:
+        """Return the one copy of an object, however many tasks have it (S-SET-31)."""
+        held = self._callables.get(_key(thing))
+        if held is None:
+            held = _Callable(thing, CallableRef(f"callable-{next(self._numbers)}"), dump(thing, where))
+            self._callables.put(_key(thing), held)
+        return held
+
+
+def _key(thing: object) -> str:
+    return f"{id(thing):x}"
+
+
+def _task_body(task: Task, where: str) -> bytes:
+    """Return the task as bytes without what travels otherwise, or was needed only to make its agent."""
+    effect = task.effect if task.handler is None else task.handler_effect
+    bare = task.rewritten(
+        agent=None,
+        context=(),
+        llm=None,
+        tools=(),
+        rate_limit=None,
+        handler=None,
+        effect=effect,
+        input_guardrails=(),
+        output_guardrails=(),
+    )
+    # Without a type it is texts and numbers, which need no search for what could not travel.
+    is_plain = type(task).__module__.startswith("ensemble_ray.") and task.output_type is None
+    return pickle.dumps(bare, protocol=5) if is_plain else dump(bare, where)
+
+
+# Planned runs.
+
+
+def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool, is_connected: bool) -> Submission:
+    """Return a planned run as the scheduler gets it.
+
+    Args:
+        request: The run.
+        work: What it does.
+        keeps_warm: Whether agent processes are kept for the next run.
+        is_connected: Whether this process listens.
+
+    Raises:
+        ValidationError: something of it cannot travel; the path to the culprit is named (S-CONV-34).
+    """
+    planned = work.planned
+    declared = {entry.key for entry in planned.plan.agents if not entry.is_synthesized}
+    return Submission(
+        run_id=request.run_id,
+        plan=planned.plan,
+        frame=request.context,
+        header=work.header,
+        preamble=work.preliminary,
+        tasks={key: dump(_without_callables(task), f"Task '{key}'") for key, task in planned.tasks.items()},
+        templates=[
+            _declared_template(key, agent, is_declared=key in declared) for key, agent in planned.agents.items()
+        ],
+        callables=_declared_callables(planned.tasks, work.delegation_policies),
+        store=request.store,
+        reason=work.submission,
+        is_connected=is_connected,
+        keeps_warm=keeps_warm,
+    )
+
+
+def bodies_of(submission: Submission) -> dict[str, bytes]:
+    """Return all pickles of a run, by what its user calls them."""
+    roles = {node.agent_key: node.agent_role for node in submission.plan.nodes}
+    bodies = {f"Agent '{roles.get(each.key, each.key)}'": each.body for each in submission.templates}
+    bodies.update((f"Task '{key}'", body) for key, body in submission.tasks.items())
+    if submission.callables is not None:
+        bodies[_CALLABLES] = submission.callables.bundles[_BUNDLE]
+    return bodies
+
+
+#: Name of the one bundle of a planned run's callables, and what its user calls it.
+_BUNDLE, _CALLABLES = "declared", "Handlers, guardrails and delegation policies"
+
+
+def _without_callables(task: Task) -> Task:
+    if task.handler is None and not task.input_guardrails and not task.output_guardrails:
+        return task
+    effect = None if task.handler is None else task.handler_effect
+    return task.model_copy(update={"handler": None, "effect": effect, "input_guardrails": (), "output_guardrails": ()})
+
+
+def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTemplate:
+    where = f"Agent '{agent.role}'"
+    return AgentTemplate(
+        key=key,
+        body=dump(agent, where),
+        category=hashlib.sha256(dump((agent.llm, agent.tools), where)).hexdigest(),
+        isolation=agent.isolation,
+        replicas=agent.replicas,
+        is_declared=is_declared,
+    )
+
+
+def _declared_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
+    """Return the callables of a planned run in one bundle, so that what they share stays shared; None: it has none."""
+    things: list[object] = []
+
+    def add(thing: object, where: str) -> CallableRef:
+        dump(thing, where)  # so that the culprit is named
+        things.append(thing)
+        return CallableRef(_BUNDLE, len(things) - 1)
+
+    def add_all(each: Sequence[object], where: str) -> tuple[CallableRef, ...]:
+        return tuple(add(thing, f"{where} -> [{number}]") for number, thing in enumerate(each))
+
+    found = {
+        key: TaskCallables(
+            handler=None if task.handler is None else add(task.handler, f"Task '{key}' -> handler"),
+            input_guardrails=add_all(task.input_guardrails, f"Task '{key}' -> input_guardrails"),
+            output_guardrails=add_all(task.output_guardrails, f"Task '{key}' -> output_guardrails"),
+        )
+        for key, task in tasks.items()
+        if task.handler is not None or task.input_guardrails or task.output_guardrails
+    }
+    asked = [add(policy, f"Ensemble -> delegation_policies[{number}]") for number, policy in enumerate(policies)]
+    if not things:
+        return None
+    body = dump(tuple(things), _CALLABLES)
+    return CallablesUpdate(bundles={_BUNDLE: body}, tasks=found, policies=asked, is_complete=True)

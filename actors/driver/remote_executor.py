@@ -1,0 +1,358 @@
+"""RemoteExecutor: does the tasks of a dynamic run on a cluster, seen from the driver, which coordinates the run.
+
+In: orders as they are made. Out: their results, each once. Orders go to the scheduler in batches, results come back by
+one outstanding call that waits for them. A scheduler that was started anew is told of the run again and gets what is in
+flight again, under higher epochs (S-MR-164). Must never happen: an order without a result while the cluster lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+import ray.exceptions
+
+from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.driver.driver_connection import DriverConnection
+from ensemble_ray.actors.driver.loading import check_loading
+from ensemble_ray.actors.driver.packing import PackedOrder, Packer
+from ensemble_ray.actors.driver.results import ended_here, read_result
+from ensemble_ray.actors.link.accounts import shared_spending
+from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.failures import last_line, ours
+from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.link.reach import patiently, reach
+from ensemble_ray.actors.link.wire import AgentTemplate, OrderBatch, RecordLocation, ReportPage, SessionOpening
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.execute.kinds import MOST_KINDS
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.plan.redispatch import MOST_DEATHS
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.ids import new_object_id
+
+if TYPE_CHECKING:
+    from ensemble_ray.runs.ports import Deliver, RunRequest
+
+__all__ = ["RemoteExecutor"]
+
+_log = bounded_logger(__name__)
+#: A message to the scheduler has at most so many orders, and not many more bytes than that.
+_BATCH_ORDERS = 500
+_BATCH_BYTES = 1_000_000
+#: How long one call waits for results, s; also how often the scheduler hears that this driver lives.
+_COLLECT_S = 10.0
+#: How often an order is sent to a new scheduler; its epoch has room for no more (see `ensemble_ray.values.epochs`).
+_MOST_SESSIONS = 3
+#: With more tasks in flight than these, results are asked for that often, s: those of a while and the tasks that take their
+#: places travel together (measured: 1,111 tasks with spread delays took 4.4 s of processor time so, and 5.4 s one by one).
+_MANY = 64
+_GATHER_S = 0.01
+
+
+class RemoteExecutor:
+    """Does the tasks of a dynamic run on a cluster. Fulfils `Executor`."""
+
+    def __init__(
+        self, request: RunRequest, scheduler: Any, *, is_connected: bool, keeps_warm: bool, most_processes: int
+    ) -> None:
+        """Make it; nothing is started before `open`.
+
+        Args:
+            request: The run.
+            scheduler: The cluster's.
+            is_connected: Whether somebody in the run may need this process.
+            keeps_warm: Whether its processes are kept for the next run.
+            most_processes: How many processes a kind of agents gets at most.
+        """
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request = request
+        self._run_id = request.run_id
+        self._scheduler = scheduler
+        self._is_connected = is_connected
+        self._keeps_warm = keeps_warm
+        self._most_processes = most_processes
+        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
+        self._driver = new_object_id()
+        #: what this process spends itself, drawn from the run's one account (S-BUD-8)
+        self.spending = shared_spending(request.context, RemoteLimiter(), self._driver)
+        self._numbers = itertools.count(1)
+        #: of the present session: its name, its next batch, how many of its entries have come, what it was sent
+        self._session = ""
+        self._batches = itertools.count(1)
+        self._cursor = 0
+        self._sent: OrderedDict[str, None] = OrderedDict()
+        self._packer = Packer()
+        #: orders without a result, and in how many sessions that were lost
+        self._in_flight: dict[str, PackedOrder] = {}
+        self._lost: dict[str, int] = {}
+        self._queue: list[str] = []
+        self._stopping: set[str] = set()
+        #: of those, which the scheduler does not know of yet: a run that ends stops each of its tasks by itself
+        self._to_stop: list[str] = []
+        self._undelivered: list[TaskResult] = []
+        self._loading = asyncio.Lock()
+        self._submitting = BackgroundTasks()
+        self._background = BackgroundTasks()
+        self._collecting: asyncio.Task[None] | None = None
+        #: whether the scheduler knows the present session
+        self._is_open = False
+        self._is_closed = False
+
+    @property
+    def most_processes(self) -> int | None:
+        """How many processes a kind of agents gets at most where nobody says how many."""
+        return self._most_processes
+
+    async def open(self, deliver: Deliver) -> None:
+        """Let the scheduler know of the run, listen from now on, and hand results over.
+
+        Raises:
+            EnsembleError: a run of that id is running there, or the cluster cannot be reached.
+        """
+        self._hand_over = deliver
+        self._connection.begin(await self._open_session())
+        self._collecting = asyncio.get_running_loop().create_task(self._collect())
+
+    def start(self, orders: Sequence[TaskOrder]) -> None:
+        """Do these tasks; never waits. One of which something cannot travel is delivered as failed (S-MR-106)."""
+        for order in orders:
+            try:
+                packed = self._packer.pack(order)
+            except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
+                self._add_result(ended_here(order.key, order.instance, order.epoch, error))
+                continue
+            self._in_flight[order.instance] = packed
+            self._enqueue(order.instance)
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; each is still delivered."""
+        known = [name for name in instances if name in self._in_flight]
+        self._stopping.update(known)
+        self._to_stop.extend(known)
+        if known and len(known) == len(self._to_stop):
+            asyncio.get_running_loop().call_soon(self._stop_all)
+
+    async def close(self) -> None:
+        """Let the processes go; events of what was delivered are handed on before it returns."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        for task in (*self._submitting, *self._background, *filter(None, [self._collecting])):
+            task.cancel()
+        if self.spending is not None:
+            self.spending.close()
+        try:
+            if not self._heartbeat.is_gone:
+                keep = self._keeps_warm and not self.failed.done()
+                closed = self._scheduler.close_session.remote(self._run_id, self._session, keep=keep)
+                await self._heartbeat.wait_for(closed)
+        except (ray.exceptions.RayError, EnsembleError) as error:  # its processes ended with it
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self._run_id, last_line(error))
+        finally:
+            await self._connection.leave()
+
+    # Orders.
+
+    def _enqueue(self, instance: str) -> None:
+        self._queue.append(instance)
+        if len(self._queue) == 1:
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """Send everything that was given in this turn of the loop; while no session is open it waits for one."""
+        if self._is_closed or self.failed.done() or not self._is_open:
+            return
+        queue, self._queue = self._queue, []
+        waiting = [self._in_flight[name] for name in queue if name in self._in_flight]
+        for orders in _batches(waiting):
+            self._submitting.start(self._submit(self._session, self._batch(orders)))
+
+    def _batch(self, orders: Sequence[PackedOrder]) -> OrderBatch:
+        templates: list[AgentTemplate] = []
+        bundles: dict[str, bytes] = {}
+        for packed in orders:
+            template = self._packer.template_of(packed)
+            if template is not None and not self._was_sent(template.key):
+                templates.append(template)
+            needed = self._packer.bundles_of(packed)
+            bundles.update({name: body for name, body in needed.items() if not self._was_sent(name)})
+        return OrderBatch(
+            number=next(self._batches),
+            orders=[packed.order for packed in orders],
+            templates=templates,
+            bundles=bundles,
+        )
+
+    def _was_sent(self, name: str) -> bool:
+        """Return whether the scheduler should have that by now. It may not: then it says so."""
+        was_sent = name in self._sent
+        self._sent[name] = None
+        self._sent.move_to_end(name)
+        if len(self._sent) > 2 * MOST_KINDS:
+            self._sent.popitem(last=False)
+        return was_sent
+
+    async def _submit(self, session: str, batch: OrderBatch) -> None:
+        """Send a batch; a session that is lost meanwhile does not take it, and another gets what is in flight."""
+        try:
+            async with self._loading:  # batches stay in their order
+                await check_loading(self._scheduler, batch.bodies())
+            await reach(lambda: self._scheduler.submit_orders.remote(self._run_id, session, batch), patiently())
+        except ray.exceptions.RayError as error:
+            self._fail(error)
+
+    def _stop_all(self) -> None:
+        """Stop everything that this turn of the loop was to stop."""
+        names, self._to_stop = self._to_stop, []
+        queued = set(self._queue)
+        rest: list[str] = []
+        for name in names:
+            if name in self._in_flight and name in queued:
+                self._cancel(name)
+            elif name in self._in_flight:
+                rest.append(name)
+        if rest and not self._is_closed:
+            self._background.start(self._stop(rest, self._session))
+
+    async def _stop(self, instances: Sequence[str], session: str) -> None:
+        if self._submitting:
+            await asyncio.wait(list(self._submitting))  # else it would know nothing of them yet
+        try:
+            await reach(lambda: self._scheduler.stop_orders.remote(self._run_id, session, list(instances)), patiently())
+        except ray.exceptions.RayError as error:
+            self._fail(error)
+
+    # Results.
+
+    async def _collect(self) -> None:
+        """Take results for as long as the run lasts."""
+        try:
+            while True:
+                page = await self._next_page()
+                if page is None:
+                    await self._resubmit()
+                else:
+                    self._receive(page)
+                    if len(self._in_flight) > _MANY:
+                        await asyncio.sleep(_GATHER_S)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            self._fail(error)
+
+    async def _next_page(self) -> ReportPage | None:
+        """Return what came; None where the scheduler knows nothing of this session."""
+        collect = self._scheduler.collect.remote
+        page: ReportPage | None = await self._heartbeat.reach(
+            lambda: collect(self._run_id, self._session, self._cursor, _COLLECT_S)
+        )
+        return page
+
+    def _receive(self, page: ReportPage) -> None:
+        self._cursor = page.cursor
+        for instance in page.unknown:
+            packed = self._in_flight.get(instance)
+            if packed is not None and instance in self._stopping:
+                self._cancel(instance)  # it was not begun, and nobody there knows that it is to be stopped
+            elif packed is not None:
+                template = self._packer.template_of(packed)
+                for name in (*(() if template is None else (template.key,)), *self._packer.bundles_of(packed)):
+                    self._sent.pop(name, None)
+                self._enqueue(instance)
+        for report in page.reports:
+            packed = self._in_flight.get(report.instance)
+            if packed is not None and report.epoch >= packed.order.epoch:
+                self._finish(packed)
+                self._add_result(read_result(report))
+        self._deliver()
+
+    def _finish(self, packed: PackedOrder) -> None:
+        del self._in_flight[packed.instance]
+        self._lost.pop(packed.instance, None)
+        self._stopping.discard(packed.instance)
+        self._packer.done(packed)
+
+    def _cancel(self, instance: str) -> None:
+        """Deliver one that no process knows of as cancelled."""
+        packed = self._in_flight[instance]
+        self._finish(packed)
+        self._add_result(ended_here(packed.order.key, instance, packed.order.epoch, None))
+
+    def _add_result(self, result: TaskResult) -> None:
+        """Deliver it with all others of this turn of the loop."""
+        self._undelivered.append(result)
+        if len(self._undelivered) == 1:
+            asyncio.get_running_loop().call_soon(self._deliver)
+
+    def _deliver(self) -> None:
+        results, self._undelivered = self._undelivered, []
+        if results and not self._is_closed:
+            self._hand_over(results)
+
+    # Sessions.
+
+    async def _open_session(self) -> Any:
+        """Let the scheduler know of the run under a new name; return its hub. Nothing is sent in between."""
+        self._is_open = False
+        self._session = f"{self._driver}/{next(self._numbers)}"
+        self._batches = itertools.count(1)
+        self._cursor = 0
+        self._sent.clear()
+        request = self._request
+        node_id = str(ray.get_runtime_context().get_node_id())
+        opening = SessionOpening(
+            run_id=self._run_id,
+            session=self._session,
+            frame=request.context,
+            location=None if request.store is None else RecordLocation(request.store, node_id),
+            is_connected=self._is_connected,
+            is_resubmission=self._collecting is not None,
+        )
+        hub = await self._heartbeat.reach(lambda: self._scheduler.open_session.remote(opening))
+        self._is_open = True
+        return hub
+
+    async def _resubmit(self) -> None:
+        """Let a scheduler that was started anew know of the run, and send what is in flight again."""
+        await self._open_session()
+        for instance in [name for name in self._in_flight if name in self._stopping]:
+            self._cancel(instance)
+        queued = set(self._queue)  # never sent, and so not lost
+        for packed in [packed for name, packed in self._in_flight.items() if name not in queued]:
+            count = self._lost[packed.instance] = self._lost.get(packed.instance, 0) + 1
+            if count >= _MOST_SESSIONS and self._request.store is not None:
+                raise _lost_too_often(self._run_id)
+            # The scheduler that is gone may have handed it out again itself, so often at most.
+            self._in_flight[packed.instance] = packed.renewed(MOST_DEATHS)
+            self._queue.append(packed.instance)
+        self._flush()
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing more can be done here."""
+        if not self.failed.done() and not self._is_closed:
+            self.failed.set_exception(ours(error, self._run_id))
+            self.failed.exception()  # whoever uses this may look at it later, or never
+
+
+def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
+    """Yield the orders in groups that make a message each."""
+    begin = size = 0
+    for position, packed in enumerate(waiting):
+        if position > begin and (position - begin >= _BATCH_ORDERS or size + packed.size > _BATCH_BYTES):
+            yield waiting[begin:position]
+            begin, size = position, 0
+        size += packed.size
+    if begin < len(waiting):
+        yield waiting[begin:]
+
+
+def _lost_too_often(run_id: str) -> EnsembleError:
+    lost = EnsembleError(
+        f"Run {run_id}: the scheduler's process died {_MOST_SESSIONS} times with the same tasks. What was recorded is "
+        f"kept; continue the run: ensemble-ray resume {run_id}"
+    )
+    lost.run_id = run_id
+    return lost

@@ -1,0 +1,147 @@
+"""RayRun: one run on the cluster, seen from its driver: submitted, listened to, waited for. Used by `RayRuntime`.
+
+Events and the driver's services are `DriverConnection`'s. A scheduler that was started again is asked again; a cluster that is
+gone is noticed within seconds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import ray.exceptions
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
+from ensemble_ray.actors.driver.driver_connection import DriverConnection
+from ensemble_ray.actors.link.failures import last_line, ours
+from ensemble_ray.actors.link.packing import unpack_output, unpack_result
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
+from ensemble_ray.actors.link.wire import Submission
+from ensemble_ray.errors import EnsembleError, message_of
+from ensemble_ray.execute.conductor import Conducted, Failed
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.runs.outcomes import outcome_of
+from ensemble_ray.runs.submission import SubmissionReason
+
+if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import RunOutcome, TaskResult
+    from ensemble_ray.runs.ports import RunRequest
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["RayRun"]
+
+_log = bounded_logger(__name__)
+
+
+def _lost(run_id: str) -> EnsembleError:
+    lost = EnsembleError(
+        f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
+        "go on. Run it again, or use durability='effects'"
+    )
+    lost.run_id = run_id
+    return lost
+
+
+class RayRun:
+    """A run on the cluster, seen from its driver."""
+
+    def __init__(self, request: RunRequest, submission: Submission, scheduler: Any) -> None:
+        self.run_id = request.run_id
+        self._submission = submission
+        self._scheduler = scheduler
+        self._is_cancelled = False
+        self._heartbeat = ClusterHeartbeat(request.run_id)
+        self._connection = DriverConnection(request, self._heartbeat, scheduler)
+
+    async def begin(self) -> None:
+        """Hand the run over, then listen for events and answer requests until it ends."""
+        hub = await self._submit(self._submission)
+        self._connection.begin(hub)
+
+    async def _submit(self, submission: Submission) -> Any:
+        """Submit the run and return its hub; a scheduler that died meanwhile and was started again may have the run already, or never heard of it."""
+        tries = itertools.count()
+
+        async def submit() -> Any:
+            is_first = next(tries) == 0
+            if not is_first and await self._scheduler.knows.remote(self.run_id):
+                return spawn.existing("event_hub") if submission.is_connected else None
+            reason = submission.reason if is_first else submission.reason.without_answer()
+            return await self._scheduler.submit.remote(replace(submission, reason=reason))
+
+        return await reach(submit, RESTART_PAUSES_S)
+
+    async def wait(self) -> RunOutcome:
+        """Wait until the run has ended and all its events were handed on; return its outcome.
+
+        Raises:
+            EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
+        """
+        try:
+            ended = await self._wait_for_end()
+        except ray.exceptions.RayError as error:
+            raise ours(error, self.run_id) from None
+        finally:
+            await self._connection.leave()
+        self._scheduler.forget.remote(self.run_id)
+        try:
+            return outcome_of(self.run_id, _unpack(ended))
+        except Exception as error:
+            unreadable = EnsembleError(
+                f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
+                "Install the module they come from here too, or use runtime='inline'"
+            )
+            unreadable.run_id = self.run_id
+            raise unreadable from error
+
+    async def _wait_for_end(self) -> Conducted[bytes, bytes]:
+        """Wait until the run has ended and return how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
+        while True:
+            ended = await self._heartbeat.reach(self._ask_for_end)
+            if ended is not None:
+                return ended
+            if self._submission.store is None:
+                raise _lost(self.run_id)
+            # What its record knows is used, its cancellation included.
+            await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
+            if self._is_cancelled:
+                await self.cancel()
+
+    async def _ask_for_end(self) -> Conducted[bytes, bytes] | None:
+        if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
+            await self._scheduler.cancel.remote(self.run_id)
+        ended: Conducted[bytes, bytes] | None = await self._scheduler.wait.remote(self.run_id)
+        return ended
+
+    async def cancel(self) -> None:
+        """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
+        self._is_cancelled = True
+        try:
+            await reach(lambda: self._scheduler.cancel.remote(self.run_id), RESTART_PAUSES_S)
+        except ray.exceptions.RayError as error:
+            _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
+
+
+def _unpack(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:
+    """Return the outcome with its outputs loaded."""
+    return Conducted(
+        state=ended.state,
+        exit_reason=ended.exit_reason,
+        started_at=ended.started_at,
+        completed_at=ended.completed_at,
+        completed=[(key, unpack_output(body)) for key, body in ended.completed],
+        delegated=[unpack_output(body) for body in ended.delegated],
+        lost_work=ended.lost_work,
+        failures=[
+            Failed(
+                key=failed.key,
+                at=failed.at,
+                failure=unpack_result(failed.failure),
+                completed_before=failed.completed_before,
+            )
+            for failed in ended.failures
+        ],
+        unfinished=[unpack_result(body) for body in ended.unfinished],
+    )

@@ -1,0 +1,219 @@
+"""RayRuntime: the `Runtime` port on a cluster. Runs in the driver: connects, pickles, submits.
+
+It creates only the detached scheduler; the scheduler makes every other actor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import ray
+import ray.exceptions
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.driver.cluster import LOCAL, check_version, connection_id, join_or_start
+from ensemble_ray.actors.driver.loading import check_loading
+from ensemble_ray.actors.driver.packing import bodies_of, pack_submission
+from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
+from ensemble_ray.actors.driver.run import RayRun
+from ensemble_ray.actors.link.failures import last_line, ours
+from ensemble_ray.definition.durability import OnUnknown
+from ensemble_ray.plan.placement import most_replicas
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.loop import bridge, run_blocking
+from ensemble_ray.process.threads import threads
+from ensemble_ray.record.stores import StoreAddress
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.planner import Planned
+    from ensemble_ray.ports import Journal
+    from ensemble_ray.runs.ports import Deliver, PlannedWork, RunRequest
+
+__all__ = ["RayRuntime"]
+
+_log = bounded_logger(__name__)
+
+
+class RayRuntime:
+    """Runs on Ray: on a cluster that is there, or on a local one that lives until this process ends (S-SET-42)."""
+
+    name = "ray"
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        home: Path | None = None,
+        store: str | None = None,
+        init_options: Mapping[str, object] | None = None,
+        log_to_driver: bool = True,
+    ) -> None:
+        """Make one; nothing is started before the first run.
+
+        Args:
+            address: Cluster to join; default `RAY_ADDRESS`, else a local instance is started.
+            home: Directory of the records on the cluster's head node; default: this process's.
+            store: URL of a database that keeps them instead, for clusters whose head node may be lost; default:
+                `ENSEMBLE_RAY_STORE`.
+            init_options: More arguments for `ray.init`.
+            log_to_driver: Whether warnings of agents' processes, and what user code prints there, are logged here too.
+        """
+        self._joined_at = address
+        self._home = home
+        self._store = store
+        self._init_options = dict(init_options or {})
+        self._log_to_driver = log_to_driver
+        self._scheduler: Any = None
+        self._connected_as = ""
+        self._connecting: asyncio.Task[None] | None = None
+        self._keeps_warm = False
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where its runs are recorded."""
+        return StoreAddress.of(self._home, self._store)
+
+    async def submit(self, request: RunRequest, work: PlannedWork) -> RayRun:
+        """Begin a planned run on the cluster.
+
+        Raises:
+            ValidationError: something that must travel cannot (S-CONV-34), or some node cannot load it (S-SET-56).
+            RunExistsError: a run of that id is running there.
+        """
+        request = self._with_logs(request)
+        is_connected = _needs_driver(request, has_doubles=_has_doubles(work.planned))
+        submission = pack_submission(request, work, keeps_warm=self._is_kept_warm(), is_connected=is_connected)
+        try:
+            scheduler = await self._connect(request.cancelled)
+            await check_loading(scheduler, bodies_of(submission))
+            run = RayRun(request, submission, scheduler)
+            await run.begin()
+        except ray.exceptions.RayError as error:
+            self._scheduler = None  # the next run looks for it anew
+            raise ours(error, request.run_id) from None
+        return run
+
+    async def open_session(self, request: RunRequest, *, journal: Journal, deliver: Deliver) -> RemoteExecutor:
+        """Open an executor on the cluster for tasks that are made while their run goes on.
+
+        Raises:
+            RunExistsError: a run of that id is running there.
+            EnsembleError: the cluster cannot be reached.
+        """
+        request = self._with_logs(request)
+        del journal  # each process of the cluster has one of its own
+        keeps_warm = self._is_kept_warm()
+        try:
+            scheduler = await self._connect(request.cancelled)
+            cluster = await threads.run(cast("Any", ray.cluster_resources))
+            executor = RemoteExecutor(
+                request,
+                scheduler,
+                is_connected=_needs_driver(request, has_doubles=_may_have_doubles()),
+                keeps_warm=keeps_warm or self._keeps_warm,
+                most_processes=most_replicas(cluster),
+            )
+            await executor.open(deliver)
+        except ray.exceptions.RayError as error:
+            self._scheduler = None  # the next run looks for it anew
+            raise ours(error, request.run_id) from None
+        return executor
+
+    async def close(self) -> None:
+        """End the agent processes that are kept for the next run; a cluster is left as it is."""
+        self._keeps_warm = False
+        if self._scheduler is not None and ray.is_initialized():
+            try:
+                await self._scheduler.evict_idle.remote()
+            except ray.exceptions.RayError as error:
+                _log.warning("The scheduler cannot be reached; its processes end with it: %s", last_line(error))
+
+    async def __aenter__(self) -> Self:
+        self._keeps_warm = True
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await bridge(self.close())
+
+    def __enter__(self) -> Self:
+        self._keeps_warm = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        run_blocking(self.close())
+
+    # Connecting.
+
+    async def _connect(self, called_off: asyncio.Event) -> Any:
+        """Return the scheduler's handle; the first caller starts what is not there.
+
+        Raises:
+            CancelledError: the run was called off meanwhile. What is being started goes on, for the next run.
+        """
+        # A handle is good for one connection; `ray.shutdown` and another `ray.init` make it useless.
+        if self._connecting is None and (self._scheduler is None or connection_id() != self._connected_as):
+            self._connecting = asyncio.get_running_loop().create_task(self._reconnect())
+            self._connecting.add_done_callback(self._on_connected)
+        if self._connecting is not None:
+            connecting = self._connecting
+            giving_up = asyncio.ensure_future(called_off.wait())
+            await asyncio.wait([connecting, giving_up], return_when=asyncio.FIRST_COMPLETED)
+            giving_up.cancel()
+            if not connecting.done():
+                raise asyncio.CancelledError
+            connecting.result()
+        return self._scheduler
+
+    async def _reconnect(self) -> None:
+        scheduler = await threads.run(self._join)
+        await check_version(scheduler)
+        self._scheduler, self._connected_as = scheduler, connection_id()
+
+    def _on_connected(self, connecting: asyncio.Task[None]) -> None:
+        self._connecting = None
+        if not connecting.cancelled():
+            connecting.exception()  # every run that waits gets it; where all were called off, nobody is
+
+    def _join(self) -> Any:
+        """Join or start a cluster, in a thread; return the scheduler's handle."""
+        address = self._joined_at or os.environ.get("RAY_ADDRESS", "").strip() or LOCAL
+        if join_or_start(address, self._init_options) and address == LOCAL:
+            # Nobody else uses it, and starting the next run's processes would cost a second each.
+            self._keeps_warm = True
+        return spawn.scheduler()
+
+    def _with_logs(self, request: RunRequest) -> RunRequest:
+        return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))
+
+    def _is_kept_warm(self) -> bool:
+        return self._keeps_warm or (self._scheduler is None and not ray.is_initialized() and not self._joins())
+
+    def _joins(self) -> bool:
+        return bool(self._joined_at or os.environ.get("RAY_ADDRESS", "").strip())
+
+
+def _needs_driver(request: RunRequest, *, has_doubles: bool) -> bool:
+    """Return whether this process must listen: for events, or for requests that only it can answer."""
+    context = request.context
+    asks = context.on_unknown == OnUnknown.ASK
+    return bool(context.interest) or context.has_tool_metrics or asks or has_doubles
+
+
+def _may_have_doubles() -> bool:
+    """Return whether scripted models of this process may take part: they may be made while the run goes on."""
+    import sys
+
+    return "ensemble_ray.testing.scripted" in sys.modules
+
+
+def _has_doubles(planned: Planned) -> bool:
+    """Return whether scripted models of this process take part; their calls come back here."""
+    import sys
+
+    scripted = sys.modules.get("ensemble_ray.testing.scripted")
+    return scripted is not None and bool(planned.agents) and scripted.has_live_doubles()

@@ -1,0 +1,169 @@
+"""The journal of a run as a process of any node writes it: at once, or through the process of the node that has the files.
+
+Never: an order of one writer's facts that is not that in which it appended them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import ray
+import ray.exceptions
+
+from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
+from ensemble_ray.actors.link.wire import RecordLocation
+from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
+from ensemble_ray.ports import Journal, Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.journal import EpochGate, MemoryJournal, fence_of
+from ensemble_ray.record.rendering import in_json_form
+from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.messages import Fact
+
+__all__ = ["Group", "RemoteJournal", "open_journal"]
+
+_log = bounded_logger(__name__)
+#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
+Group = tuple[Sequence[Fact], int, int]
+
+
+async def open_journal(location: RecordLocation | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
+    """Return the journal of a run as a process of this node writes it; in memory where the run is recorded nowhere."""
+    if location is None:
+        return MemoryJournal(run_id)
+    address = location.address
+    if address.url or ray.get_runtime_context().get_node_id() == location.node_id:
+        return await store_at(address).join(run_id, writer=writer, is_buffered=is_buffered)
+    from ensemble_ray.actors.spawn import journal_actor  # actors make each other
+
+    return RemoteJournal(journal_actor(location.node_id), address, run_id, writer=writer, is_buffered=is_buffered)
+
+
+class RemoteJournal:
+    """A run's journal for a process away from the store; fulfils the `Journal` port.
+
+    One group is on its way at a time, what comes meanwhile goes with the next. A group whose arrival is not known is
+    sent again: facts that are recorded twice tell the same.
+    """
+
+    def __init__(
+        self, actor: Any, address: StoreAddress, run_id: str, *, writer: str, is_buffered: bool = False
+    ) -> None:
+        self._actor = actor
+        self._address = address
+        self._run_id = run_id
+        self._writer = writer
+        self._is_buffered = is_buffered
+        self._gate = EpochGate(run_id)
+        self._waiting: list[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._is_closed = False
+        #: why facts were lost; those behind them must not be recorded as if they were there
+        self._failure: Exception | None = None
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add facts in order; see the port.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen.
+            RecordError: the store refused what was appended, or cannot be reached.
+            IllegalStateError: the journal is closed.
+        """
+        if self._is_closed:
+            msg = f"The journal of run '{self._run_id}' is closed"
+            raise IllegalStateError(msg)
+        if self._failure is not None:
+            raise self._failure
+        self._gate.admit(facts, epoch)
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Future[None] = loop.create_future()
+        waits = until is not Until.TAKEN and not self._is_buffered
+        # A message waits for its commit also where nobody here does: so the next one hears what was refused.
+        degree = Until.TAKEN if self._is_buffered else max(until, Until.WRITTEN)
+        self._waiting.append(([in_json_form(fact) for fact in facts], epoch, degree, arrived))
+        if self._sending is None:
+            self._sending = loop.create_task(self._send())
+        if not waits:
+            arrived.add_done_callback(_log_refusal)
+        else:
+            await arrived
+
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """Return what is recorded of an instance; see the port."""
+        await self.flush()
+        found = await self._call("known", self._address, self._run_id, self._writer, instance)
+        return cast("Mapping[tuple[str, str], Fact]", found)
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is committed.
+
+        Raises:
+            RecordError: the store refused it, or cannot be reached.
+        """
+        if self._failure is not None:
+            raise self._failure
+        if self._waiting or self._sending is not None:
+            arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting.append(((), 0, Until.WRITTEN, arrived))
+            if self._sending is None:
+                self._sending = asyncio.get_running_loop().create_task(self._send())
+            await arrived
+
+    async def close(self) -> None:
+        """Flush, and let the other side forget this writer."""
+        if self._is_closed:
+            return
+        try:
+            await self.flush()
+        finally:
+            self._is_closed = True
+            self._actor.close.remote(self._run_id, self._writer)
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._append(batch)
+        finally:
+            self._sending = None
+
+    async def _append(self, batch: Sequence[tuple[Sequence[Fact], int, Until, asyncio.Future[None]]]) -> None:
+        groups: list[Group] = [(facts, epoch, int(until)) for facts, epoch, until, _ in batch]
+        try:
+            results = await self._call("append", self._address, self._run_id, self._writer, groups)
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+            results = [error] * len(batch)
+        for (facts, epoch, _, arrived), refused in zip(batch, cast("list[Exception | None]", results), strict=True):
+            if isinstance(refused, StaleEpochError):
+                for fence in map(fence_of, facts):  # all of it is lost: none of its instances goes on without it
+                    self._gate.learn(fence, epoch + 1)
+                self._gate.learn(refused.name, refused.newest)
+            elif refused is not None:
+                self._failure = self._failure or refused
+            if arrived.done():
+                continue
+            if refused is None:
+                arrived.set_result(None)
+            else:
+                arrived.set_exception(refused)
+
+    async def _call(self, method: str, *arguments: object) -> object:
+        if self._failure is not None:  # this came in behind facts that were lost
+            raise self._failure
+        call = getattr(self._actor, method)
+        try:
+            return await reach(lambda: call.remote(*arguments), RESTART_PAUSES_S, retry_on=ray.exceptions.RayActorError)
+        except ray.exceptions.RayActorError as error:
+            raise RecordError(f"Run {self._run_id}: its journal cannot be reached: {last_line(error)}") from None
+        except ray.exceptions.RayTaskError as error:
+            cause = getattr(error, "cause", None)
+            raise cause if isinstance(cause, EnsembleError) else IllegalStateError(last_line(error)) from None
+
+
+def _log_refusal(arrived: asyncio.Future[None]) -> None:
+    """Log a refusal that nobody waits for; the next one who does gets it too, since the journal refuses that as well."""
+    if not arrived.cancelled() and (error := arrived.exception()) is not None:
+        _log.warning("Facts that nobody waited for were refused: %s", error)

@@ -1,0 +1,48 @@
+"""The way to the cluster's rate limiter, which also has the accounts of its runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import ray.exceptions
+
+from ensemble_ray.errors import IllegalStateError
+
+if TYPE_CHECKING:
+    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
+    from ensemble_ray.limits.desk import Message, Reply
+
+__all__ = ["RemoteLimiter"]
+
+
+class RemoteLimiter:
+    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`, a `RemoteDesk` for `RemoteAccount`."""
+
+    def __init__(self) -> None:
+        self._actor: Any = None
+
+    async def __call__(self, message: Message) -> Reply:
+        """Deliver a message and return the reply; the limiter is started by the first one who needs it.
+
+        Raises:
+            ConnectionError: the limiter cannot be reached now.
+        """
+        reply: Reply = await self._deliver("receive", message)
+        return reply
+
+    async def account(self, message: AccountMessage) -> AccountReply:
+        """Deliver a message about a budget and return the reply."""
+        reply: AccountReply = await self._deliver("account", message)
+        return reply
+
+    async def _deliver(self, method: str, message: object) -> Any:
+        try:
+            if self._actor is None:
+                from ensemble_ray.actors.spawn import rate_limiter
+
+                self._actor = rate_limiter()
+            return await getattr(self._actor, method).remote(message)
+        except ray.exceptions.RayActorError as error:
+            raise ConnectionError(f"the cluster's rate limiter cannot be reached: {error}") from error
+        except ray.exceptions.RayTaskError as error:
+            raise getattr(error, "cause", None) or IllegalStateError(str(error)) from None

@@ -1,0 +1,114 @@
+"""What processes of a run say on its way to the run's driver: bounded lines, a bounded number of them. Plain, no Ray.
+
+In: lines of log records and prints, by run. Out: the same, to the driver that listens for that run. Must never happen:
+lines that pile up where nobody listens, or a process that floods its driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+__all__ = ["LineBudget", "LineService", "LogLine"]
+
+#: Lines that one process forwards in a second.
+LINES_PER_S = 20
+#: Lines of a run that are kept until its driver takes them; the oldest are dropped.
+_KEPT_LINES = 1000
+#: Runs whose lines are kept; those of a run without a driver are dropped so.
+_KEPT_RUNS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """One line that a process of a run says."""
+
+    text: str
+    #: empty where it is not said in a task
+    agent_role: str
+    #: name of the logger; empty: it was printed
+    logger: str = ""
+    level: int = 0
+    #: the message before its arguments were put in, by which a command knows what it tells in its own words
+    template: str = ""
+    #: frames of user code, of an error that was logged
+    traceback: str = ""
+
+
+class LineBudget:
+    """How many lines may still be said in this second."""
+
+    def __init__(self, lines_per_s: int = LINES_PER_S) -> None:
+        self._lines_per_s = lines_per_s
+        self._second = -math.inf
+        self._admitted = 0
+        self._left_out = 0
+
+    def admit(self, at_s: float) -> bool:
+        """Return whether a line may be said at that time; one that may not is counted."""
+        if at_s - self._second >= 1.0:
+            self._second, self._admitted = at_s, 0
+        self._admitted += 1
+        if self._admitted <= self._lines_per_s:
+            return True
+        self._left_out += 1
+        return False
+
+    def reset_left_out(self) -> int:
+        """Return how many were left out since this was asked last."""
+        count, self._left_out = self._left_out, 0
+        return count
+
+
+@dataclass(slots=True)
+class _Box:
+    lines: deque[LogLine] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class LineService:
+    """Keeps lines until drivers take them; a part of the scheduler, which needs no further process for it."""
+
+    def __init__(self) -> None:
+        self._boxes: OrderedDict[str, _Box] = OrderedDict()
+
+    async def put_lines(self, run_id: str, lines: Sequence[LogLine]) -> None:
+        """Take lines of a run; returning is the acknowledgement."""
+        box = self._box(run_id)
+        box.lines.extend(lines)
+        box.changed.set()
+
+    async def collect_lines(self, run_id: str, wait_s: float) -> Sequence[LogLine]:
+        """Return what was said since the last call; waits up to that long for something to come."""
+        box = self._box(run_id)
+        if not box.lines and wait_s > 0:
+            box.changed.clear()
+            try:
+                await asyncio.wait_for(box.changed.wait(), wait_s)
+            except TimeoutError:
+                return ()
+        lines = tuple(box.lines)
+        box.lines.clear()
+        return lines
+
+    async def drain_lines(self, run_id: str) -> Sequence[LogLine]:
+        """Return what was said last; who still waits for lines gets none, and none are kept from now on."""
+        box = self._boxes.pop(run_id, None)
+        if box is None:
+            return ()
+        lines = tuple(box.lines)
+        box.lines.clear()
+        box.changed.set()
+        return lines
+
+    def _box(self, run_id: str) -> _Box:
+        if run_id not in self._boxes:
+            self._boxes[run_id] = _Box()
+        self._boxes.move_to_end(run_id)
+        while len(self._boxes) > _KEPT_RUNS:
+            _, dropped = self._boxes.popitem(last=False)
+            dropped.changed.set()
+        return self._boxes[run_id]

@@ -1,0 +1,227 @@
+"""What crosses processes inside a living cluster. Values only: data of ours travels as it is, user objects as bytes.
+
+A scheduler passes bytes on and never loads them, so it runs no user code. What many orders share (the template of an
+agent, a guardrail) is sent once under a name; whoever lacks it does not begin the order, says so, and is sent it. Nothing of
+this is written to disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from ensemble_ray.execute.conductor import Report
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.plan.placement import PlacementRequest
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.messages import Fact
+
+__all__ = [
+    "UNKNOWN_TEMPLATE",
+    "AgentTemplate",
+    "CallableRef",
+    "CallablesUpdate",
+    "OrderBatch",
+    "RecordLocation",
+    "ReportPage",
+    "SessionOpening",
+    "Submission",
+    "TaskCallables",
+    "WireOrder",
+    "WireReport",
+    "driver_of",
+]
+
+WireReport = Report[bytes, bytes]
+#: Status of a task that was not begun, since its agent's template is not known in that process.
+UNKNOWN_TEMPLATE = "unknown_template"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentTemplate:
+    """An agent on its way: its bytes, and what placement needs to know. Orders may carry data in which theirs differ."""
+
+    key: str
+    body: bytes
+    #: agents of one category may share processes: same tools, same model
+    category: str
+    isolation: str | None = None
+    #: None: nobody said
+    replicas: int | None = 1
+    #: whether the user declared it, and did not leave it to be made for a task
+    is_declared: bool = True
+
+    @property
+    def placement(self) -> PlacementRequest:
+        """What it asks of placement."""
+        return PlacementRequest(
+            key=self.key,
+            category=self.category,
+            isolation=self.isolation,
+            replicas=self.replicas,
+            is_declared=self.is_declared,
+        )
+
+
+class CallableRef(NamedTuple):
+    """Where a callable is found: in a pickle that is sent once."""
+
+    bundle: str
+    #: its position in a bundle of several, which travel together so that what they share stays shared; None: it is alone
+    position: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskCallables:
+    """The callables of a task."""
+
+    handler: CallableRef | None = None
+    input_guardrails: tuple[CallableRef, ...] = ()
+    output_guardrails: tuple[CallableRef, ...] = ()
+
+    @property
+    def bundles(self) -> Iterator[str]:
+        """The bundles that they are in."""
+        if self.handler is not None:
+            yield self.handler.bundle
+        for ref in (*self.input_guardrails, *self.output_guardrails):
+            yield ref.bundle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallablesUpdate:
+    """What the host of a run's callables is told: first what it needs no longer, then what is new."""
+
+    #: bundle -> its bytes
+    bundles: Mapping[str, bytes]
+    #: task key -> its callables
+    tasks: Mapping[str, TaskCallables]
+    #: asked in order about each delegation
+    policies: Sequence[CallableRef] = ()
+    done_tasks: Sequence[str] = ()
+    done_bundles: Sequence[str] = ()
+    #: whether these are all that the run has, which is refused as a whole where some of it cannot be loaded
+    is_complete: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RecordLocation:
+    """Where a run is recorded, and which node its files lie on."""
+
+    address: StoreAddress
+    node_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOpening:
+    """What the scheduler is told of a run before its first order, by whoever coordinates it."""
+
+    run_id: str
+    #: which opening this is: the driver's id, and a number; the next one takes its place
+    session: str = ""
+    frame: RunFrame
+    #: None: it is recorded nowhere
+    location: RecordLocation | None = None
+    #: agents that are known from the beginning; others come with the orders that need them
+    templates: Sequence[AgentTemplate] = ()
+    #: callables that are known from the beginning
+    callables: CallablesUpdate | None = None
+    #: whether the driver listens: for events, or for requests to its services
+    is_connected: bool = False
+    #: whether the run goes on, since an earlier session of its driver was lost
+    is_resubmission: bool = False
+
+
+def driver_of(session: str) -> str:
+    """Return whose session it is; a driver that dies has no successor of that id."""
+    return session.partition("/")[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A planned run on its way from the driver to the scheduler."""
+
+    run_id: str
+    plan: Plan
+    frame: RunFrame
+    header: Mapping[str, object]
+    #: effects of before scheduling
+    preamble: Sequence[Fact] = ()
+    templates: Sequence[AgentTemplate]
+    #: task key -> the task's bytes, without context tasks, agent, handler and guardrails
+    tasks: Mapping[str, bytes]
+    #: None: nothing is asked
+    callables: CallablesUpdate | None = None
+    #: where the run is recorded, seen from the cluster's nodes; None: nowhere
+    store: StoreAddress | None = None
+    reason: SubmissionReason = SubmissionReason.FIRST
+    #: whether the driver listens: for events, or for requests to its services
+    is_connected: bool = False
+    #: whether agent processes are kept for the next run
+    keeps_warm: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireOrder:
+    """One task on its way to a process: from a coordinator, or from an agent that delegates it."""
+
+    key: str
+    instance: str
+    epoch: int
+    index: int
+    task: bytes
+    #: its agent's template; None: a handler does it
+    agent_key: str | None
+    agent_role: str
+    context: Sequence[bytes] = ()
+    missing_context: str | None = None
+    is_streaming: bool = False
+    input_guardrails: int = 0
+    output_guardrails: int = 0
+    #: of delegated work, which another agent's process sends: how deep it is, who asked, under which id
+    depth: int = 0
+    caller_role: str = ""
+    delegation_id: str = ""
+    #: the data in which its agent differs from the template
+    overrides: bytes | None = None
+    #: of a task that was made while its run goes on: as in its order
+    total_tasks: int | None = None
+    #: of the task, for the scheduler, which tells of it where its process died
+    description: str = ""
+    #: its callables, for the scheduler, which brings them to their host; None: it has none, or they are there already
+    callables: TaskCallables | None = None
+
+    def for_worker(self) -> WireOrder:
+        """Return it without what only the scheduler needs."""
+        return replace(self, description="", callables=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderBatch:
+    """Orders that share a message, and what they need that was not sent before."""
+
+    #: of the session, from 1; a batch that comes twice counts once
+    number: int
+    orders: Sequence[WireOrder]
+    templates: Sequence[AgentTemplate] = ()
+    #: bundle -> the bytes of the callable in it
+    bundles: Mapping[str, bytes] = field(default_factory=dict[str, bytes])
+
+    def bodies(self) -> dict[str, bytes]:
+        """Return the pickles that orders share, by what people call them."""
+        templates = {f"An agent of kind '{template.key}'": template.body for template in self.templates}
+        return {**templates, **{f"A handler or guardrail ({name})": body for name, body in self.bundles.items()}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPage:
+    """What a session has for its driver."""
+
+    #: how many entries were returned in this session, these included; told back, they are kept no longer
+    cursor: int
+    reports: Sequence[WireReport]
+    #: instances that were not begun: something that they need is not known here
+    unknown: Sequence[str] = ()

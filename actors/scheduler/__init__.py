@@ -1,0 +1,1 @@
+"""The scheduler's process, one per cluster: the runs, their processes, which process has which task."""

@@ -1,0 +1,129 @@
+"""DynamicRuns: the dynamic runs of a scheduler, by id. Opened by their drivers, closed by them, or when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.accounts import close_account
+from ensemble_ray.actors.link.events import begin_events
+from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireReport, driver_of
+from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
+from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+
+__all__ = ["DynamicRuns"]
+
+_log = bounded_logger(__name__)
+
+
+class DynamicRuns:
+    """The dynamic runs of one scheduler."""
+
+    def __init__(self, pool: ProcessPool, limits: Callable[[], SessionLimits]) -> None:
+        """Make it.
+
+        Args:
+            pool: Where processes come from.
+            limits: Return what the processes of a run that begins now are held to.
+        """
+        self._pool = pool
+        self._limits = limits
+        self._runs: dict[str, DynamicRun] = {}
+        self._watches: dict[str, asyncio.Task[None]] = {}
+
+    def __contains__(self, run_id: str) -> bool:
+        return run_id in self._runs
+
+    @property
+    def running(self) -> Sequence[str]:
+        """Ids of runs that are open."""
+        return tuple(self._runs)
+
+    async def open(self, opening: SessionOpening) -> Any:
+        """Be ready for a run's tasks; return the handle of the hub that has its events, None when nobody listens.
+
+        What a driver opens that took the run over, or lost its session, takes the place of what was open.
+
+        Raises:
+            RunExistsError: another driver coordinates a run of that id, and no record says whose it is.
+        """
+        while (held := self._runs.get(opening.run_id)) is not None:
+            if held.session == opening.session:
+                return held.hub
+            if driver_of(held.session) != driver_of(opening.session) and opening.location is None:
+                raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
+            await self._end(held, keep=False)
+        hub = spawn.event_hub() if opening.is_connected else None
+        run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits())
+        self._runs[opening.run_id] = run
+        watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
+        watch.add_done_callback(lambda _: self._watches.pop(run.session, None))
+        if hub is not None and not opening.is_resubmission:
+            await begin_events(hub, opening.run_id)
+        return hub
+
+    def submit(self, run_id: str, session: str, batch: OrderBatch) -> bool:
+        """Take orders; return False where that session is not known here."""
+        run = self._known(run_id, session)
+        if run is not None:
+            run.submit(batch)
+        return run is not None
+
+    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
+        """Return what a run has for its driver; None where that session is not known here.
+
+        Raises:
+            EnsembleError: another driver coordinates the run now.
+        """
+        run = self._known(run_id, session)
+        page = None if run is None else await run.collect(cursor, wait_s)
+        now = self._runs.get(run_id)
+        if now is not None and driver_of(now.session) != driver_of(session):
+            raise EnsembleError(f"Run {run_id} was taken over: another process goes on with it, this one must stop")
+        return page if now is run else None
+
+    def stop(self, run_id: str, session: str, instances: Sequence[str]) -> None:
+        """Stop tasks."""
+        run = self._known(run_id, session)
+        if run is not None:
+            run.stop(instances)
+
+    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+        """Take results of tasks."""
+        run = self._runs.get(run_id)
+        if run is not None:
+            await run.report(reports)
+
+    async def close(self, run_id: str, session: str, *, keep: bool) -> None:
+        """End a run that its driver is done with."""
+        run = self._known(run_id, session)
+        if run is not None:
+            await self._end(run, keep=keep)
+            close_account(run.frame)
+
+    def _known(self, run_id: str, session: str) -> DynamicRun | None:
+        run = self._runs.get(run_id)
+        return run if run is not None and run.session == session else None
+
+    async def _watch(self, run: DynamicRun) -> None:
+        """End a run that its driver left without a word (S-MR-164)."""
+        await run.until_driver_is_gone()
+        _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
+        await self._end(run, keep=False)
+        close_account(run.frame)
+
+    async def _end(self, run: DynamicRun, *, keep: bool) -> None:
+        if self._runs.get(run.run_id) is run:
+            del self._runs[run.run_id]
+        watch = self._watches.get(run.session)
+        if watch is not None and watch is not asyncio.current_task():
+            watch.cancel()
+        try:
+            await run.close(keep=keep)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run is over here
+            _log.warning("Run %s: its processes could not be let go: %s", run.run_id, message_of(error))

@@ -1,0 +1,247 @@
+"""PlannedRun: one planned run in the scheduler. Its coordinator lives here, since its definition travels.
+
+In: a submission, then reports of its session. Out: the outcome. It owns the run's record, and keeps the submission where
+another scheduler finds it (S-DUR-32). Outputs are bytes that nobody here loads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import cloudpickle
+import ray
+
+from ensemble_ray.actors.link.accounts import close_account
+from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.packing import pack_recorded
+from ensemble_ray.actors.link.wire import (
+    RecordLocation,
+    SessionOpening,
+    Submission,
+    TaskCallables,
+    WireOrder,
+    WireReport,
+)
+from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
+from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.errors import RecordError, StaleEpochError, message_of
+from ensemble_ray.execute.conductor import Assignment, Conducted, Resumed, RunConductor
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.record.spent import with_account
+from ensemble_ray.record.stores import OwnedRun
+from ensemble_ray.runs.ownership import watch_for_cancel
+from ensemble_ray.values.outputs import RunState
+
+__all__ = ["PlannedRun", "opening_of", "wire_order"]
+
+_log = bounded_logger(__name__)
+_NO_CALLABLES = TaskCallables()
+
+
+class PlannedRun:
+    """One planned run in the scheduler. Fulfils what its coordinator asks of an executor: `start` and `stop`."""
+
+    def __init__(
+        self,
+        submission: Submission,
+        pool: ProcessPool,
+        *,
+        hub: Any,
+        limits: SessionLimits,
+        owned: OwnedRun | None,
+        store: SubmissionStore,
+        finished: asyncio.Future[Conducted[bytes, bytes]],
+    ) -> None:
+        """Make it; nothing is started before `begin`.
+
+        Args:
+            submission: The run.
+            pool: Where processes come from.
+            hub: Has its events; None: nobody listens.
+            limits: How many processes it may have.
+            owned: Its record; None: it is recorded nowhere.
+            store: Keeps the submission while the run goes on.
+            finished: Gets the outcome.
+        """
+        recorded = () if owned is None else owned.earlier
+        frame = with_account(submission.frame, (*recorded, *submission.preamble))
+        self._submission = submission = replace(submission, frame=frame)
+        self._owned = owned
+        self._store = store
+        is_managed = submission.plan.hierarchy is not None
+        self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
+        self._conductor: RunConductor[bytes, bytes] = RunConductor(
+            run_id=submission.run_id,
+            plan=submission.plan,
+            header=submission.header,
+            journal=MemoryJournal(submission.run_id) if owned is None else owned.journal,
+            clock=SystemClock(),
+            houses=self,
+            earlier=submission.preamble,
+            epoch=0 if owned is None else owned.epoch,
+            resumed=None if owned is None or not owned.earlier else self._resumed(owned),
+        )
+        self._background = BackgroundTasks()
+        self._keeping: asyncio.Task[None] | None = None
+        self._finished = finished
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._submission.run_id
+
+    def _resumed(self, owned: OwnedRun) -> Resumed[bytes, bytes]:
+        """Return what the record knows of the run; outputs stay data, since their types are the user's."""
+        tasks, is_restart = self._submission.tasks, self._submission.reason.is_restart
+        resumed: Resumed[bytes, bytes] = Recovered(owned.earlier, is_resumed=not is_restart).resumed(
+            lambda key, data: pack_recorded(data, tasks.get(key, b"")), cloudpickle.dumps
+        )
+        return replace(resumed, is_restart=is_restart)
+
+    async def begin(self) -> None:
+        """Start processes and the first tasks."""
+        self._background.start(self._finish())
+        if self._owned is not None:
+            self._keeping = self._background.start(self._keep())
+        with self._ending_on_error():
+            self._session.open()
+            await self._conductor.start()
+
+    async def cancel(self) -> None:
+        """End the run; processes that hold on are ended after a grace."""
+        with self._ending_on_error():
+            await self._conductor.cancel()
+
+    async def report(self, reports: Sequence[WireReport]) -> None:
+        """Take what processes report."""
+        await self._session.report(reports)
+
+    def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
+        """Return names and handles of the processes of an agent."""
+        return self._session.locate(agent_key, lost=lost)
+
+    # What its coordinator asks, and is told.
+
+    def start(self, assignments: Sequence[Assignment[bytes]]) -> None:
+        """Do these tasks; never waits."""
+        self._session.submit([wire_order(assignment, self._submission) for assignment in assignments])
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; each is still reported."""
+        self._session.stop(instances)
+
+    async def receive(self, reports: Sequence[WireReport]) -> None:
+        """Tell the coordinator of results."""
+        with self._ending_on_error():
+            await self._conductor.report(reports)
+
+    def return_order(self, instance: str) -> None:
+        """Raise, since all that a planned run needs was sent with it."""
+        raise KeyError(instance)
+
+    # Its end.
+
+    async def _finish(self) -> None:
+        """When the run has ended: let the processes go, close the record, then tell the caller."""
+        try:
+            self._finished.set_result(await self._release())
+        except Exception as error:  # noqa: BLE001  the waiting caller must hear of any failure
+            self._finished.set_exception(error)
+            self._finished.exception()  # a run that went on without its driver has no caller
+
+    async def _keep(self) -> None:
+        """Keep the submission; without it the run outlives this process only while its driver is there."""
+        try:
+            await self._store.keep(self._submission)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run itself is not concerned
+            _log.warning(
+                "Run %s cannot be kept for another scheduler, and is interrupted if this one dies: %s",
+                self.run_id,
+                message_of(error),
+            )
+
+    async def _drop(self, keeping: asyncio.Task[None]) -> None:
+        await asyncio.wait([keeping])
+        try:
+            await self._store.drop(self.run_id)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
+            _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
+
+    async def _release(self) -> Conducted[bytes, bytes]:
+        keeps_warm, state = False, RunState.FAILED
+        watching = None
+        if self._owned is not None:
+            watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
+        try:
+            ended = await asyncio.shield(self._conductor.ended)
+            keeps_warm, state = self._submission.keeps_warm, ended.state
+        except (RecordError, StaleEpochError):
+            state = RunState.INTERRUPTED  # what was recorded can be gone on with
+            raise
+        finally:
+            if watching is not None:
+                watching.cancel()
+            # Before anybody hears of the end: then a run of that id may begin, or go on.
+            dropping = None if self._keeping is None else self._background.start(self._drop(self._keeping))
+            try:
+                # Where coordinating itself broke, processes may still be at work: those are not used again.
+                await self._session.close(keep=keeps_warm)
+                if dropping is not None:
+                    await asyncio.wait([dropping])
+            finally:
+                close_account(self._submission.frame)
+                if self._owned is not None:
+                    await self._owned.close(state)
+        return ended
+
+    @contextmanager
+    def _ending_on_error(self) -> Generator[None]:
+        """End the run with what goes wrong in coordinating it, such as a full disk; nobody else would hear."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            if not self._conductor.ended.done():
+                self._conductor.ended.set_exception(error)
+
+
+def opening_of(submission: Submission) -> SessionOpening:
+    """Return what a session of a submitted run is opened with."""
+    node_id = str(ray.get_runtime_context().get_node_id())
+    return SessionOpening(
+        run_id=submission.run_id,
+        frame=submission.frame,
+        location=None if submission.store is None else RecordLocation(submission.store, node_id),
+        templates=submission.templates,
+        callables=submission.callables,
+        is_connected=submission.is_connected,
+    )
+
+
+def wire_order(assignment: Assignment[bytes], submission: Submission) -> WireOrder:
+    """Return the order for a task of a submitted plan."""
+    node = assignment.node
+    known = {} if submission.callables is None else submission.callables.tasks
+    callables = known.get(node.key, _NO_CALLABLES)
+    return WireOrder(
+        key=node.key,
+        instance=assignment.instance,
+        epoch=assignment.epoch,
+        index=node.index,
+        task=submission.tasks[node.key],
+        agent_key=node.agent_key,
+        agent_role=node.agent_role,
+        context=assignment.context,
+        missing_context=assignment.missing_context,
+        is_streaming=node.is_streaming,
+        input_guardrails=len(callables.input_guardrails),
+        output_guardrails=len(callables.output_guardrails),
+        description=node.description,
+    )

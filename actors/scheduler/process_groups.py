@@ -1,0 +1,365 @@
+"""Processes of one run: started, given orders, watched, let go. What is done when one dies stands here.
+
+In: orders, each for a group of processes; who lives in which group is its owner's business. Out: reports, of the newest
+dispatch of an order and no other: the rules are `plan.redispatch`. Must never happen: an order that nobody reports, whatever
+dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any, Literal, Protocol
+
+import cloudpickle
+import ray.exceptions
+
+from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.events import pack_event
+from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.link.wire import WireOrder, WireReport
+from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
+from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
+from ensemble_ray.events import TaskFailedEvent
+from ensemble_ray.execute.conductor import Report
+from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
+from ensemble_ray.process.bounded_log import bounded_logger
+
+__all__ = ["CALLABLES", "GroupOwner", "ProcessGroups", "report_undone"]
+
+_log = bounded_logger(__name__)
+#: Tasks that start together on one process and are sent one call each; more of them share one message, and their
+#: reports come back in batches (measured: two messages cost a third more than a call and its reply, one by one; by the
+#: hundred a shared message is twenty times cheaper).
+MOST_DIRECT = 4
+#: Group of handler tasks and guardrails.
+CALLABLES = "callables"
+#: How long a process may take to let a run go, s.
+_RELEASE_S = 5.0
+
+
+class GroupOwner(Protocol):
+    """The session whose processes these are."""
+
+    @property
+    def frame(self) -> RunFrame:
+        """What all its tasks share."""
+        ...
+
+    def group_of(self, order: WireOrder) -> str:
+        """Return which group does that order."""
+        ...
+
+    def process_type(self, group: str) -> ProcessType:
+        """Return what a group's processes are for."""
+        ...
+
+    async def bind(self, group: str, process: Process, callables: Any) -> None:
+        """Make a new process of a group ready for the run, which asks that handle for its callables."""
+        ...
+
+    def templates_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates of agents that these orders need and that process was not sent."""
+        ...
+
+    async def report(self, reports: Sequence[WireReport]) -> None:
+        """Take results."""
+        ...
+
+
+class ProcessGroups:
+    """Processes of one run."""
+
+    def __init__(
+        self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
+    ) -> None:
+        self._owner = owner
+        self._run_id = owner.frame.run_id
+        self._pool = pool
+        self._hub = hub
+        self._is_spread = is_spread
+        self._groups: dict[str, list[Process]] = {}
+        self._by_name: dict[str, Process] = {}
+        self._table = DispatchTable(is_recorded=is_recorded)
+        #: orders that are not reported, as they were handed out
+        self._orders: dict[str, WireOrder] = {}
+        self._tasks = BackgroundTasks()
+        self._callables: Process | None = None
+        #: hosts of callables in succession that died before they were ready
+        self._failed_starts = 0
+        self.is_closed = False
+
+    @property
+    def callables(self) -> Process | None:
+        """The host of the run's callables; None when there is none."""
+        return self._callables
+
+    def host_callables(self) -> Process:
+        """Return the host of the run's callables; it is started when there is none."""
+        return self._callables or self._move_callables()
+
+    def start(self, orders: Iterable[WireOrder]) -> None:
+        """Send each order to the least busy process of its group."""
+        batches: dict[str, tuple[Process, list[WireOrder]]] = {}
+        for order in orders:
+            process = self._choose(self._owner.group_of(order))
+            self._table.hand_out(order.instance, order.epoch, process.name)
+            self._orders[order.instance] = order
+            batches.setdefault(process.name, (process, []))[1].append(order.for_worker())
+        for process, batch in batches.values():
+            if len(batch) <= MOST_DIRECT:
+                for order in batch:
+                    self._send(process, self._perform(process, order))
+            else:
+                templates = self._owner.templates_for(process, batch)
+                self._send(process, process.handle.accept.remote(self._run_id, batch, templates))
+
+    async def _perform(self, process: Process, order: WireOrder) -> None:
+        """Make one call for one order: its report is the reply, which saves a message."""
+        templates = self._owner.templates_for(process, (order,))
+        report: WireReport = await process.handle.perform.remote(self._run_id, order, templates)
+        await self._owner.report([report])
+
+    def retry(self, report: WireReport) -> None:
+        """Hand out once more what a process did not begin, and said so."""
+        if self._table.epoch_of(report.instance) == report.epoch:
+            order = self._orders[report.instance]
+            process = self._by_name.get(self._table.process_of(report.instance) or "")
+            if process is not None:
+                process.templates.pop(order.agent_key or "", None)
+            self.start([order])
+
+    def stop(self, instances: Iterable[str]) -> None:
+        """Stop running tasks; processes that do not let them go are ended by `end_stuck`."""
+        for name, held in self._table.stop(instances).items():
+            process = self._by_name.get(name)
+            if process is not None:
+                self._send(process, process.handle.stop.remote(self._run_id, held))
+
+    def end_stuck(self, instances: Iterable[str] | None = None) -> None:
+        """End processes that still hold tasks which were stopped; those tasks are reported by their deaths.
+
+        Args:
+            instances: Which tasks; None: all that were stopped.
+        """
+        for name in self._table.stuck(instances):
+            if name in self._by_name:
+                self.lose(self._by_name[name], RuntimeError("ended, since it did not stop in time"))
+
+    def accept_reports(self, reports: Iterable[WireReport]) -> list[WireReport]:
+        """Return the reports that count; their orders are over."""
+        fresh = [report for report in reports if self._table.report(report.instance, report.epoch)]
+        for report in fresh:
+            del self._orders[report.instance]
+        return fresh
+
+    async def close(self, *, keep: bool) -> None:
+        """Let all processes go. From here on nothing is started, whatever dies."""
+        self.is_closed = True
+        await asyncio.gather(*(self.leave(group, keep=keep) for group in list(self._groups)))
+
+    async def leave(self, group: str, *, keep: bool) -> None:
+        """Let the processes of a group go."""
+        processes = self._groups.pop(group, [])
+        for process in processes:
+            process.on_death = None
+            self._forget(process)
+        released = await asyncio.gather(*(self._release(process) for process in processes))
+        for process, is_clean in zip(processes, released, strict=True):
+            self._pool.give_back(process, keep=keep and is_clean)
+
+    async def _release(self, process: Process) -> bool:
+        if not process.is_alive:
+            return False
+        if not process.is_ready:
+            # Still starting, so it never had work; a run does not wait for it.
+            self._send(process, process.handle.release.remote(self._run_id))
+            return True
+        try:
+            async with asyncio.timeout(_RELEASE_S):
+                return bool(await process.handle.release.remote(self._run_id))
+        except Exception as error:  # noqa: BLE001  a process that cannot be released is replaced
+            _log.warning("An agent process could not be released and is ended: %s", message_of(error))
+            return False
+
+    # Processes.
+
+    @property
+    def size(self) -> int:
+        """How many processes the run has now."""
+        return sum(len(self.alive(group)) for group in self._groups)
+
+    def locate(self, group: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of a group's processes, for another agent that asks who lives there.
+
+        Args:
+            group: Which.
+            lost: Name of one that failed a call of the asker.
+        """
+        for process in self._groups.get(group, []):
+            if process.name == lost:
+                self.lose(process, RuntimeError("it could not be reached by another agent"))
+        alive = self.alive(group) or [self.start_process(group)]
+        return [(process.name, process.handle) for process in alive]
+
+    def alive(self, group: str) -> list[Process]:
+        """Return the processes of a group."""
+        return [process for process in self._groups.get(group, []) if process.is_alive]
+
+    def load(self, group: str) -> int:
+        """Return how many orders a group is at work on."""
+        return sum(self._table.load(process.name) for process in self.alive(group))
+
+    def start_process(self, group: str) -> Process:
+        """Start one more process for a group."""
+        process = self._pool.take(self._owner.process_type(group), is_spread=self._is_spread)
+        process.on_death = self._on_death
+        self._groups[group] = [*self.alive(group), process]
+        self._by_name[process.name] = process
+        self._send(process, self._bind(group, process))
+        return process
+
+    async def _bind(self, group: str, process: Process) -> None:
+        await self._owner.bind(group, process, None if self._callables is None else self._callables.handle)
+        process.is_ready = True
+
+    def _choose(self, group: str) -> Process:
+        alive = self.alive(group)
+        if not alive:
+            return (
+                self.host_callables() if group == CALLABLES and self._callables is None else self.start_process(group)
+            )
+        return min(alive, key=lambda process: self._table.load(process.name))
+
+    def _forget(self, process: Process) -> None:
+        self._by_name.pop(process.name, None)
+        self._table.forget_process(process.name)
+
+    def _send(self, process: Process, work: Awaitable[None]) -> None:
+        """Await a call in the background; where it fails, the tasks of that process go on elsewhere, or fail."""
+
+        async def send() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001  whatever it is, the tasks must be reported
+                if isinstance(error, ray.exceptions.RayActorError):
+                    self.lose(process, error)
+                elif process.is_alive:
+                    self._fail(process, self._table.orders_of(process.name), _cause_of(error))
+
+        self._tasks.start(send())
+
+    # Failures.
+
+    def lose(self, process: Process, error: BaseException) -> None:
+        """Give up a process that failed a call; what it still does is refused."""
+        self._pool.lose(process, error)
+
+    def _on_death(self, process: Process, error: BaseException) -> None:
+        """Hand its tasks out elsewhere, as often as that makes sense (S-DUR-31)."""
+        # A death is heard of several times: by the watch and by each call that was on its way.
+        if process is self._callables:
+            self._failed_starts = 0 if process.is_ready else self._failed_starts + 1
+            if self._failed_starts < MOST_DEATHS:
+                self._move_callables()
+        following = self._table.lose(process.name)
+        self._by_name.pop(process.name, None)
+        count = len(following.again) + len(following.hopeless)
+        if count:
+            _log.warning("An agent process died with %d tasks: %s", count, last_line(error))
+        self.start([self._renewed(name) for name in following.again])
+        if following.hopeless:
+            self._fail(process, following.hopeless, error)
+
+    def _renewed(self, instance: str) -> WireOrder:
+        """Return an order under the epoch that it is handed out with next."""
+        return replace(self._orders[instance], epoch=self._table.epoch_of(instance) or 0)
+
+    def _move_callables(self) -> Process:
+        """Host the run's callables anew; who asked the lost process asks this one again."""
+        self._callables = host = self.start_process(CALLABLES)
+        for group, processes in self._groups.items():
+            for process in processes if group != CALLABLES else ():
+                if process.is_alive:
+                    self._send(process, process.handle.move_callables.remote(self._run_id, host.handle))
+        return host
+
+    def _fail(self, process: Process, instances: Iterable[str], error: BaseException) -> None:
+        """Report tasks of a process: as failed, or as cancelled where somebody wants them to end."""
+        reports: list[WireReport] = []
+        events: list[bytes] = []
+        for instance in self._table.give_up(process.name, instances):
+            order = self._orders[instance]
+            cause = self._cause(order, error)
+            status: Literal["cancelled", "failed"] = "cancelled" if self._table.is_stopped(instance) else "failed"
+            reports.append(report_undone(order, status, cause))
+            if self._hub is not None and status == "failed":
+                events.append(pack_event(self._failed_event(order, cause)))
+        if reports:
+            self._send(process, self._report(reports, events))
+
+    def _cause(self, order: WireOrder, error: BaseException) -> BaseException:
+        """Return why a task failed that its own process can report no more."""
+        if isinstance(error, EnsembleError):
+            return error
+        deaths = self._table.deaths_of(order.instance)
+        often = "" if deaths < MOST_DEATHS else f" {MOST_DEATHS} times with this task"
+        text = f"Agent '{order.agent_role}': its process died{often} ({last_line(error)})"
+        return AgentExecutionError(text, order.agent_role, order.description)
+
+    async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:
+        """Publish events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
+        if events and TaskFailedEvent.method in self._owner.frame.interest:
+            try:
+                await self._hub.publish.remote(self._run_id, events)
+            except ray.exceptions.RayError as error:
+                _log.warning("Run %s: the event hub cannot be reached: %s", self._run_id, error)
+        await self._owner.report(reports)
+
+    def _failed_event(self, order: WireOrder, cause: BaseException) -> TaskFailedEvent:
+        """Return the failed event of a task whose own process can send none any more (S-EVT-10)."""
+        total = order.total_tasks
+        return TaskFailedEvent(
+            run_id=self._run_id,
+            instance=order.instance,
+            task_description=order.description,
+            agent_role=order.agent_role,
+            task_index=order.index,
+            total_tasks=self._owner.frame.total_tasks if total is None else total,
+            cause=cause,
+            duration=timedelta(),
+        )
+
+
+def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
+    """Return the report of a task that no process can report."""
+    now = time.time()
+    result = TaskResult(
+        key=order.key,
+        instance=order.instance,
+        epoch=order.epoch,
+        status=status,
+        at=now,
+        duration_s=0.0,
+        error=cause,
+    )
+    return Report(
+        key=order.key,
+        status=status,
+        at=now,
+        epoch=order.epoch,
+        instance=order.instance,
+        failure=cloudpickle.dumps(result),
+        error_type="" if cause is None else type(cause).__name__,
+        message="" if cause is None else message_of(cause),
+    )
+
+
+def _cause_of(error: BaseException) -> BaseException:
+    """Return the error behind Ray's wrapper."""
+    inner = getattr(error, "cause", None)
+    return inner if isinstance(inner, BaseException) else error

@@ -1,0 +1,160 @@
+"""Agent processes: started, watched, pooled, ended. Used by the scheduler's sessions.
+
+A process that a run has let go of is kept for the next one for a while, when asked; it is bound anew then, which costs
+a thousandth of a new process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import ray
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.limits.desk import Leave
+from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.values.ids import new_object_id
+
+__all__ = ["Process", "ProcessPool", "ProcessType"]
+
+_log = bounded_logger(__name__)
+#: How long an unused process is kept, s.
+IDLE_S = 120.0
+#: What a process is for; it is never used for anything else.
+ProcessType = Literal["agent", "manager", "callables"]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Process:
+    """One agent process."""
+
+    handle: Any
+    #: also what it calls itself towards the rate limiter
+    name: str
+    type: ProcessType = "agent"
+    #: whether it was placed where few others are, and not where there is room
+    is_spread: bool = False
+    is_alive: bool = True
+    #: whether it has been bound to the current run
+    is_ready: bool = False
+    #: templates of agents of the current run that it was sent, those sent last in the end
+    templates: OrderedDict[str, None] = field(default_factory=OrderedDict[str, None])
+    on_death: Callable[[Process, BaseException], None] | None = None
+    timer: asyncio.TimerHandle | None = None
+
+
+class ProcessPool:
+    """All agent processes of this scheduler."""
+
+    def __init__(self) -> None:
+        self._idle: list[Process] = []
+        self._living: set[Process] = set()
+        self._board = EndpointBoard()
+        self._watches = BackgroundTasks()
+
+    def take(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+        """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
+
+        Args:
+            process_type: What it is for.
+            is_spread: Whether it should be on a node that has few others.
+        """
+        for process in self._idle:
+            if process.type == process_type and process.is_spread == is_spread and process.is_alive:
+                self._idle.remove(process)
+                if process.timer is not None:
+                    process.timer.cancel()
+                return process
+        name = f"{process_type}-{new_object_id()[:8]}"
+        handle = _start(process_type, name, is_spread=is_spread)
+        process = Process(handle=handle, name=name, type=process_type, is_spread=is_spread)
+        self._living.add(process)
+        for update in self._board.current(asyncio.get_running_loop().time()):
+            process.handle.on_endpoint_update.remote(update)
+        self._watches.start(self._watch(process))
+        return process
+
+    def give_back(self, process: Process, *, keep: bool) -> None:
+        """Keep it for the next run, or end it."""
+        process.on_death = None
+        process.is_ready = False
+        process.templates.clear()
+        if keep and process.is_alive:
+            process.timer = asyncio.get_running_loop().call_later(IDLE_S, self._expire, process)
+            self._idle.append(process)
+        else:
+            self.end(process)
+
+    def evict_idle(self) -> None:
+        """End everything idle."""
+        for process in list(self._idle):
+            self._expire(process)
+
+    def broadcast(self, update: EndpointNews, *, source: str) -> None:
+        """Send an update to all processes but the one of that name; those that start later are sent the failures."""
+        self._board.note(update, asyncio.get_running_loop().time())
+        for process in self._living:
+            if process.name != source:
+                process.handle.on_endpoint_update.remote(update)
+
+    def end(self, process: Process) -> None:
+        """End a process now."""
+        self._living.discard(process)
+        process.is_alive = False
+        ray.kill(process.handle)
+
+    def lose(self, process: Process, error: BaseException) -> None:
+        """Give up a process that failed a call, and tell whoever has it now; it may only be out of reach, so it is ended.
+
+        Its watch may hear of a death later than this, and tells nobody then.
+        """
+        if process.is_alive:
+            if process in self._idle:
+                self._idle.remove(process)
+            self.end(process)
+            if process.on_death is not None:
+                process.on_death(process, error)
+
+    def _expire(self, process: Process) -> None:
+        if process in self._idle:
+            self._idle.remove(process)
+            self.end(process)
+
+    async def _watch(self, process: Process) -> None:
+        """Notice its death; `watch` never returns while it lives."""
+        try:
+            await process.handle.watch.remote()
+        except Exception as error:  # noqa: BLE001  any end of the watch is the end of the process
+            was_alive, process.is_alive = process.is_alive, False
+            self._living.discard(process)
+            if process in self._idle:
+                self._idle.remove(process)
+            if was_alive and process.on_death is not None:
+                process.on_death(process, error)
+            _leave(process.name)
+
+
+def _start(process_type: ProcessType, name: str, *, is_spread: bool) -> Any:
+    match process_type:
+        case "agent":
+            return spawn.agent_actor(name, is_spread=is_spread)
+        case "manager":
+            return spawn.manager_actor(name)
+        case "callables":
+            return spawn.callable_host(name)
+
+
+def _leave(name: str) -> None:
+    """Free what a dead process held or waited for: its permits, its journals. Who was never asked holds nothing."""
+    limiter = spawn.existing("rate_limiter")
+    if limiter is not None:
+        limiter.receive.remote(Leave(holder=name))
+    for journal in spawn.existing_journals():
+        journal.leave.remote(name)

@@ -1,0 +1,260 @@
+"""SchedulerActor: one per cluster; a run is an id in it. What the cluster's other processes call.
+
+It makes every other actor of a run, passes bytes on without loading them, and runs no user code. The rules are in
+`ensemble_ray.schedule` and `ensemble_ray.plan`. When its process dies, Ray starts it again; it then goes on with the runs
+whose submissions are kept, from their records (S-DUR-32).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import ray
+
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.link.events import begin_events
+from ensemble_ray.actors.link.futures import refuse
+from ensemble_ray.actors.link.log_lines import LineService
+from ensemble_ray.actors.link.quiet_gc import freeze_modules
+from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, Submission, WireReport
+from ensemble_ray.actors.scheduler.dynamic_runs import DynamicRuns
+from ensemble_ray.actors.scheduler.loading import load_everywhere
+from ensemble_ray.actors.scheduler.planned_run import PlannedRun
+from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.errors import RunExistsError, message_of
+from ensemble_ray.execute.conductor import Conducted
+from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.plan.placement import max_own_processes, most_replicas
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import package_version
+from ensemble_ray.record.stores import store_at
+from ensemble_ray.runs.ownership import claim_run, release_run
+from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.outputs import RunState
+
+__all__ = ["SchedulerActor"]
+
+_log = bounded_logger(__name__)
+#: Ended runs whose results nobody has fetched yet.
+KEPT_RESULTS = 64
+
+
+def _limits(*, is_dynamic: bool) -> SessionLimits:
+    """Return what the processes of a run are held to that begins now on this cluster."""
+    cluster = cast("dict[str, float]", cast("Any", ray.cluster_resources)())
+    nodes = cast("list[dict[str, object]]", cast("Any", ray.nodes)()) if is_dynamic else []
+    return SessionLimits(
+        max_own=max_own_processes(cluster, cpus_here=os.cpu_count() or 1),
+        most_replicas=most_replicas(cluster),
+        is_spread=sum(bool(node["Alive"]) for node in nodes) > 1,
+    )
+
+
+class SchedulerActor(LineService):
+    """Holds the runs of a cluster."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        freeze_modules()
+        self._pool = ProcessPool()
+        self._store = SubmissionStore()
+        self._dynamic = DynamicRuns(self._pool, lambda: _limits(is_dynamic=True))
+        self._planned: dict[str, PlannedRun] = {}
+        self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+        self._recovering: asyncio.Task[None] | None = None
+        # A constructor runs before the loop does; this call is the first that the loop gets.
+        cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
+
+    async def version(self) -> str:
+        """Version of the package that this process runs."""
+        return package_version()
+
+    async def recovered(self) -> None:
+        """Return when the runs of an earlier process of this actor go on."""
+        if self._recovering is None:
+            self._recovering = asyncio.get_running_loop().create_task(self._recover())
+        recovering = self._recovering
+        try:
+            await asyncio.shield(recovering)
+        except Exception:
+            if self._recovering is recovering:
+                self._recovering = None  # the store could not be reached: the next caller tries again
+            raise
+
+    async def submit(self, submission: Submission) -> Any:
+        """Begin a run, or go on with one; return the handle of the hub that has its events, None when nobody listens.
+
+        Raises:
+            RunExistsError: a run of that id is running.
+            RecordError: its record cannot be written, or is damaged.
+        """
+        await self.recovered()
+        run_id = submission.run_id
+        begun = self._ended.get(run_id)
+        if (begun is not None and not begun.done()) or run_id in self._dynamic:
+            raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
+        hub = spawn.event_hub() if submission.is_connected else None
+        run = await self._begin(submission, hub)
+        if hub is not None:
+            await begin_events(hub, run_id)
+        await run.begin()
+        return hub
+
+    async def check_loading(self, bodies: Mapping[str, bytes]) -> None:
+        """Have every node load these, but not this process (S-SET-56)."""
+        await load_everywhere(bodies)
+
+    async def knows(self, run_id: str) -> bool:
+        """Return whether a run is known here: it runs, or its result waits to be fetched."""
+        await self.recovered()
+        return run_id in self._ended
+
+    async def report(self, run_id: str, source: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
+        """Take results of tasks, in the batches in which a process sends them."""
+        planned = self._planned.get(run_id)
+        if planned is not None:
+            await planned.report(reports)
+        else:
+            await self._dynamic.report(run_id, reports)
+
+    async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of the processes of an agent, for another one that hands work to it.
+
+        Args:
+            run_id: The run's id.
+            agent_key: Who is looked for.
+            lost: Name of a process that failed a call; it is given up.
+        """
+        run = self._planned.get(run_id)
+        return [] if run is None else run.locate(agent_key, lost)
+
+    async def update_endpoint(self, source: str, update: EndpointNews) -> None:
+        """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
+        self._pool.broadcast(update, source=source)
+
+    async def wait(self, run_id: str) -> Conducted[bytes, bytes] | None:
+        """Wait until a run has ended and return how; None where nothing is known of it, since this process was started anew."""
+        await self.recovered()
+        ended = self._ended.get(run_id)
+        return None if ended is None else await asyncio.shield(ended)
+
+    async def cancel(self, run_id: str) -> None:
+        """End a run soon."""
+        await self.recovered()
+        run = self._planned.get(run_id)
+        if run is not None:
+            await run.cancel()
+
+    async def forget(self, run_id: str) -> None:
+        """Drop a result that was fetched; that of a later run of the same id was not."""
+        if run_id in self._ended and self._ended[run_id].done():
+            del self._ended[run_id]
+
+    async def states(self) -> dict[str, str]:
+        """Return the runs that have not ended."""
+        return dict.fromkeys((*self._planned, *self._dynamic.running), RunState.RUNNING.value)
+
+    async def evict_idle(self) -> None:
+        """End the processes that are kept for the next run."""
+        self._pool.evict_idle()
+
+    # Sessions of dynamic runs, whose drivers coordinate them; nothing of them outlives this process.
+
+    async def open_session(self, opening: SessionOpening) -> Any:
+        """Be ready for the tasks of a run; return the handle of the hub that has its events, None when nobody listens.
+
+        Raises:
+            RunExistsError: a run of that id is running.
+        """
+        await self.recovered()
+        if opening.run_id in self._planned:
+            raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
+        return await self._dynamic.open(opening)
+
+    async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
+        """Take orders; return False where that session is not known here, since this process was started anew."""
+        return self._dynamic.submit(run_id, session, batch)
+
+    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
+        """Return what came of orders; None where that session is not known here.
+
+        Args:
+            run_id: The run's id.
+            session: The driver's opening of it.
+            cursor: How many entries the driver has had; they are forgotten here.
+            wait_s: Longest wait when there is nothing new.
+
+        Raises:
+            EnsembleError: another driver coordinates the run now.
+        """
+        return await self._dynamic.collect(run_id, session, cursor, wait_s)
+
+    async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
+        """Stop tasks; each is still reported."""
+        self._dynamic.stop(run_id, session, instances)
+
+    async def close_session(self, run_id: str, session: str, *, keep: bool) -> None:
+        """Let the processes of a run go, to be kept for the next run where wanted."""
+        await self._dynamic.close(run_id, session, keep=keep)
+
+    # Planned runs.
+
+    async def _recover(self) -> None:
+        for submission in await self._store.kept():
+            if submission.run_id in self._planned:
+                continue  # it went on before the store was out of reach
+            again = replace(submission, reason=SubmissionReason.RESTARTED)
+            try:
+                run = await self._begin(again, spawn.event_hub() if again.is_connected else None)
+            except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
+                _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
+                # Its driver, if there is one, submits it again and hears why; no later scheduler is to begin it.
+                await self._store.drop(again.run_id)
+                continue
+            await run.begin()
+
+    async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
+        """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
+        run_id, before = submission.run_id, self._ended.get(submission.run_id)
+        ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        self._ended[run_id] = ended
+        owned = None
+        try:
+            if submission.store is not None:
+                store = store_at(submission.store)
+                if submission.reason is SubmissionReason.RESUBMITTED:
+                    is_recorded = bool(await store.facts(run_id))
+                    submission = replace(submission, reason=submission.reason.settled(is_recorded=is_recorded))
+                owned = await claim_run(
+                    store,
+                    run_id,
+                    origin=submission.header.get("origin"),
+                    durability=submission.frame.durability,
+                    submission=submission.reason,
+                )
+            limits = _limits(is_dynamic=False)
+            run = PlannedRun(
+                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended
+            )
+        except BaseException as error:
+            del self._ended[run_id]
+            if before is not None:
+                self._ended[run_id] = before  # nobody has fetched it yet
+            refuse(ended, error)
+            await release_run(owned)
+            raise
+        self._planned[run_id] = run
+        ended.add_done_callback(lambda _done: self._forget(run_id))
+        return run
+
+    def _forget(self, run_id: str) -> None:
+        self._planned.pop(run_id, None)
+        ended = [name for name, end in self._ended.items() if end.done()]
+        for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
+            del self._ended[name]

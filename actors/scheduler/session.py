@@ -1,0 +1,274 @@
+"""RunSession: one run's part of the scheduler, whoever coordinates it: orders in, reports out.
+
+The coordinator of a planned run lives beside it and calls it; that of a dynamic run lives in its driver (`dynamic_run`). It
+puts agents into groups of processes (`plan.placement`), brings templates and callables to where they are needed, and hands
+orders out (`process_groups`). Must never happen: anything that stays here of a task that was reported.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ensemble_ray.actors.link.background_tasks import BackgroundTasks
+from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, AgentTemplate, SessionOpening, WireOrder, WireReport
+from ensemble_ray.actors.scheduler.callables import CallablesDelivery
+from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups, report_undone
+from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.plan.placement import Placement
+from ensemble_ray.plan.plan import MANAGER_KEY
+from ensemble_ray.runs.ownership import GRACE_S
+
+__all__ = ["ReportReceiver", "RunSession", "SessionLimits"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionLimits:
+    """What the processes of a run are held to."""
+
+    #: how many of its own it may have
+    max_own: int
+    #: how many a group may get whose agents say nothing
+    most_replicas: int
+    #: whether they go to nodes that have few others
+    is_spread: bool = False
+
+
+class ReportReceiver(Protocol):
+    """Who gets what comes of orders."""
+
+    async def receive(self, reports: Sequence[WireReport]) -> None:
+        """Take results, each once."""
+        ...
+
+    def return_order(self, instance: str) -> None:
+        """Take back an order that was not begun, since something that it needs is not known."""
+        ...
+
+
+class RunSession:
+    """One run's processes and orders."""
+
+    def __init__(
+        self,
+        opening: SessionOpening,
+        pool: ProcessPool,
+        receiver: ReportReceiver,
+        *,
+        hub: Any,
+        limits: SessionLimits,
+        is_managed: bool = False,
+    ) -> None:
+        """Make it; nothing is started before `open` or the first order.
+
+        Args:
+            opening: The run.
+            pool: Where processes come from.
+            receiver: Gets what comes of orders.
+            hub: Has its events; None: nobody listens.
+            limits: How many processes it may have.
+            is_managed: Whether one of its agents is a manager, which has a process of its own type.
+        """
+        self._opening = opening
+        self._receiver = receiver
+        self._hub = hub
+        self._max_own = limits.max_own
+        self._is_managed = is_managed
+        is_recorded = opening.location is not None
+        self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, is_spread=limits.is_spread)
+        self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
+        self._templates: Shelf[AgentTemplate] = Shelf(on_drop=self._on_drop)
+        #: those that are known from the beginning; processes of their groups are bound to them
+        self._declared = frozenset(template.key for template in opening.templates)
+        for template in opening.templates:
+            self._templates.put(template.key, template)
+            self._templates.use(template.key)
+        self._placement.place(template.placement for template in opening.templates)
+        self._callables = CallablesDelivery(
+            opening.run_id, self._groups, opening.callables, ready=self._hand_out, lost=self._lose
+        )
+        #: instance -> template of its agent, empty for a handler; of tasks that are not reported
+        self._in_flight: dict[str, str] = {}
+        self._background = BackgroundTasks()
+
+    @property
+    def run_id(self) -> str:
+        """The run's id."""
+        return self._opening.run_id
+
+    @property
+    def frame(self) -> RunFrame:
+        """What all its tasks share."""
+        return self._opening.frame
+
+    def open(self) -> None:
+        """Start the processes of all agents that are known, at the same time; nobody waits for one that is not its own."""
+        if self._opening.callables is not None:
+            self._groups.host_callables()
+        for group in self._placement.groups:
+            self._grow(group, 0)
+
+    # Orders.
+
+    def submit(
+        self,
+        orders: Iterable[WireOrder],
+        *,
+        templates: Iterable[AgentTemplate] = (),
+        bundles: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Do these tasks; never waits.
+
+        Args:
+            orders: The tasks; one that is not reported yet is nothing new.
+            templates: Agents that they need and that were not sent before.
+            bundles: The same for callables.
+        """
+        for template in templates:
+            self._templates.put(template.key, template)
+        self._callables.put(bundles or {})
+        accepted = [order for order in orders if self._accept(order)]
+        self._callables.send(accepted)
+        self._hand_out([order for order in accepted if order.callables is None])
+        self._callables.trim()
+        self._templates.trim()
+
+    def stop(self, instances: Sequence[str]) -> None:
+        """Stop these tasks; processes that hold on to one are ended after a grace."""
+        for instance in instances:
+            waiting = self._callables.withdraw(instance)
+            if waiting is not None:
+                self._report_undone(waiting, None)
+        self._groups.stop(instances)
+        asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._groups.end_stuck, tuple(instances))
+
+    async def report(self, reports: Sequence[WireReport]) -> None:
+        """Take what processes report; late reports are left out."""
+        for report in reports:
+            if report.status == UNKNOWN_TEMPLATE:
+                self._groups.retry(report)
+        fresh = self._groups.accept_reports(each for each in reports if each.status != UNKNOWN_TEMPLATE)
+        for report in fresh:
+            self._done(report.instance, report.key)
+        if fresh:
+            await self._receiver.receive(fresh)
+
+    def locate(self, agent_key: str, *, lost: str | None = None) -> list[tuple[str, Any]]:
+        """Return names and handles of the processes of an agent, for another that asks it; none when the run has ended.
+
+        Args:
+            agent_key: Whose.
+            lost: Name of one that failed a call of the asker.
+        """
+        return [] if self._groups.is_closed else self._groups.locate(self._placement.group_of(agent_key), lost=lost)
+
+    async def close(self, *, keep: bool) -> None:
+        """Let all processes go. From here on nothing is started, whatever dies."""
+        await self._groups.close(keep=keep)
+
+    def _accept(self, order: WireOrder) -> bool:
+        """Return whether the order is new here and can be handed out; who sent it hears when something is missing."""
+        if order.instance in self._in_flight:
+            return False
+        key = order.agent_key or ""
+        template = self._templates.get(key)
+        if (key and template is None) or not self._callables.knows(order.callables):
+            self._receiver.return_order(order.instance)
+            return False
+        self._in_flight[order.instance] = key
+        if template is not None:
+            self._templates.use(key)
+            self._placement.place((template.placement,))
+        return True
+
+    def _hand_out(self, orders: Sequence[WireOrder]) -> None:
+        coming: dict[str, int] = {}
+        for order in orders:
+            group = self.group_of(order)
+            coming[group] = coming.get(group, 0) + 1
+        for group, count in coming.items():
+            if group != CALLABLES:
+                self._grow(group, count)
+        self._groups.start(orders)
+
+    def _grow(self, group: str, coming: int) -> None:
+        """Start the processes that a group should have for what it does and what comes."""
+        missing = self._placement.missing(
+            group,
+            alive=len(self._groups.alive(group)),
+            in_flight=coming + self._groups.load(group),
+            in_run=self._groups.size,
+        )
+        for _ in range(missing):
+            self._groups.start_process(group)
+
+    def _lose(self, orders: Sequence[WireOrder], error: BaseException) -> None:
+        why = EnsembleError(f"The process of the run's handlers and guardrails died again and again: {error}")
+        for order in orders:
+            self._report_undone(order, why)
+
+    def _report_undone(self, order: WireOrder, error: EnsembleError | None) -> None:
+        """Report a task that was not handed out."""
+        self._done(order.instance, order.key)
+        undone = report_undone(order, "cancelled" if error is None else "failed", error)
+        self._background.start(self._receiver.receive((undone,)))
+
+    def _done(self, instance: str, key: str) -> None:
+        template = self._in_flight.pop(instance)
+        if template:
+            self._templates.done(template)
+        self._callables.done(key)
+
+    def _on_drop(self, key: str, _: AgentTemplate) -> None:
+        """Let the processes of an agent go that nobody needs any more, where they were its own."""
+        group = self._placement.release(key)
+        if group is not None:
+            self._background.start(self._groups.leave(group, keep=False))
+
+    # What its processes ask of a run.
+
+    def group_of(self, order: WireOrder) -> str:
+        """Return which group does that order."""
+        return CALLABLES if order.agent_key is None else self._placement.group_of(order.agent_key)
+
+    def process_type(self, group: str) -> ProcessType:
+        """Return what a group's processes are for."""
+        if group == CALLABLES:
+            return "callables"
+        is_manager = self._is_managed and group == self._placement.group_of(MANAGER_KEY)
+        return "manager" if is_manager else "agent"
+
+    def templates_for(self, process: Process, orders: Sequence[WireOrder]) -> Mapping[str, bytes]:
+        """Return the templates of agents that these orders need and that process was not sent."""
+        keys = {order.agent_key: None for order in orders if order.agent_key not in self._declared}
+        missing: dict[str, bytes] = {}
+        for key in keys:
+            template = None if key is None or key in process.templates else self._templates.get(key)
+            if template is not None:
+                missing[template.key] = template.body
+        for key in keys:
+            process.templates[key or ""] = None
+            process.templates.move_to_end(key or "")
+        while len(process.templates) > MOST_KINDS:
+            process.templates.popitem(last=False)
+        return missing
+
+    async def bind(self, group: str, process: Process, callables: Any) -> None:
+        """Make a new process of a group ready for the run."""
+        templates: dict[str, bytes] = {}
+        if group == CALLABLES:
+            callables = None
+            await process.handle.hold.remote(self.run_id, self._callables.whole())
+            if self._groups.is_closed:
+                return  # it was released, and is not to have the run for ever
+        else:
+            declared = self._declared.intersection(self._placement.members(group))
+            templates = {key: found.body for key in declared if (found := self._templates.get(key)) is not None}
+        await process.handle.bind.remote(
+            self.frame, templates, location=self._opening.location, hub=self._hub, callables=callables
+        )

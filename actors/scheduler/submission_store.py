@@ -1,0 +1,82 @@
+"""Where the submissions of running runs lie, so that a scheduler that was started again finds them (S-DUR-32).
+
+In the cluster's own key-value store: it lives as long as the cluster does and no longer, as a run's definition should;
+what must survive the cluster is in the record. A submission holds keys of models and is a pickle, so it lies there sealed,
+and nothing is loaded that this user's scheduler has not sealed (S-SEC-36, S-SEC-37). Never: a submission on disk.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from ray.experimental import internal_kv
+
+from ensemble_ray.actors.scheduler.sealing import Seal
+from ensemble_ray.errors import message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.config import home_directory
+from ensemble_ray.process.threads import threads
+
+if TYPE_CHECKING:
+    from ensemble_ray.actors.link.wire import Submission
+
+__all__ = ["KEY_NAME", "SubmissionStore"]
+
+_log = bounded_logger(__name__)
+#: Name of the key's file in the directory of the records.
+KEY_NAME = "package.key"
+_NAMESPACE = b"ensemble_ray"
+_PREFIX = "run:"
+#: The store that Ray's own libraries keep their state in; its functions have no other names.
+_put, _get, _delete, _list = (getattr(internal_kv, f"_internal_kv_{name}") for name in ("put", "get", "del", "list"))
+
+
+class SubmissionStore:
+    """The submissions of a cluster's runs. Calls take some milliseconds each, in a thread."""
+
+    def __init__(self, key_file: Path | None = None) -> None:
+        """Make one.
+
+        Args:
+            key_file: The key of the submissions; default: in the directory of this process's records.
+        """
+        self._seal = Seal(home_directory() / KEY_NAME if key_file is None else key_file)
+
+    async def keep(self, submission: Submission) -> None:
+        """Keep a run's submission until it is dropped."""
+        await threads.run(self._keep, submission)
+
+    async def drop(self, run_id: str) -> None:
+        """Forget a run that has ended."""
+        await threads.run(_delete, f"{_PREFIX}{run_id}", namespace=_NAMESPACE)
+
+    async def kept(self) -> list[Submission]:
+        """Return the submissions of runs that have not ended. One that was not sealed here, or is of another version, is dropped."""
+        names = cast("list[bytes]", await threads.run(_list, _PREFIX, namespace=_NAMESPACE))
+        found = [await threads.run(self._open, name) for name in names]
+        return [submission for submission in found if submission is not None]
+
+    def _keep(self, submission: Submission) -> None:
+        sealed = self._seal.seal(submission.run_id, pickle.dumps(submission, protocol=5))
+        _put(f"{_PREFIX}{submission.run_id}", sealed, overwrite=True, namespace=_NAMESPACE)
+
+    def _open(self, name: bytes) -> Submission | None:
+        sealed = cast("bytes | None", _get(name, namespace=_NAMESPACE))
+        if sealed is None:
+            return None
+        run_id = name.decode(errors="replace").removeprefix(_PREFIX)
+        try:
+            body = self._seal.open(run_id, sealed)
+            return cast("Submission", pickle.loads(body))  # noqa: S301  sealed by this user's scheduler, as just checked
+        except Exception as error:  # noqa: BLE001  one such run must not keep the others from going on
+            _log.error(
+                "Run %s cannot go on by itself: its package in the cluster's store is refused: %s. What is recorded of "
+                "the run is kept: ensemble-ray resume %s",
+                ascii(run_id),
+                message_of(error),
+                ascii(run_id),
+            )
+            _delete(name, namespace=_NAMESPACE)
+            return None

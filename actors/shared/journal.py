@@ -1,0 +1,62 @@
+"""JournalActor: writes for processes that cannot reach the store of files themselves (S-DUR-7).
+
+A file of records can be written on the machine that it lies on and nowhere else. Processes on other nodes send their
+groups here. Never: an order of one writer's facts that is not that in which it appended them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from ensemble_ray.actors.link.journal import Group
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.ports import Journal, Until
+from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.values.messages import Fact
+
+__all__ = ["JournalActor"]
+
+
+class JournalActor:
+    """Holds the journals of runs as one process of the store's node."""
+
+    def __init__(self) -> None:
+        self._journals: dict[tuple[str, str], asyncio.Task[Journal]] = {}
+
+    async def append(
+        self, address: StoreAddress, run_id: str, writer: str, groups: Sequence[Group]
+    ) -> list[BaseException | None]:
+        """Append groups of facts in order; return what became of each: None, or why it was refused."""
+        journal = await self._journal(address, run_id, writer)
+        # At the same time, so that they share a commit; each is asked for itself, since it may be refused for its epoch.
+        appended = (journal.append(facts, epoch=epoch, until=Until(until)) for facts, epoch, until in groups)
+        return await asyncio.gather(*appended, return_exceptions=True)
+
+    async def known(
+        self, address: StoreAddress, run_id: str, writer: str, instance: str
+    ) -> Mapping[tuple[str, str], Fact]:
+        """Return what is recorded of an instance."""
+        return await (await self._journal(address, run_id, writer)).known(instance)
+
+    async def close(self, run_id: str, writer: str) -> None:
+        """Close the journal of a writer that has nothing more to write."""
+        opening = self._journals.pop((run_id, writer), None)
+        if opening is not None:
+            await (await opening).close()
+
+    async def leave(self, writer: str) -> None:
+        """Close the journals of a writer that died."""
+        for run_id, _ in [key for key in self._journals if key[1] == writer]:
+            await self.close(run_id, writer)
+
+    async def _journal(self, address: StoreAddress, run_id: str, writer: str) -> Journal:
+        key = (run_id, writer)
+        if key not in self._journals:
+            opening = store_at(address).join(run_id, writer=writer)
+            self._journals[key] = asyncio.get_running_loop().create_task(opening)
+        try:
+            return await asyncio.shield(self._journals[key])
+        except EnsembleError:
+            self._journals.pop(key, None)  # the next group tries again
+            raise

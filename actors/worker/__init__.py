@@ -1,0 +1,1 @@
+"""Processes that run user code: agents, managers, the callables of a run."""

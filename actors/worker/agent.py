@@ -1,0 +1,222 @@
+"""AgentActor: a disposable process for agents. Its own tools, its own model clients, many tasks at once.
+
+It is bound to agents of runs and can be bound anew; a process that is left with a thread nobody waits for says so when
+it is released, and is replaced instead of used again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ensemble_ray.actors.link.accounts import shared_spending
+from ensemble_ray.actors.link.endpoints import EndpointUpdateSender
+from ensemble_ray.actors.link.events import HubSink
+from ensemble_ray.actors.link.futures import refuse
+from ensemble_ray.actors.link.journal import open_journal
+from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.link.packing import load_agent
+from ensemble_ray.actors.link.quiet_gc import freeze_modules
+from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireReport
+from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
+from ensemble_ray.actors.worker.log_forwarding import LineForwarder
+from ensemble_ray.actors.worker.peers import RemotePeers
+from ensemble_ray.actors.worker.remote_callables import RemoteCallables
+from ensemble_ray.actors.worker.report_sender import ReportSender
+from ensemble_ray.actors.worker.task_host import TaskHost
+from ensemble_ray.definition.durability import Durability
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.ports import Callables
+from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
+from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.ports.services import Services
+from ensemble_ray.process.threads import threads
+from ensemble_ray.tools.tool import NoOpToolMetrics
+
+__all__ = ["AgentActor", "SilentSink"]
+
+
+_NO_TEMPLATES: Mapping[str, bytes] = {}
+
+
+class SilentSink:
+    """An `EventSink` for runs that nobody listens to."""
+
+    def wants(self, kind: object) -> bool:  # noqa: ARG002  nobody wants anything
+        """Return False."""
+        return False
+
+    def emit(self, event: object) -> None:
+        """Do nothing; it is never called, since nothing is wanted."""
+
+
+class AgentActor:
+    """Hosts agents."""
+
+    def __init__(self, name: str) -> None:
+        from ensemble_ray.actors.spawn import cpu_call, existing
+        from ensemble_ray.actors.worker.cpu import RayCpuPool
+
+        freeze_modules()
+        self._name = name
+        self._scheduler = existing("scheduler")
+        self._host = TaskHost(ReportSender(self._scheduler, name))
+        process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
+        self._forwarder = LineForwarder(self._scheduler)
+        self._remote_limiter = RemoteLimiter()
+        self._limiter = LeasingLimiter(self._remote_limiter, holder=name)
+        self._cpu = RayCpuPool(cpu_call())
+        self._bound: dict[str, asyncio.Future[None]] = {}
+        #: run -> the way to its callables
+        self._remote_callables: dict[str, RemoteCallables] = {}
+
+    async def bind(
+        self,
+        frame: RunFrame,
+        templates: Mapping[str, bytes],
+        *,
+        location: RecordLocation | None,
+        hub: Any = None,
+        callables: Any = None,
+    ) -> None:
+        """Be ready for tasks of a run.
+
+        Args:
+            frame: What all its tasks share.
+            templates: Agents that other agents' work may be for; others come with their orders.
+            location: Where it is recorded; None: nowhere.
+            hub: Has its events; None: nobody listens.
+            callables: The process of its callables; None: it is started when somebody needs it.
+
+        Raises:
+            ValidationError: an agent cannot be loaded in this process.
+        """
+        bound = self._binding(frame.run_id)
+        try:
+            await self._bind(frame, templates, location=location, hub=hub, callables=callables)
+        except Exception as error:
+            refuse(bound, error)
+            raise
+        if bound.done():  # the run ended while its journal was opened
+            await self._host.release(frame.run_id)
+        else:
+            bound.set_result(None)
+
+    async def _bind(
+        self,
+        frame: RunFrame,
+        templates: Mapping[str, bytes],
+        *,
+        location: RecordLocation | None,
+        hub: Any,
+        callables: Any,
+    ) -> None:
+        if frame.forwards_logs:
+            self._forwarder.open(frame.run_id)
+        loaded = {key: _load(key, body) for key, body in templates.items()}
+        journal = await open_journal(
+            location, frame.run_id, writer=self._name, is_buffered=frame.durability == Durability.RUN
+        )
+        driver = None if hub is None else RemoteDriverServices(hub, frame.run_id)
+        sink = None if hub is None else HubSink(hub, frame.run_id, frame.interest)
+
+        async def flush() -> None:
+            if sink is not None and driver is not None:
+                await sink.flushed()
+                await driver.flushed()
+            if frame.forwards_logs:
+                await self._forwarder.flushed()
+
+        self._host.host(
+            frame,
+            loaded,
+            journal=journal,
+            sink=sink or SilentSink(),
+            peers=RemotePeers(self._scheduler, frame, flush=flush),
+            flush=flush,
+            callables=self._callables_of(frame.run_id, callables),
+            services=Services(limiter=self._limiter, cpu=self._cpu, driver=driver),
+            tool_metrics=ReportedToolMetrics(driver) if driver and frame.has_tool_metrics else NoOpToolMetrics(),
+            spending=shared_spending(frame, self._remote_limiter, self._name),
+        )
+
+    def _binding(self, run_id: str) -> asyncio.Future[None]:
+        """Return what is done when this process is ready for that run; messages may come before `bind` does."""
+        if run_id not in self._bound:
+            self._bound[run_id] = asyncio.get_running_loop().create_future()
+        return self._bound[run_id]
+
+    async def accept(
+        self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES
+    ) -> None:
+        """Run these tasks; returns when they are under way, not when they are done.
+
+        Args:
+            run_id: Whose tasks.
+            orders: The tasks.
+            templates: Agents that the tasks need and that were not sent before.
+
+        Raises:
+            ValidationError: an agent cannot be loaded in this process.
+        """
+        await asyncio.shield(self._binding(run_id))
+        self._host.accept(run_id, orders, templates)
+
+    async def perform(
+        self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
+    ) -> WireReport:
+        """Run one task and return its report."""
+        await asyncio.shield(self._binding(run_id))
+        return await self._host.perform(run_id, order, templates)
+
+    async def holds(self, run_id: str, instance: str) -> bool:
+        """Return whether that is at work here, also where what asked for it still waits for `bind`."""
+        await asyncio.wait([self._binding(run_id)])
+        return self._host.holds(run_id, instance)
+
+    async def stop(self, run_id: str, instances: Sequence[str]) -> None:
+        """Stop running tasks, also those that still wait for `bind`: whoever came first goes on first."""
+        await asyncio.wait([self._binding(run_id)])
+        self._host.stop(run_id, instances)
+
+    async def release(self, run_id: str) -> bool:
+        """Forget a run; return whether this process may be bound to another."""
+        self._remote_callables.pop(run_id, None)
+        self._forwarder.close(run_id)
+        bound = self._bound.pop(run_id, None)
+        if bound is not None:
+            bound.cancel()
+        is_idle = await self._host.release(run_id)
+        return is_idle and threads.abandoned == 0
+
+    def _callables_of(self, run_id: str, host: Any) -> Callables:
+        """Return the run's callables as tasks in this process ask them."""
+        remote = self._remote_callables[run_id] = RemoteCallables(host, run_id)
+        return remote
+
+    async def move_callables(self, run_id: str, host: Any) -> None:
+        """Ask another process for the run's callables from now on."""
+        await asyncio.wait([self._binding(run_id)])
+        remote = self._remote_callables.get(run_id)
+        if remote is not None:
+            remote.move(host)
+
+    async def on_endpoint_update(self, update: EndpointNews) -> None:
+        """Take what another process knows of an endpoint (S-DUR-64, S-DUR-65)."""
+        process_endpoints().hear(update)
+
+    async def watch(self) -> None:
+        """Wait for ever; its failure tells the scheduler that this process is gone."""
+        await asyncio.Event().wait()
+
+
+def _load(key: str, body: bytes) -> Any:
+    try:
+        return load_agent(body)
+    except Exception as error:
+        raise ValidationError(
+            f"Agent '{key}' cannot be loaded in a worker process: {message_of(error)}. "
+            "Install the module it comes from on every node, or use runtime='inline'"
+        ) from error

@@ -1,0 +1,144 @@
+"""CallableHost: one process with one copy of a run's own callables: handlers, guardrails, delegation policies (S-SET-31).
+
+It also runs the handler tasks themselves, since all they do is call one of these. The scheduler runs no user code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import cloudpickle
+
+from ensemble_ray.actors.link.futures import refuse
+from ensemble_ray.actors.link.wire import CallableRef, CallablesUpdate, TaskCallables
+from ensemble_ray.actors.worker.agent import AgentActor
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.errors.travel import Chain
+from ensemble_ray.execute.callables import LocalCallables
+from ensemble_ray.execute.ports import Callables
+from ensemble_ray.process.threads import USER_ERRORS
+
+__all__ = ["CallableHost"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HeldTask:
+    """The callables of one task."""
+
+    handler: object
+    input_guardrails: tuple[object, ...]
+    output_guardrails: tuple[object, ...]
+
+
+class _HeldCallables(Mapping[str, _HeldTask]):
+    """Callables of a run by task; what tasks share is one object (S-SET-31)."""
+
+    def __init__(self) -> None:
+        self._bundles: dict[str, bytes] = {}
+        self._loaded: dict[str, object] = {}
+        self._tasks: dict[str, TaskCallables] = {}
+
+    def update(self, update: CallablesUpdate) -> None:
+        """Take what is new, and forget what is needed no longer. What cannot be loaded is found when it is asked."""
+        for key in update.done_tasks:
+            self._tasks.pop(key, None)
+        for name in update.done_bundles:
+            self._bundles.pop(name, None)
+            self._loaded.pop(name, None)
+        for name, body in update.bundles.items():
+            self._bundles.setdefault(name, body)
+        self._tasks.update(update.tasks)
+
+    def __getitem__(self, key: str) -> _HeldTask:
+        callables = self._tasks[key]
+        try:
+            return _HeldTask(
+                handler=None if callables.handler is None else self.load(callables.handler),
+                input_guardrails=tuple(map(self.load, callables.input_guardrails)),
+                output_guardrails=tuple(map(self.load, callables.output_guardrails)),
+            )
+        except Exception as error:
+            raise ValidationError(
+                f"A handler or guardrail cannot be loaded in a worker process: {message_of(error)}. "
+                "Install the module it comes from on every node, or use runtime='inline'"
+            ) from error
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tasks)
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def load(self, ref: CallableRef) -> object:
+        """Return a callable; whatever loading its bundle raises is raised."""
+        if ref.bundle not in self._loaded:
+            body = self._bundles[ref.bundle]
+            self._loaded[ref.bundle] = cast("object", pickle.loads(body))  # noqa: S301  our own driver's bytes
+        held = self._loaded[ref.bundle]
+        return held if ref.position is None else cast("tuple[object, ...]", held)[ref.position]
+
+
+class CallableHost(AgentActor):
+    """Hosts the callables of one run."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._held: dict[str, _HeldCallables] = {}
+        self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
+
+    async def hold(self, run_id: str, update: CallablesUpdate) -> None:
+        """Take callables that are asked here, and forget those of tasks that are done.
+
+        Raises:
+            ValidationError: those of the whole run cannot be loaded in this process.
+        """
+        held = self._held.setdefault(run_id, _HeldCallables())
+        held.update(update)
+        callables = self._callables_in(run_id)
+        if callables.done():
+            return
+        try:
+            policies = [held.load(ref) for ref in update.policies]
+            for bundle in update.bundles if update.is_complete else ():
+                held.load(CallableRef(bundle))
+        except Exception as error:
+            refusal = ValidationError(
+                f"The run's handlers, guardrails and delegation policies cannot be loaded in a worker process: {message_of(error)}. "
+                "Install the modules they come from on every node, or use runtime='inline'"
+            )
+            refuse(callables, refusal)
+            refuse(self._binding(run_id), refusal)  # no `bind` will follow
+            raise refusal from error
+        callables.set_result(LocalCallables(held, policies))
+
+    async def evaluate(self, run_id: str, path: str, argument: bytes) -> bytes:
+        """Call one; return `(value, None)` or `(None, error)` as bytes."""
+        try:
+            # An agent's process may ask before the scheduler's message with the callables has come.
+            held = await asyncio.shield(self._callables_in(run_id))
+            value = await held.evaluate(path, pickle.loads(argument))  # noqa: S301  our own cluster's bytes
+            return bytes(cloudpickle.dumps((value, None)))
+        except USER_ERRORS as error:  # it belongs to the asking task; `sys.exit` in a guardrail ends no process
+            return bytes(cloudpickle.dumps((None, Chain(error))))
+
+    async def release(self, run_id: str) -> bool:
+        """Forget a run and its callables; return whether this process may be bound to another."""
+        self._held.pop(run_id, None)
+        callables = self._callables.pop(run_id, None)
+        if callables is not None:
+            callables.cancel()
+        return await super().release(run_id)
+
+    def _callables_in(self, run_id: str) -> asyncio.Future[LocalCallables]:
+        """Return the callables of a run, when they have come."""
+        if run_id not in self._callables:
+            self._callables[run_id] = asyncio.get_running_loop().create_future()
+        return self._callables[run_id]
+
+    def _callables_of(self, run_id: str, host: Any) -> Callables:  # noqa: ARG002  this process is the host
+        """Return them as the handler tasks that run here ask them: here."""
+        return self._callables[run_id].result()

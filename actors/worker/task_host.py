@@ -1,0 +1,261 @@
+"""TaskHost: what an actor that runs tasks is made of; a plain class. It holds runners of runs, nothing else.
+
+Work comes by `accept`, results leave through `ReportTarget` in batches: what finishes while a report is on its way goes with
+the next one, so no result waits for a slow neighbour and many short tasks share a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, cast
+
+from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
+from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
+from ensemble_ray.errors import ValidationError, message_of
+from ensemble_ray.execute.conductor import Report
+from ensemble_ray.execute.kinds import Shelf, overlaid
+from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.runner import TaskRunner
+from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.runs.ownership import GRACE_S
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.execute.delegation.peers import Colleagues
+    from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.ports import Callables
+    from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.ports import EventSink, Journal, ToolMetrics
+    from ensemble_ray.ports.services import Services
+
+__all__ = ["ReportTarget", "TaskHost"]
+
+_log = bounded_logger(__name__)
+_NO_TEMPLATES: Mapping[str, bytes] = {}
+
+
+class TemplateUnknownError(Exception):
+    """The template of a task's agent is not known here."""
+
+
+class ReportTarget(Protocol):
+    """Who takes reports."""
+
+    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
+        """Return when they have arrived."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _HostedRun:
+    executor: LocalHouses
+    journal: Journal
+    flush: Callable[[], Awaitable[None]]
+    #: agents that orders may name
+    templates: Shelf[Agent]
+    #: instance -> the template of its agent
+    template_of: dict[str, str] = field(default_factory=dict[str, str])
+    outbox: list[WireReport] = field(default_factory=list["WireReport"])
+    sender: asyncio.Task[None] | None = None
+
+    def load(self, run_id: str, order: WireOrder, templates: Mapping[str, bytes]) -> TaskOrder:
+        """Return an order with its user objects.
+
+        Raises:
+            TemplateUnknownError: that of its agent was not sent, or is kept no longer.
+        """
+        key = order.agent_key
+        if key is None:
+            return unpack_order(run_id, order)
+        if key in templates and key not in self.templates:
+            self.templates.put(key, load_agent(templates[key]))
+        agent = self.templates.get(key)
+        if agent is None:
+            raise TemplateUnknownError(key)
+        if order.overrides is not None:
+            overrides = cast("Mapping[str, object]", pickle.loads(order.overrides))  # noqa: S301  bytes of our own driver
+            agent = overlaid(agent, overrides)
+        loaded = unpack_order(run_id, order, agent)
+        if order.instance not in self.template_of:
+            self.templates.use(key)
+            self.template_of[order.instance] = key
+        return loaded
+
+    def done(self, instance: str) -> None:
+        """Let go of the template of a task that is over."""
+        key = self.template_of.pop(instance, None)
+        if key is not None:
+            self.templates.done(key)
+
+
+class TaskHost:
+    """Runs the tasks of any number of runs in this process."""
+
+    def __init__(self, target: ReportTarget) -> None:
+        self._target = target
+        self._runs: dict[str, _HostedRun] = {}
+
+    def host(
+        self,
+        frame: RunFrame,
+        agents: Mapping[str, Agent],
+        *,
+        journal: Journal,
+        sink: EventSink,
+        callables: Callables,
+        services: Services,
+        tool_metrics: ToolMetrics,
+        spending: Spending | None = None,
+        peers: Colleagues | None = None,
+        flush: Callable[[], Awaitable[None]],
+    ) -> None:
+        """Be ready for tasks of that run.
+
+        Args:
+            frame: What all its tasks share.
+            agents: Who lives here as long as the run; others come with their orders.
+            journal: Where facts go.
+            sink: Where events go.
+            callables: The run's own.
+            services: What tools and models of this process use.
+            tool_metrics: Counts calls.
+            spending: What model calls of this process may spend; None: as much as they like.
+            peers: Do what tasks of this process delegate; None: the agents that live here.
+            flush: Returns when all that was published and told has arrived.
+        """
+        ports = RunnerPorts(
+            clock=SystemClock(),
+            journal=journal,
+            events=sink,
+            callables=callables,
+            services=services,
+            tool_metrics=tool_metrics,
+            spending=spending,
+        )
+        run_id = frame.run_id
+
+        def deliver(results: Sequence[TaskResult]) -> None:
+            self._deliver(run_id, results)
+
+        executor = LocalHouses(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
+        templates: Shelf[Agent] = Shelf(on_drop=lambda key, _: executor.forget(key))
+        for key, agent in agents.items():
+            templates.put(key, agent)
+            templates.use(key)
+        self._runs[run_id] = _HostedRun(executor=executor, journal=journal, flush=flush, templates=templates)
+
+    def accept(self, run_id: str, orders: Sequence[WireOrder], templates: Mapping[str, bytes] = _NO_TEMPLATES) -> None:
+        """Run these tasks; never waits. A task that cannot be loaded here is reported as failed.
+
+        Args:
+            run_id: Whose tasks.
+            orders: The tasks.
+            templates: Agents that the tasks need and that were not sent before.
+        """
+        hosted, loaded = self._runs[run_id], list[TaskOrder]()
+        for order in orders:
+            try:
+                loaded.append(hosted.load(run_id, order, templates))
+            except TemplateUnknownError:
+                self._post(run_id, hosted, [_not_begun(order)])
+            except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+                self._deliver(run_id, [_not_loaded(order, error)])
+        hosted.templates.trim()
+        hosted.executor.start(loaded)
+
+    async def perform(
+        self, run_id: str, order: WireOrder, templates: Mapping[str, bytes] = _NO_TEMPLATES
+    ) -> WireReport:
+        """Run one task and return its report instead of sending it.
+
+        Who asks for what is at work here already, since the one who asked first was replaced, gets the report of that.
+        """
+        hosted = self._runs[run_id]
+        try:
+            loaded = hosted.load(run_id, order, templates)
+        except TemplateUnknownError:
+            return _not_begun(order)
+        except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
+            result = _not_loaded(order, error)
+        else:
+            try:
+                result = await hosted.executor.perform(loaded)
+            finally:
+                hosted.done(order.instance)
+        await hosted.flush()
+        return pack_result(result)
+
+    def holds(self, run_id: str, instance: str) -> bool:
+        """Return whether that is at work here."""
+        return run_id in self._runs and instance in self._runs[run_id].executor.running
+
+    def stop(self, run_id: str, instances: Sequence[str]) -> None:
+        """Stop running tasks of a run."""
+        if run_id in self._runs:
+            self._runs[run_id].executor.stop(instances)
+
+    async def release(self, run_id: str) -> bool:
+        """Forget a run, its journal flushed; return whether nothing of it is still at work here.
+
+        What still runs, such as work for an agent whose process died, is stopped: nobody waits for it any more.
+        """
+        hosted = self._runs.pop(run_id, None)
+        if hosted is None:
+            return True
+        await hosted.executor.end()
+        await hosted.journal.close()
+        return hosted.executor.left_behind == 0
+
+    def _deliver(self, run_id: str, results: Sequence[TaskResult]) -> None:
+        hosted = self._runs.get(run_id)
+        if hosted is None:
+            return
+        for result in results:
+            hosted.done(result.instance)
+        self._post(run_id, hosted, [pack_result(result) for result in results])
+
+    def _post(self, run_id: str, hosted: _HostedRun, reports: Sequence[WireReport]) -> None:
+        hosted.outbox.extend(reports)
+        if hosted.sender is None:
+            hosted.sender = asyncio.get_running_loop().create_task(self._send(run_id, hosted))
+
+    async def _send(self, run_id: str, hosted: _HostedRun) -> None:
+        """Flush events first, then send the reports they belong to: a dependent's start can't overtake them (S-PAR-41)."""
+        try:
+            while hosted.outbox:
+                batch, hosted.outbox = hosted.outbox, []
+                await hosted.flush()
+                await self._target.report(run_id, batch)
+        finally:
+            hosted.sender = None
+
+
+def _not_begun(order: WireOrder) -> WireReport:
+    return Report(
+        key=order.key, status=UNKNOWN_TEMPLATE, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
+    )
+
+
+def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
+    text = (
+        f"Task '{order.key}' cannot be loaded in a worker process: {message_of(error)}. "
+        "Install the module it comes from on every node, or use runtime='inline'"
+    )
+    refusal = ValidationError(text)
+    refusal.__cause__ = error
+    now = SystemClock().now()
+    return TaskResult(
+        key=order.key,
+        instance=order.instance,
+        epoch=order.epoch,
+        status="failed",
+        at=now,
+        duration_s=0.0,
+        error=refusal,
+    )

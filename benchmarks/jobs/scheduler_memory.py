@@ -1,0 +1,69 @@
+"""Memory of the scheduler's process for a planned run on Ray whose outputs are large: `python -m benchmarks.jobs.scheduler_memory`.
+
+Out: how much more is resident in it than before the run, at its peak and after it, in MB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__ = ["main"]
+
+_MB = 1_000_000
+
+
+def resident_bytes(name: str) -> int:
+    """Return a line of this process's memory figures: `VmRSS` is now, `VmHWM` the peak."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
+def in_scheduler(name: str) -> int:
+    """Return such a line of the scheduler's process."""
+    import ray
+
+    scheduler: Any = ray.get_actor("scheduler", namespace="ensemble_ray")
+    return int(ray.get(scheduler.__ray_call__.remote(lambda _, name=name: resident_bytes(name))))  # noqa: TID251  a script
+
+
+def main(tasks: int, output_bytes: int) -> None:
+    """Run that many independent tasks with outputs of that size, and print the figures."""
+    from ensemble_ray import Agent, Ensemble, RayRuntime, Task, Workflow
+    from ensemble_ray.testing import ModelServer
+
+    del Agent, ModelServer
+    text = "x" * output_bytes
+
+    def team(count: int) -> Ensemble:
+        made = [
+            Task(name=f"t{number}", description=f"Write part {number}", expected_output="text", handler=lambda _: text)
+            for number in range(count)
+        ]
+        return Ensemble(tasks=made, workflow=Workflow.PARALLEL)
+
+    with RayRuntime() as runtime:
+        team(1).run(runtime=runtime)
+        before = in_scheduler("VmRSS")
+        begun = time.monotonic()
+        output = team(tasks).run(runtime=runtime)
+        took = time.monotonic() - begun
+        held = sum(len(each.raw) for each in output.task_outputs)
+        peak, after = in_scheduler("VmHWM"), in_scheduler("VmRSS")
+    print(
+        f"{tasks} tasks, {held / _MB:.0f} MB of outputs, {took:.1f} s: scheduler {before / _MB:.0f} MB before, "
+        f"peak {peak / _MB:.0f} MB, {after / _MB:.0f} MB after"
+    )
+
+
+if __name__ == "__main__":
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--tasks", type=int, default=2000)
+    arguments.add_argument("--bytes", type=int, default=100_000)
+    chosen = arguments.parse_args()
+    os.environ.setdefault("ENSEMBLE_RAY_HOME", f"/tmp/ensemble-ray-memory-{os.getpid()}")  # noqa: S108  of this run
+    sys.exit(main(chosen.tasks, chosen.bytes))

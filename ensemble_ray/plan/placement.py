@@ -1,0 +1,162 @@
+"""Which agent lives in which group of processes, and how large a group is. Room: plan. Pure.
+
+An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
+1. A declared agent gets a group of its own while fewer than `max_own` exist; `isolation="process"` gets its own beyond
+   that. Agents with `"shared"`, and those that are made for a task or while the run goes on, get none without asking.
+2. All others live by category: agents with the same tools and model share a group, role and prompts travel with the task.
+3. Categories take one of `max_own` shared groups each, beyond that the one with the fewest, so no task waits for a process.
+4. A group has as many processes as any of its agents asks for. Where one of them says nothing, it has as many as the cluster
+   allows while much is in flight, as long as the whole run has fewer than `max_own`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["GROWS_ABOVE", "Placement", "PlacementRequest", "max_own_processes", "most_replicas"]
+
+#: Tasks in flight above which a group whose agents say nothing of replicas gets as many as it may (S-MR-141).
+GROWS_ABOVE = 64
+#: Processes that a group whose agents say nothing gets at most.
+_MOST_REPLICAS = 8
+#: Memory of the cluster that each process of a run takes at most, bytes.
+_PROCESS_BYTES = 200_000_000
+_OWN = "own:"
+
+
+def max_own_processes(cluster: Mapping[str, float], *, cpus_here: int) -> int:
+    """Return how many processes a run may have of its own: max(4, 2 x CPUs), at most one per 200 MB of memory.
+
+    Args:
+        cluster: The cluster's resources by Ray's names; memory in bytes.
+        cpus_here: Processors of this machine, for a cluster that does not say how many it has.
+    """
+    cpus = int(cluster.get("CPU", cpus_here))
+    memory_bytes = int(cluster.get("memory", 0))
+    bound = max(1, memory_bytes // _PROCESS_BYTES) if memory_bytes else cpus * 2
+    return max(1, min(max(4, 2 * cpus), bound))
+
+
+def most_replicas(cluster: Mapping[str, float]) -> int:
+    """Return how many processes a group whose agents say nothing may get on a cluster of those resources (S-MR-141)."""
+    return max(1, min(_MOST_REPLICAS, int(cluster.get("CPU", 1))))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRequest:
+    """What placement needs to know of an agent."""
+
+    key: str
+    #: the same for agents that may share a process
+    category: str
+    isolation: str | None = None
+    #: how many processes it asks for; None: it says nothing
+    replicas: int | None = 1
+    #: whether the user declared it, so that it gets a group of its own while there is room
+    is_declared: bool = True
+
+
+@dataclass(slots=True)
+class _Group:
+    #: agent key -> what it asks for
+    members: dict[str, PlacementRequest] = field(default_factory=dict[str, PlacementRequest])
+
+    @property
+    def categories(self) -> set[str]:
+        return {request.category for request in self.members.values()}
+
+
+class Placement:
+    """The groups of a run's processes, and who lives where. Agents come and go while the run goes on."""
+
+    def __init__(self, *, max_own: int, most_replicas: int) -> None:
+        """Make one without groups.
+
+        Args:
+            max_own: How many groups there are for agents that do not ask for isolation; also how many processes a run
+                may grow to.
+            most_replicas: How many processes a group may get whose agents say nothing.
+        """
+        self._max_own = max_own
+        self._most_replicas = most_replicas
+        self._groups: dict[str, _Group] = {}
+        self._group_of: dict[str, str] = {}
+        #: category -> its shared group
+        self._shared: dict[str, str] = {}
+        #: groups that belong to one agent
+        self._own = 0
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """All groups, in the order in which they were begun."""
+        return tuple(self._groups)
+
+    def group_of(self, key: str) -> str:
+        """Return where an agent lives.
+
+        Raises:
+            KeyError: it was not placed.
+        """
+        return self._group_of[key]
+
+    def members(self, group: str) -> tuple[str, ...]:
+        """Return the keys of the agents of a group."""
+        return tuple(self._groups[group].members)
+
+    def place(self, requests: Iterable[PlacementRequest]) -> None:
+        """Give agents that are known at the same time a group each; one that has a group keeps it."""
+        new = [request for request in requests if request.key not in self._group_of]
+        self._own += sum(request.isolation == "process" for request in new)
+        for request in new:
+            group = f"{_OWN}{request.key}" if self._gets_own(request) else self._share(request)
+            self._group_of[request.key] = group
+            self._groups.setdefault(group, _Group()).members[request.key] = request
+
+    def release(self, key: str) -> str | None:
+        """Forget an agent that nobody needs any more; return its group where that was its own and is gone now."""
+        group = self._group_of.pop(key, None)
+        if group is None:
+            return None  # no task of it ever came
+        request = self._groups[group].members.pop(key)
+        if group.startswith(_OWN):
+            self._own -= 1
+            del self._groups[group]
+            return group
+        if request.category not in self._groups[group].categories:
+            del self._shared[request.category]
+        return None  # its processes serve the next agent
+
+    def missing(self, group: str, *, alive: int, in_flight: int, in_run: int) -> int:
+        """Return how many processes a group should get now.
+
+        Args:
+            group: Which.
+            alive: Its processes.
+            in_flight: Tasks that they have or are about to get.
+            in_run: Processes of all groups of the run.
+        """
+        asked = [request.replicas for request in self._groups[group].members.values()]
+        must = max((replicas or 1 for replicas in asked), default=1)
+        needed = max(0, must - alive)
+        if None not in asked or in_flight <= GROWS_ABOVE:
+            return needed
+        room = max(0, self._max_own - in_run - needed)
+        return needed + min(room, max(0, self._most_replicas - alive - needed))
+
+    def _gets_own(self, request: PlacementRequest) -> bool:
+        if request.isolation == "process":
+            return True
+        gets_own = request.is_declared and request.isolation != "shared" and self._own < self._max_own
+        self._own += gets_own
+        return gets_own
+
+    def _share(self, request: PlacementRequest) -> str:
+        """Return the group of a category: the one with the fewest, or a new one while none is empty and there may be more."""
+        if request.category not in self._shared:
+            sizes = {name: len(group.categories) for name, group in self._groups.items() if not name.startswith(_OWN)}
+            emptiest = min(sizes, key=sizes.__getitem__, default=None)
+            if emptiest is None or (sizes[emptiest] and len(sizes) < self._max_own):
+                emptiest = f"shared:{len(sizes)}"
+            self._shared[request.category] = emptiest
+        return self._shared[request.category]

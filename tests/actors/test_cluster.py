@@ -1,0 +1,131 @@
+"""How a driver comes to a cluster, where it does not."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+import ray
+from ray._private import ray_constants
+
+from ensemble_ray.actors.driver.cluster import LOCAL, join_or_start
+from ensemble_ray.errors import EnsembleError
+from ensemble_ray.process.ray_files import token_file
+
+
+@pytest.mark.parametrize("kind", [Exception, TimeoutError, RuntimeError])
+def test_what_to_do_is_told_when_ray_cannot_be_started(monkeypatch: pytest.MonkeyPatch, kind: type[Exception]) -> None:
+    """Whatever it raises: of a start that takes too long that is an `Exception`."""
+
+    def init(**_: object) -> None:
+        raise kind("The current node timed out during startup.")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        EnsembleError, match=r"Ray cannot be started on this machine: .*timed out during startup"
+    ) as told:
+        join_or_start(LOCAL, {})
+    assert isinstance(told.value.__cause__, kind)
+
+
+class _Begun(Exception):  # noqa: N818  ends a start that is only looked at
+    pass
+
+
+@pytest.fixture
+def starts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, object]]:
+    """What Ray would be started with, and the mode of the token's file at that moment; no instance is started."""
+    seen: list[dict[str, object]] = []
+
+    def init(**options: object) -> None:
+        file = token_file()
+        mode = None if file is None or not file.exists() else stat.S_IMODE(file.stat().st_mode)
+        seen.append({**options, "mode of token": mode, "on loopback": not ray_constants.ENABLE_RAY_CLUSTER})
+        raise _Begun
+
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    return seen
+
+
+def begin(address: str = LOCAL, **options: object) -> None:
+    """Come as far as Ray's own start."""
+    with pytest.raises(EnsembleError) as ended:
+        join_or_start(address, options)
+    assert isinstance(ended.value.__cause__, _Begun)
+
+
+def test_token_is_there_and_private_before_ray_is_started(starts: list[dict[str, object]], tmp_path: Path) -> None:
+    """S-SEC-30, S-SEC-31, S-SEC-35: so that Ray makes none itself; its directory is closed to others."""
+    begin()
+    (seen,) = starts
+    assert (seen["mode of token"], seen["on loopback"]) == (0o600, True)
+    assert Path(str(seen["_temp_dir"])).parent.stat().st_mode & 0o077 == 0
+    assert (
+        ray_constants.ENABLE_RAY_CLUSTER
+    )  # as Linux has it; other calls of `ray.init` in this process are not concerned
+    before = (tmp_path / ".ray" / "auth_token").read_bytes()
+    begin()
+    assert (tmp_path / ".ray" / "auth_token").read_bytes() == before
+
+
+def test_ray_is_not_started_when_another_user_chose_the_token(starts: list[dict[str, object]], tmp_path: Path) -> None:
+    """S-SEC-33: the error names the file and says what to do."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").symlink_to(tmp_path / "known")
+    with pytest.raises(EnsembleError, match=r"auth_token is a symbolic link.*Remove it, and a new one is made"):
+        join_or_start(LOCAL, {})
+    assert starts == []
+
+
+def test_choices_of_the_user_stand_and_are_told(
+    starts: list[dict[str, object]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """S-SEC-30, S-SEC-35, S-SEC-41: an address, a directory; no token, with a warning."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with caplog.at_level(logging.WARNING):
+        begin(_node_ip_address="192.0.2.9", _temp_dir="/srv/ray")
+    (seen,) = starts
+    assert (seen["_temp_dir"], seen["_node_ip_address"]) == ("/srv/ray", "192.0.2.9")
+    assert (seen["mode of token"], seen["on loopback"]) == (None, False)
+    assert [said for said in caplog.messages if "every user of this machine" in said]
+
+
+def test_address_and_token_of_a_cluster_that_is_joined_are_its_own(
+    starts: list[dict[str, object]], tmp_path: Path
+) -> None:
+    """S-SEC-39: nothing is made, nothing is changed; one that listens on loopback alone is looked for there."""
+    with socket.create_server(("127.0.0.1", 0)) as cluster:
+        begin(f"127.0.0.1:{cluster.getsockname()[1]}")
+    with socket.create_server(("", 0)) as cluster:
+        begin(f"127.0.0.1:{cluster.getsockname()[1]}")
+    assert [("_temp_dir" in seen, seen["mode of token"]) for seen in starts] == [(False, None)] * 2
+    has_network = not str(ray.util.get_node_ip_address()).startswith("127.")
+    assert [seen["on loopback"] for seen in starts] == [has_network, False]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_instance_is_ended_when_ray_listens_elsewhere_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-SEC-30: another version may; the error says what else can be done."""
+    ended: list[bool] = []
+
+    class Elsewhere:
+        gcs_address = "192.0.2.9:6379"
+
+        def get_node_id(self) -> str:
+            return "of another"
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: None)
+    monkeypatch.setattr(ray, "get_runtime_context", Elsewhere)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append(True))
+    with pytest.raises(EnsembleError, match=r"listens at 192\.0\.2\.9:6379 and not on loopback alone"):
+        join_or_start(LOCAL, {})
+    assert ended == [True]

@@ -1,0 +1,170 @@
+"""Which agents live in which group of processes, and how many processes that takes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.plan.placement import Placement, PlacementRequest, max_own_processes, most_replicas
+
+
+def asking(key: str, category: str = "x", **fields: object) -> PlacementRequest:
+    """What a declared agent asks for."""
+    return PlacementRequest(key=key, category=category, **fields)  # type: ignore[arg-type]  # fields of a request
+
+
+def made(key: str, **fields: object) -> PlacementRequest:
+    """What an agent asks for that is made while its run goes on: a category of its own."""
+    return asking(key, key, is_declared=False, **{"replicas": None, **fields})
+
+
+def placed(*requests: PlacementRequest, max_own: int = 8) -> Placement:
+    """Agents that were placed together."""
+    placement = Placement(max_own=max_own, most_replicas=4)
+    placement.place(requests)
+    return placement
+
+
+def groups_of(placement: Placement, keys: str) -> list[str]:
+    """Where each of them lives."""
+    return [placement.group_of(key) for key in keys]
+
+
+def needed(placement: Placement) -> dict[str, int]:
+    """How many processes each group begins with."""
+    return {group: placement.missing(group, alive=0, in_flight=0, in_run=0) for group in placement.groups}
+
+
+def test_every_agent_has_a_group_of_its_own_when_there_are_few() -> None:
+    """S-SET-41: nothing declared."""
+    placement = placed(asking("a"), asking("b"))
+    assert groups_of(placement, "ab") == ["own:a", "own:b"]
+    assert needed(placement) == {"own:a": 1, "own:b": 1}
+
+
+def test_agents_of_a_category_share_a_group_when_there_are_many() -> None:
+    """S-SET-41: those beyond the number of own groups; role and prompts travel with the task."""
+    placement = placed(*map(asking, "abcd", "xyyz"), max_own=1)
+    assert placement.group_of("a") == "own:a"
+    assert placement.group_of("b") == placement.group_of("c")
+
+
+def test_agent_that_wants_isolation_has_its_own_group_beyond_the_cap() -> None:
+    """S-SET-41: those that ask for it come first, wherever they stand in the list."""
+    placement = placed(asking("a"), asking("b", isolation="process"), asking("c", isolation="process"), max_own=1)
+    assert groups_of(placement, "abc") == ["shared:0", "own:b", "own:c"]
+
+
+def test_agents_that_share_live_by_category_while_there_is_room() -> None:
+    """S-SET-41: declared shared, or made for a task that named none."""
+    placement = placed(
+        asking("a", isolation="shared"),
+        asking("b", is_declared=False),
+        asking("c", "y", is_declared=False),
+        asking("d"),
+    )
+    assert groups_of(placement, "abcd") == ["shared:0", "shared:0", "shared:1", "own:d"]
+
+
+def test_agent_made_for_a_task_that_wants_isolation_gets_it() -> None:
+    """S-SET-41: what is declared counts more than where the agent came from."""
+    assert groups_of(placed(asking("a", isolation="process", is_declared=False), max_own=1), "a") == ["own:a"]
+
+
+def test_categories_beyond_the_cap_share_groups_in_turn() -> None:
+    """No task waits for a process: there are as many shared groups as own ones, and never more."""
+    placement = placed(*(asking(key, key, isolation="shared") for key in "abcde"), max_own=2)
+    assert groups_of(placement, "abcde") == ["shared:0", "shared:1", "shared:0", "shared:1", "shared:0"]
+    assert set(placement.groups) == {"shared:0", "shared:1"}
+    assert placement.members("shared:1") == ("b", "d")
+
+
+def test_group_has_as_many_processes_as_any_of_its_agents_declares() -> None:
+    """S-SET-41: replicas; one that died is replaced."""
+    placement = placed(
+        asking("a", isolation="shared", replicas=2),
+        asking("b", isolation="shared", replicas=4),
+        asking("c", isolation="shared"),
+        asking("d", replicas=3),
+    )
+    assert needed(placement) == {"shared:0": 4, "own:d": 3}
+    assert placement.missing("own:d", alive=2, in_flight=1000, in_run=100) == 1
+
+
+def test_nobody_lives_anywhere_when_there_are_no_agents() -> None:
+    """A team of handlers only."""
+    assert placed().groups == ()
+
+
+def test_agents_made_on_the_way_share_groups_when_there_are_many() -> None:
+    """S-MR-142: one each while there are few; the next goes where fewest live; an empty group serves the next."""
+    placement = Placement(max_own=2, most_replicas=4)
+    for key in "abc":
+        placement.place([made(key)])
+    placement.place([made("a", isolation="process", replicas=3)])  # it has a group
+    assert placement.group_of("a") != placement.group_of("b")
+    assert placement.group_of("c") == placement.group_of("a")
+    home = placement.group_of("b")
+    assert placement.release("b") is None
+    assert placement.release("b") is None
+    placement.place([made("d", isolation="shared", replicas=1)])
+    assert placement.group_of("d") == home
+
+
+def test_group_of_an_isolated_agent_goes_with_it() -> None:
+    """S-MR-142: however many there are; another may be declared in its place."""
+    placement = placed(made("a", isolation="process"), made("b", isolation="process"), max_own=1)
+    home = placement.group_of("a")
+    assert home != placement.group_of("b")
+    assert placement.release("a") == home
+    assert placement.groups == ("own:b",)
+    assert placement.release("b") == "own:b"
+    placement.place([asking("c")])
+    assert placement.group_of("c") == "own:c"
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "alive", "in_run", "missing"),
+    [
+        (64, 0, 0, 2),
+        (65, 0, 0, 4),
+        (65, 2, 2, 2),
+        (65, 2, 7, 1),
+        (65, 2, 8, 0),
+        (65, 1, 8, 1),
+        (65, 4, 4, 0),
+        (65, 0, 20, 2),
+    ],
+)
+def test_group_grows_when_its_agents_say_nothing_and_much_is_in_flight(
+    in_flight: int, alive: int, in_run: int, missing: int
+) -> None:
+    """S-MR-141: above 64, within what the run may have; what is asked for it must have."""
+    placement = placed(asking("a", replicas=2, isolation="shared"), asking("b", isolation="shared", replicas=None))
+    assert placement.missing("shared:0", alive=alive, in_flight=in_flight, in_run=in_run) == missing
+
+
+def test_group_keeps_its_size_when_its_agents_say_how_many() -> None:
+    """S-MR-141."""
+    assert placed(asking("a", replicas=2)).missing("own:a", alive=0, in_flight=1000, in_run=0) == 2
+
+
+def test_most_replicas_are_the_clusters_cpus_and_at_most_eight() -> None:
+    """S-MR-141: one where it has none."""
+    assert [most_replicas(each) for each in ({"CPU": 2.0}, {"CPU": 64.0}, {"CPU": 0.0}, {})] == [2, 8, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "most"),
+    [
+        ({"CPU": 1.0}, 2),
+        ({"CPU": 1.0, "memory": 8e9}, 4),
+        ({"CPU": 16.0, "memory": 64e9}, 32),
+        ({"CPU": 16.0, "memory": 2e9}, 10),
+        ({"CPU": 16.0, "memory": 1e8}, 1),
+        ({"memory": 8e9}, 6),
+        ({}, 6),
+    ],
+)
+def test_own_processes_are_bounded_by_cpus_and_memory(cluster: dict[str, float], most: int) -> None:
+    """S-SET-41: twice the CPUs, at least four where memory is known, one per 200 MB."""
+    assert max_own_processes(cluster, cpus_here=3) == most
