@@ -1,4 +1,4 @@
-"""A YAML text as a tree whose every node knows its line and column. Room: loader.
+"""A YAML text as a tree whose every node knows its line and column. Package: loader.
 
 Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
 from the text but strings, numbers, booleans, lists and mappings. What a text costs is bounded: its length, its depth, the
@@ -135,7 +135,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str, problems: Problems) -> Located | None:
-    """The one document of a YAML text; what cannot be taken is noted, None when nothing can."""
+    """Return the one document of a YAML text; what cannot be read is noted, None when nothing can."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
@@ -226,7 +226,7 @@ class _Reader:
         return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
 
     def _expand_variables(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
-        """The node with the values of environment variables; a plain one may become a number by that (S-SET-58)."""
+        """Put the values of environment variables into a node; a plain one may become a number by that (S-SET-58)."""
         text = str(node.value)
         if "${" not in text or node.tag != f"{_CORE}str":
             return node
