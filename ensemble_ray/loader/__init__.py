@@ -1,6 +1,6 @@
-"""Room loader: teams from outside. In: the path of a YAML file, or `module:attribute`. Out: an `Ensemble`.
+"""Package loader: teams from outside. In: the path of a YAML file, or `module:attribute`. Out: an `Ensemble`.
 
-What is wrong with a file is told with file, line and column, everything at once. No tag of YAML is followed, nothing
+What is wrong with a file is named with file, line and column, everything at once. No tag of YAML is followed, nothing
 is constructed from the text but plain data; user code runs only where the file names it as `module:attribute`.
 """
 

@@ -1,4 +1,4 @@
-"""A YAML text as a tree whose every node knows its line and column. Room: loader.
+"""A YAML text as a tree whose every node knows its line and column. Package: loader.
 
 Plain data only: tags are refused, a key may stand once, aliases and merge keys are followed. Nothing is constructed
 from the text but strings, numbers, booleans, lists and mappings. What a text costs is bounded: its length, its depth, the
@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import TypeAlias, cast
 
 import yaml
 
 from ensemble_ray.loader.environment import expand, may_be_secret, takes_variables
 from ensemble_ray.loader.problems import Problems, Spot
 
-__all__ = ["MAX_BYTES", "Entries", "Entry", "Items", "Located", "Scalar", "read_document"]
+__all__ = ["MAX_BYTES", "NOWHERE", "Entries", "Items", "Loc", "Located", "Place", "Scalar", "locate", "read_document"]
 
 #: Longest team file; those of people have some kilobytes.
 MAX_BYTES = 1_048_576
@@ -47,31 +47,54 @@ class Scalar:
     written: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Items:
+class Items(list["Located"]):
     """A list."""
 
-    spot: Spot
-    items: tuple[Located, ...]
+    def __init__(self, spot: Spot, items: Iterable[Located]) -> None:
+        super().__init__(items)
+        self.spot = spot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """A key of a mapping and its value."""
-
-    spot: Spot
-    value: Located
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entries:
+class Entries(dict[str, "Located"]):
     """A mapping; keys are the texts as written, so that `on:` is a key named `on`."""
 
-    spot: Spot
-    entries: Mapping[str, Entry]
+    def __init__(self, spot: Spot, values: Mapping[str, Located], key_spots: dict[str, Spot]) -> None:
+        super().__init__(values)
+        self.spot = spot
+        self.key_spots = key_spots
 
 
 Located = Scalar | Items | Entries
+#: Keys and positions that lead to a place, as pydantic gives them.
+Loc: TypeAlias = tuple[int | str, ...]
+
+#: Place of what the file does not say.
+NOWHERE = Spot(1, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a path through a file leads: as far as there is something."""
+
+    path: str
+    value: Located
+    #: of the key, or of the item of a list
+    key_spot: Spot
+
+
+def locate(root: Located, path: Loc) -> Place:
+    """Follow a path of keys and positions; where it leads nowhere, return the last place that is there."""
+    place = Place(path="", value=root, key_spot=root.spot)
+    for step in path:
+        match place.value, step:
+            case Entries() as node, str() if step in node:
+                where = f"{place.path}.{step}" if place.path else step
+                place = Place(path=where, value=node[step], key_spot=node.key_spots[step])
+            case Items() as node, int() if step < len(node):
+                place = Place(path=f"{place.path}[{step}]", value=node[step], key_spot=node[step].spot)
+            case _:
+                break
+    return place
 
 
 class _TooLargeError(Exception):
@@ -112,14 +135,14 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_document(text: str, problems: Problems) -> Located | None:
-    """The one document of a YAML text; what cannot be taken is noted, None when nothing can."""
+    """Return the one document of a YAML text; what cannot be read is noted, None when nothing can."""
     try:
         root = yaml.compose(text, Loader=_Loader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        told = ", ".join(part for part in (error.context, error.problem) if part)
-        hint = " (indent with spaces, not tabs)" if "'\\t'" in told else ""
-        problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {told}{hint}")
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        hint = " (indent with spaces, not tabs)" if "'\\t'" in what else ""
+        problems.add(_spot(mark) if mark else Spot(1, 1), "", f"not valid YAML: {what}{hint}")
         return None
     except yaml.reader.ReaderError as error:
         before = text[: error.position]
@@ -136,7 +159,7 @@ def read_document(text: str, problems: Problems) -> Located | None:
         problems.add(Spot(1, 1), "", "the file is empty")
         return None
     try:
-        return _Reader(problems).located(root, "")
+        return _Reader(problems).read(root, "")
     except RecursionError:  # through a chain of aliases
         problems.add(Spot(1, 1), "", _TOO_DEEP)
     except _TooLargeError as error:
@@ -148,10 +171,10 @@ def _spot(mark: yaml.Mark) -> Spot:
     return Spot(mark.line + 1, mark.column + 1)
 
 
-def _parts(value: Located) -> Sequence[Located]:
-    if isinstance(value, Items):
-        return value.items
-    return [entry.value for entry in value.entries.values()] if isinstance(value, Entries) else ()
+def _list_parts(value: Located) -> Iterable[Located]:
+    if isinstance(value, Scalar):
+        return ()
+    return value.values() if isinstance(value, Entries) else value
 
 
 class _Reader:
@@ -161,18 +184,18 @@ class _Reader:
         self._problems = problems
         self._constructor = yaml.constructor.SafeConstructor()
         self._resolver = yaml.resolver.Resolver()
-        self._made: dict[int, Located] = {}
+        self._done: dict[int, Located] = {}
         #: how many values each of them stands for
         self._sizes: dict[int, int] = {}
         self._aliased = 0
         self._open: set[int] = set()
 
-    def located(self, node: yaml.Node, where: str) -> Located | None:
+    def read(self, node: yaml.Node, where: str) -> Located | None:
         spot = _spot(node.start_mark)
-        made = self._made.get(id(node))
-        if made is not None:
-            self._count_aliased(self._sizes[id(made)], spot)
-            return made
+        done = self._done.get(id(node))
+        if done is not None:
+            self._count_aliased(self._sizes[id(done)], spot)
+            return done
         if id(node) in self._open:
             self._problems.add(spot, where, "the alias contains itself")
             return None
@@ -181,10 +204,10 @@ class _Reader:
             self._problems.add(spot, where, f"the tag '{shown}' is not allowed: a team file is plain data")
             return None
         self._open.add(id(node))
-        found = self._converted(node, spot, where)
+        found = self._convert(node, spot, where)
         self._open.discard(id(node))
-        self._made[id(node)] = found
-        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _parts(found))
+        self._done[id(node)] = found
+        self._sizes[id(found)] = 1 + sum(self._sizes[id(part)] for part in _list_parts(found))
         return found
 
     def _count_aliased(self, values: int, spot: Spot) -> None:
@@ -192,31 +215,31 @@ class _Reader:
         if self._aliased > _MAX_ALIASED:
             raise _TooLargeError(spot, f"through its aliases it stands for more than {_MAX_ALIASED} values")
 
-    def _converted(self, node: yaml.Node, spot: Spot, where: str) -> Located:
+    def _convert(self, node: yaml.Node, spot: Spot, where: str) -> Located:
         if isinstance(node, yaml.MappingNode):
-            return Entries(spot=spot, entries=self._entries(node, where))
+            return self._read_mapping(node, spot, where)
         if isinstance(node, yaml.SequenceNode):
-            items = (self.located(item, f"{where}[{index}]") for index, item in enumerate(node.value))
-            return Items(spot=spot, items=tuple(item for item in items if item is not None))
-        scalar = self._expanded(cast("yaml.ScalarNode", node), where)
+            items = (self.read(item, f"{where}[{index}]") for index, item in enumerate(node.value))
+            return Items(spot, [item for item in items if item is not None])
+        scalar = self._expand_variables(cast("yaml.ScalarNode", node), where)
         self._check_text(str(scalar.value), spot, where)
         return Scalar(spot=spot, value=self._value(scalar, where), written=str(scalar.value))
 
-    def _expanded(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
-        """The node with the values of environment variables; a plain one may become a number by that (S-SET-58)."""
+    def _expand_variables(self, node: yaml.ScalarNode, where: str) -> yaml.ScalarNode:
+        """Put the values of environment variables into a node; a plain one may become a number by that (S-SET-58)."""
         text = str(node.value)
         if "${" not in text or node.tag != f"{_CORE}str":
             return node
         if may_be_secret(where):
-            told = "a key does not come into a file by ${...}: name its variable with api_key_env, or {env: NAME} in headers"
-            self._problems.add(_spot(node.start_mark), where, told)
+            text = "a key does not come into a file by ${...}: name its variable with api_key_env, or {env: NAME} in headers"
+            self._problems.add(_spot(node.start_mark), where, text)
             return node
         if not takes_variables(where):
             return node
         value, missing = expand(text, os.environ)
         for name in missing:
-            told = f"the environment variable '{name}' is not set: export {name}=..., or write ${{{name}:-default}}"
-            self._problems.add(_spot(node.start_mark), where, told)
+            text = f"the environment variable '{name}' is not set: export {name}=..., or write ${{{name}:-default}}"
+            self._problems.add(_spot(node.start_mark), where, text)
         is_plain = node.style is None
         resolve = cast("Callable[..., str]", self._resolver.resolve)
         tag = resolve(yaml.ScalarNode, value, (True, False)) if is_plain else node.tag
@@ -247,35 +270,37 @@ class _Reader:
         if _HALF_CHARACTER.search(text):
             self._problems.add(spot, where, "half of a surrogate pair is no character: write the whole one")
 
-    def _entries(self, node: yaml.MappingNode, where: str) -> Mapping[str, Entry]:
-        own: dict[str, Entry] = {}
-        merged: dict[str, Entry] = {}
+    def _read_mapping(self, node: yaml.MappingNode, spot: Spot, where: str) -> Entries:
+        own, merged = Entries(spot, {}, {}), Entries(spot, {}, {})
+        key_spots: dict[str, Spot] = {}
         for key_node, value_node in node.value:
-            spot = _spot(key_node.start_mark)
+            key_spot = _spot(key_node.start_mark)
             if key_node.tag == _MERGE:
                 self._merge(value_node, where, merged)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                self._problems.add(spot, where, "a key must be a text")
+                self._problems.add(key_spot, where, "a key must be a text")
                 continue
             key = str(key_node.value)
-            self._check_text(key, spot, where)
+            self._check_text(key, key_spot, where)
             inside = f"{where}.{key}" if where else key
             if key in own:
-                first = own[key].spot
-                self._problems.add(spot, inside, f"the key stands here twice; the first is in line {first.line}")
+                text = f"the key stands here twice; the first is in line {key_spots[key].line}"
+                self._problems.add(key_spot, inside, text)
                 continue
-            value = self.located(value_node, inside)
+            value = self.read(value_node, inside)
             if value is not None:
-                own[key] = Entry(spot=spot, value=value)
-        return {**{key: entry for key, entry in merged.items() if key not in own}, **own}
+                own[key], key_spots[key] = value, key_spot
+        inherited = {key: value for key, value in merged.items() if key not in own}
+        return Entries(spot, {**inherited, **own}, {**merged.key_spots, **key_spots})
 
-    def _merge(self, node: yaml.Node, where: str, merged: dict[str, Entry]) -> None:
+    def _merge(self, node: yaml.Node, where: str, merged: Entries) -> None:
         """Take what `<<:` brings; the first of several mappings wins."""
         for source in node.value if isinstance(node, yaml.SequenceNode) else (node,):
-            found = self.located(source, where)
+            found = self.read(source, where)
             if isinstance(found, Entries):
-                for key, entry in found.entries.items():
-                    merged.setdefault(key, entry)
+                for key, value in found.items():
+                    merged.setdefault(key, value)
+                    merged.key_spots.setdefault(key, found.key_spots[key])
             elif found is not None:
                 self._problems.add(found.spot, where, "only mappings can be merged")

@@ -1,4 +1,4 @@
-"""Environment variables in a team file: `${NAME}` and `${NAME:-default}`. Room: loader. Pure over a given environment.
+"""Environment variables in a team file: `${NAME}` and `${NAME:-default}`. Package: loader. Pure over a given environment.
 
 In: the text of a value, and where it stands. Out: the text with the values of variables. Never: a variable in a text that
 is a template, names code, or may hold a key, nor one that makes more of a text than a text or a number (S-SET-58).

@@ -1,6 +1,6 @@
 """Factories of tasks that are made of texts: those of team files and of the command line (S-MR-170 to S-MR-173).
 
-Room: loader. In: a task whose texts are templates, and items. Out: tasks. Frozen, and the same in every process: what they
+Package: loader. In: a task whose texts are templates, and items. Out: tasks. Frozen, and the same in every process: what they
 are made of is part of what a resume compares. Never: the text of an item taken for a template.
 """
 
@@ -27,25 +27,27 @@ _VARIABLE = re.compile(r"\{\{(?P<escaped>\w+)\}\}|\{(?P<name>\w+)\}")
 
 
 def text_of_item(value: object) -> str:
-    """A value as a prompt shows it: a text as it is, None as nothing, anything else as JSON."""
+    """Return a value as a prompt shows it: a text as it is, None as nothing, anything else as JSON."""
     if isinstance(value, str):
         return value
     return "" if value is None else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _fields_of(item: object) -> dict[str, object]:
-    """What texts can name of an item."""
-    named = {str(name): value for name, value in cast("Mapping[object, object]", item).items()} if _has(item) else {}
+    """Return what texts can name of an item."""
+    named = (
+        {str(name): value for name, value in cast("Mapping[object, object]", item).items()} if _has_fields(item) else {}
+    )
     return {_ITEM: item, **named}
 
 
-def _has(item: object) -> bool:
-    """Whether an item has fields."""
+def _has_fields(item: object) -> bool:
+    """Return whether an item has fields."""
     return isinstance(item, Mapping)
 
 
-def _filled(text: str, values: Mapping[str, object]) -> str:
-    """The text with these values in it, each once; names without a value stay as they are."""
+def _fill(text: str, values: Mapping[str, object]) -> str:
+    """Put these values into a text, each once; names without a value stay as they are."""
 
     def fill(found: re.Match[str]) -> str:
         escaped, name = found["escaped"], found["name"]
@@ -65,11 +67,11 @@ class _Prompt:
     inputs: frozenset[str] = frozenset()
 
     def declared(self) -> Mapping[str, object]:
-        """What it is made of, for the digest of a definition (S-MR-173)."""
+        """Return what it is made of, for the digest of a definition (S-MR-173)."""
         return task_data(self.task)
 
-    def _made(self, values: Mapping[str, object], **changes: Any) -> Task:
-        texts = {name: _filled(getattr(self.task, name), values) for name in ("description", "expected_output")}
+    def _build(self, values: Mapping[str, object], **changes: Any) -> Task:
+        texts = {name: _fill(getattr(self.task, name), values) for name in ("description", "expected_output")}
         return self.task.replace(**{**texts, **changes})
 
 
@@ -95,7 +97,7 @@ class ItemPrompt(_Prompt):
         object.__setattr__(self, "needed", tuple(dict.fromkeys(names)))  # a frozen class sets its fields so
 
     def __call__(self, item: object) -> Task:
-        """The task.
+        """Return the task.
 
         Raises:
             ValidationError: the item lacks a field that the texts name.
@@ -103,17 +105,17 @@ class ItemPrompt(_Prompt):
         problem = self.problem(item)
         if problem is not None:
             raise ValidationError(f"The item '{text_of_item(item)[:80]}': {problem}")
-        return self._made(_fields_of(item))
+        return self._build(_fields_of(item))
 
     def problem(self, item: object) -> str | None:
-        """What is wrong with an item; None where nothing is (S-MR-171)."""
+        """Say what is wrong with an item; None: nothing is (S-MR-171)."""
         known = _fields_of(item)
         missing = [name for name in self.needed if name not in known and name not in self.inputs]
         if not missing:
             return None
         listed = ", ".join(f"'{name}'" for name in missing)
         what = "field" if len(missing) == 1 else "fields"
-        if not _has(item):
+        if not _has_fields(item):
             kind = type(item).__name__
             return f"it is a {kind} without fields, and the prompt names the {what} {listed}: write {{{_ITEM}}} for all of it"
         fields = [name for name in known if name != _ITEM]
@@ -126,8 +128,8 @@ class GroupPrompt(_Prompt):
     """Makes the task that brings a group together."""
 
     def __call__(self, chunk_tasks: Sequence[Task]) -> Task:
-        """The task, with the group as its context."""
-        return self._made({}, context=list(chunk_tasks))
+        """Return the task, with the group as its context."""
+        return self._build({}, context=list(chunk_tasks))
 
 
 @dataclass(frozen=True)
@@ -135,9 +137,9 @@ class AllItemsPrompt(_Prompt):
     """Makes the one task over all items, where they are few (S-MR-172)."""
 
     def __call__(self, items: Sequence[object]) -> Task:
-        """The task, with the items where `{items}` stands, else behind the text."""
+        """Return the task, with the items where `{items}` stands, else behind the text."""
         listed = "\n".join(text_of_item(item) for item in items)
-        task = self._made({_ITEMS: listed})
+        task = self._build({_ITEMS: listed})
         if any(found["name"] == _ITEMS for found in _VARIABLE.finditer(self.task.description)):
             return task
         return task.replace(description=f"{task.description}\n\n{listed}")

@@ -1,160 +1,132 @@
-"""Models in a team file: a string, or a mapping with `model` and its options. Room: loader.
+"""Models in a team file: a string, or a mapping with `model` and its options. Package: loader.
 
 A key never stands in the file: `api_key_env` names the environment variable that holds it.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from pydantic import Field, PlainValidator, ValidationInfo
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.llm.factory import KNOWN_FORMS, resolve_llm
-from ensemble_ray.loader.document import Entries, Entry, Located, Scalar
-from ensemble_ray.loader.kinds import BAD, FLAG, NUMBER, TEXT, WHOLE, Field, Kind, Reading, given, plain, read_fields
-from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.loader.document import Entries
+from ensemble_ray.loader.kinds import Flag, Free, FreeMapping, Number, Text, Whole, text_in
+from ensemble_ray.loader.reading import Reading, context_of, refuse, refuse_keys
+from ensemble_ray.loader.section import Section, key
 
-__all__ = ["LLM", "MODEL_FIELDS", "key_from_environment"]
+if TYPE_CHECKING:
+    from ensemble_ray.ports import ChatModel
 
-_FREE = Kind(read=plain, schema={})
-_FREE_MAPPING = Kind(
-    read=lambda reading, node, where: (
-        plain(reading, node, where) if isinstance(node, Entries) else reading.refuse(node, where, "must be a mapping")
-    ),
-    schema={"type": "object"},
-)
-
-_ENDPOINT = {
-    "base_url": Field(kind=TEXT, doc="Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL."),
-    "api_key_env": Field(kind=TEXT, doc="Environment variable that holds the key; default OPENAI_API_KEY."),
-    "structured_outputs": Field(
-        kind=FLAG,
-        doc="Whether the endpoint can hold typed answers to a JSON schema; left out: the first call finds out.",
-    ),
-    "max_retries": Field(
-        kind=WHOLE, doc="How often the model itself repeats a failed call; the team's retry comes on top."
-    ),
-    "max_answer_bytes": Field(
-        kind=WHOLE, doc="Longest answer that is taken, unpacked; a stream may have four times as much."
-    ),
-    "max_answer_time": Field(kind=NUMBER, doc="Longest time of a whole streamed answer, seconds."),
-}
-_LOCAL = {
-    "context_tokens": Field(kind=WHOLE, doc="Local models: context of all slots together."),
-    "slots": Field(kind=WHOLE, doc="Local models: conversations answered at once."),
-    "threads": Field(kind=WHOLE, doc="Local models: threads of the engine."),
-}
-#: Options of every request; what an endpoint takes beyond them goes through `extra_body`.
-_REQUEST = {
-    "temperature": Field(kind=NUMBER, doc="How freely it writes; 0 is the least."),
-    "top_p": Field(kind=NUMBER, doc="Share of probability that it draws from."),
-    "max_tokens": Field(kind=WHOLE, doc="Longest answer, tokens."),
-    "max_completion_tokens": Field(kind=WHOLE, doc="Longest answer, tokens, with the thinking of models that think."),
-    "seed": Field(kind=WHOLE, doc="Makes answers repeatable where the endpoint can."),
-    "stop": Field(kind=_FREE, doc="Text, or texts, at which the answer ends."),
-    "presence_penalty": Field(kind=NUMBER, doc="Above 0: new subjects are preferred."),
-    "frequency_penalty": Field(kind=NUMBER, doc="Above 0: repetition is avoided."),
-    "logit_bias": Field(kind=_FREE_MAPPING, doc="Token id to bias."),
-    "reasoning_effort": Field(kind=TEXT, doc="How long a model that thinks may think."),
-    "response_format": Field(kind=_FREE_MAPPING, doc="Form of the answer, as the protocol has it."),
-    "tool_choice": Field(kind=_FREE, doc="Which tool the model must or may call."),
-    "parallel_tool_calls": Field(kind=FLAG, doc="Whether it may ask for several tools at once."),
-    "service_tier": Field(kind=TEXT, doc="Which tier of service answers."),
-    "user": Field(kind=TEXT, doc="Whom the request is for."),
-    "extra_body": Field(kind=_FREE_MAPPING, doc="Options of this endpoint that have no key of their own here."),
-    "extra_headers": Field(kind=_FREE_MAPPING, doc="Headers sent along. No keys here: they belong in the environment."),
-}
-_TIMEOUT = {"timeout": Field(kind=NUMBER, doc="Longest wait for an answer, seconds.")}
-_MODEL = Field(kind=TEXT, is_required=True, doc="The model: a name at the endpoint, `local`, or `local:PATH.gguf`.")
-#: Keys of a model's mapping.
-MODEL_FIELDS: Mapping[str, Field] = {"model": _MODEL, **_ENDPOINT, **_LOCAL, **_TIMEOUT, **_REQUEST}
+__all__ = ["Model", "ModelKeys"]
 
 
-def key_from_environment(reading: Reading, node: Located, name: str, where: str) -> object:
-    """The key that an environment variable holds; `BAD` where it is needed and not there."""
-    key = os.environ.get(name, "").strip()
-    if key:
-        return key
-    if not reading.needs_keys:
-        return "not-set"
-    return reading.refuse(node, where, f"the environment variable '{name}' is not set: export {name}=...")
+class _Name(Section):
+    model: Text = key("The model: a name at the endpoint, `local`, or `local:PATH.gguf`.", is_required=True)
 
 
-def _read(reading: Reading, node: Located, where: str) -> object:
+class _Endpoint(Section):
+    """What only a model behind an endpoint has."""
+
+    base_url: Text = key("Where the protocol begins, often ending in /v1; default OPENAI_BASE_URL.")
+    api_key_env: Text = key("Environment variable that holds the key; default OPENAI_API_KEY.")
+    structured_outputs: Flag = key(
+        "Whether the endpoint can hold typed answers to a JSON schema; left out: the first call finds out."
+    )
+    max_retries: Whole = key("How often the model itself repeats a failed call; the team's retry comes on top.")
+    max_answer_bytes: Whole = key("Longest answer that is taken, unpacked; a stream may have four times as much.")
+    max_answer_time: Number = key("Longest time of a whole streamed answer, seconds.")
+
+
+class _Local(Section):
+    """What only a model on this machine has."""
+
+    context_tokens: Whole = key("Local models: context of all slots together.")
+    slots: Whole = key("Local models: conversations answered at once.")
+    threads: Whole = key("Local models: threads of the engine.")
+
+
+class _Request(Section):
+    """Options of every request; what an endpoint takes beyond them goes through `extra_body`."""
+
+    timeout: Number = key("Longest wait for an answer, seconds.")
+    temperature: Number = key("How freely it writes; 0 is the least.")
+    top_p: Number = key("Share of probability that it draws from.")
+    max_tokens: Whole = key("Longest answer, tokens.")
+    max_completion_tokens: Whole = key("Longest answer, tokens, with the thinking of models that think.")
+    seed: Whole = key("Makes answers repeatable where the endpoint can.")
+    stop: Free = key("Text, or texts, at which the answer ends.")
+    presence_penalty: Number = key("Above 0: new subjects are preferred.")
+    frequency_penalty: Number = key("Above 0: repetition is avoided.")
+    logit_bias: FreeMapping = key("Token id to bias.")
+    reasoning_effort: Text = key("How long a model that thinks may think.")
+    response_format: FreeMapping = key("Form of the answer, as the protocol has it.")
+    tool_choice: Free = key("Which tool the model must or may call.")
+    parallel_tool_calls: Flag = key("Whether it may ask for several tools at once.")
+    service_tier: Text = key("Which tier of service answers.")
+    user: Text = key("Whom the request is for.")
+    extra_body: FreeMapping = key("Options of this endpoint that have no key of their own here.")
+    extra_headers: FreeMapping = key("Headers sent along. No keys here: they belong in the environment.")
+
+
+class ModelKeys(_Request, _Local, _Endpoint, _Name):
+    """A model and its options."""
+
+    called = "a model"
+    misplaced: ClassVar = {"api_key": "a key does not belong in a file: name the variable with api_key_env"}
+
+
+def _read(node: object, info: ValidationInfo) -> ChatModel:
+    reading = context_of(info)
     if reading.llm is not None:
         return reading.llm
-    try:
-        if isinstance(node, Scalar) and isinstance(node.value, str):
-            return resolve_llm(_located_path(reading, node.value))
-        if isinstance(node, Entries):
-            return _from_mapping(reading, node, where)
-    except ValidationError as error:
-        return reading.refuse(node, where, str(error))
-    return reading.refuse(node, where, f"must be one of [{', '.join(KNOWN_FORMS)}], or a mapping with the key 'model'")
+    if (text := text_in(node)) is not None:
+        return resolve_llm(_resolve_path(reading, text))
+    if isinstance(node, Entries):
+        return _build(reading, ModelKeys.model_validate(node, context=reading).values())
+    raise ValidationError(f"must be one of [{', '.join(KNOWN_FORMS)}], or a mapping with the key 'model'")
 
 
-def _located_path(reading: Reading, text: str) -> str:
-    """`local:PATH` with the path seen from the file's directory."""
+def _resolve_path(reading: Reading, text: str) -> str:
+    """Return `local:PATH` with the path seen from the file's directory."""
     prefix, colon, path = text.partition(":")
     if prefix.strip() != "local" or not path.strip():
         return text
-    return f"local{colon}{reading.located(path.strip())}"
+    return f"local{colon}{reading.resolve_path(path.strip())}"
 
 
-def _from_mapping(reading: Reading, node: Entries, where: str) -> object:
-    secret = node.entries.get("api_key")
-    if secret is not None:
-        reading.problems.add(
-            secret.spot, f"{where}.api_key", "a key does not belong in a file: name the variable with api_key_env"
-        )
-        node = Entries(spot=node.spot, entries={k: entry for k, entry in node.entries.items() if k != "api_key"})
-    values = read_fields(reading, node, MODEL_FIELDS, where, what="a model")
-    if values is None:
-        return BAD
+def _build(reading: Reading, values: dict[str, Any]) -> ChatModel:
     name = str(values.pop("model")).strip()
     is_local = name == "local" or name.startswith("local:")
-    wrong = [key for key in values if key in (_ENDPOINT if is_local else _LOCAL)]
-    for key in wrong:
-        entry: Entry = node.entries[key]
-        kind = "models on this machine" if is_local else "models behind an endpoint"
-        reading.problems.add(entry.spot, f"{where}.{key}", f"{kind} have no '{key}'")
+    kind = "models on this machine" if is_local else "models behind an endpoint"
+    wrong = [each for each in values if each in (_Endpoint if is_local else _Local).model_fields]
     if wrong:
-        return BAD
-    return _local(reading, name, values) if is_local else _hosted(reading, node, name, values, where)
+        raise refuse_keys({each: f"{kind} have no '{each}'" for each in wrong})
+    return _build_local(reading, name, values) if is_local else _build_hosted(reading, name, values)
 
 
-def _local(reading: Reading, name: str, values: dict[str, Any]) -> object:
+def _build_local(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
     from ensemble_ray.llm.local import LocalChatModel  # only teams with such a model pay for it
 
     values.pop("extra_headers", None)
-    values.update(cast("dict[str, object]", values.pop("extra_body", {})))
-    path = _located_path(reading, name).partition(":")[2] or None
+    values.update(values.pop("extra_body", {}))
+    path = _resolve_path(reading, name).partition(":")[2] or None
     return LocalChatModel(path, **values)
 
 
-def _hosted(reading: Reading, node: Entries, name: str, values: dict[str, Any], where: str) -> object:
+def _build_hosted(reading: Reading, name: str, values: dict[str, Any]) -> ChatModel:
     from ensemble_ray.llm.openai import OpenAIChatModel  # only teams with such a model pay for it
 
-    variable = values.pop("api_key_env", None)
-    if variable is not None:
-        entry = node.entries["api_key_env"]
-        key = key_from_environment(reading, entry.value, str(variable), f"{where}.api_key_env")
-        if not given(key):
-            return BAD
-        values["api_key"] = key
+    if (variable := values.pop("api_key_env", None)) is not None:
+        try:
+            values["api_key"] = reading.read_key(variable)
+        except ValidationError as error:
+            raise refuse(str(error), "api_key_env") from None
     return OpenAIChatModel(name.removeprefix("openai:"), **values)
 
 
-def _schema() -> Mapping[str, JsonValue]:
-    text = "A model: `openai:MODEL` for any endpoint of that protocol, `local` for the embedded one, `local:PATH.gguf`."
-    return {
-        "anyOf": [
-            {"type": "string", "pattern": r"^(openai:.+|local(:.+)?)$", "description": text},
-            {"$ref": "#/definitions/model"},
-        ]
-    }
-
-
+_TEXT = "A model: `openai:MODEL` for any endpoint of that protocol, `local` for the embedded one, `local:PATH.gguf`."
+_ModelText = Annotated[str, Field(pattern=r"^(openai:.+|local(:.+)?)$", description=_TEXT)]
 #: A model.
-LLM = Kind(read=_read, schema=_schema())
+Model = Annotated[object, PlainValidator(_read, json_schema_input_type=_ModelText | ModelKeys)]

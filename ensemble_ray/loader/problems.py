@@ -1,4 +1,4 @@
-"""What is wrong with a team file, and where. Room: loader. Pure.
+"""What is wrong with a team file, and where. Package: loader. Pure.
 
 In: one finding at a time, each with its line and column. Out: one `ValidationError` that names them all, in file order.
 """
@@ -66,7 +66,7 @@ class Problems:
 
 
 def nearest(name: str, known: Iterable[str]) -> list[str]:
-    """The known name nearest to that one, if any is near."""
+    """Return the known name nearest to that one, if any is near."""
     if len(name) > _LONGEST_COMPARED:
         return []
     by_lower = {each.lower(): each for each in islice(known, _MOST_COMPARED) if len(each) <= _LONGEST_COMPARED}
@@ -74,13 +74,13 @@ def nearest(name: str, known: Iterable[str]) -> list[str]:
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for the known name nearest to that one, or nothing."""
+    """Return ` Did you mean 'x'?` for the known name nearest to that one, or nothing."""
     close = nearest(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
 def known_names(known: Iterable[str]) -> str:
-    """`Known: [a, b]`, cut where there are very many."""
+    """Return `Known: [a, b]`, cut where there are very many."""
     names = list(known)
     more = f", and {len(names) - _SHOWN_NAMES} more" if len(names) > _SHOWN_NAMES else ""
     return f"Known: [{', '.join(names[:_SHOWN_NAMES])}{more}]"

@@ -56,7 +56,7 @@ class Expected:
 
 
 def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance | None:
-    """Where a module comes from, without importing it; None when there is none of that name.
+    """Say where a module comes from, without importing it; None: there is none of that name.
 
     Own are modules that lie below one of these folders, and those of all other places but the interpreter's library and
     the folders of installed packages: the current directory, PYTHONPATH, editable installs.
@@ -78,7 +78,7 @@ def module_provenance(name: str, own_folders: Sequence[Path] = ()) -> Provenance
 
 
 def definer_of(found: object) -> str:
-    """Name of the module that defines a function or a class, or the class of any other object; empty: none is known."""
+    """Return the name of the module that defines a function or a class, or the class of any other object; empty: none is known."""
     if isinstance(found, ModuleType):
         return found.__name__
     if isinstance(found, functools.partial):
@@ -93,7 +93,7 @@ def definer_of(found: object) -> str:
 
 
 def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Path] = ()) -> object:
-    """The object that a reference of a team file names.
+    """Return the object that a reference of a team file names.
 
     Args:
         reference: `module:attribute`.
@@ -112,21 +112,21 @@ def find_permitted(reference: str, expected: Expected, own_folders: Sequence[Pat
             f"'{reference}': a name that begins with '_' is private and cannot be named in a team file"
         )
     if module_provenance(module_name, own_folders) is Provenance.STANDARD:
-        return _of_the_standard_library(reference, expected)
+        return _find_standard(reference, expected)
     found: object = import_module(module_name)
     for position, step in enumerate(steps):
         if position and not _may_be_walked_through(found, own_folders):
-            raise ValidationError(_refusal(reference, found, expected, own_folders))
+            raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
         found = attribute_of(found, step, reference)
     if not isinstance(found, type) and not expected.accepts(found):
         raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
     if expected.is_made_for_it(found) or _provenance_of(found, own_folders) is Provenance.OWN:
         return found
-    raise ValidationError(_refusal(reference, found, expected, own_folders))
+    raise ValidationError(_explain_refusal(reference, found, expected, own_folders))
 
 
-def _of_the_standard_library(reference: str, expected: Expected) -> object:
-    """Plain types of data; anything else is refused, without an import."""
+def _find_standard(reference: str, expected: Expected) -> object:
+    """Return a plain type of data; refuse anything else, without an import."""
     module_name, _, path = reference.partition(":")
     if reference in expected.standard:
         return attribute_of(import_module(module_name), path, reference)
@@ -135,7 +135,7 @@ def _of_the_standard_library(reference: str, expected: Expected) -> object:
         found = vars(found).get(step) if isinstance(found, ModuleType | type) else None
     if found is not None and not isinstance(found, type) and not expected.accepts(found):
         raise ValidationError(f"'{reference}' is a {type(found).__name__}, and not {expected.what}")
-    raise ValidationError(_refused(reference, f"it belongs to {Provenance.STANDARD.value}", expected))
+    raise ValidationError(_format_refusal(reference, f"it belongs to {Provenance.STANDARD.value}", expected))
 
 
 def _place_of(path: str | None, own_folders: Sequence[Path]) -> Provenance:
@@ -171,14 +171,14 @@ def _provenance_of(found: object, own_folders: Sequence[Path]) -> Provenance | N
 
 
 def _may_be_walked_through(found: object, own_folders: Sequence[Path]) -> bool:
-    """Whether a dotted name may go through it: a module or a class that is no standard one, an object of an own class."""
+    """Return whether a dotted name may go through it: a module or a class that is no standard one, an object of an own class."""
     provenance = _provenance_of(found, own_folders)
     if isinstance(found, ModuleType | type):
         return provenance in {Provenance.OWN, Provenance.INSTALLED}
     return provenance is Provenance.OWN
 
 
-def _refusal(reference: str, found: object, expected: Expected, own_folders: Sequence[Path]) -> str:
+def _explain_refusal(reference: str, found: object, expected: Expected, own_folders: Sequence[Path]) -> str:
     definer = definer_of(found)
     provenance = _provenance_of(found, own_folders)
     what = "module" if isinstance(found, ModuleType) else "class" if isinstance(found, type) else type(found).__name__
@@ -188,10 +188,10 @@ def _refusal(reference: str, found: object, expected: Expected, own_folders: Seq
         why = f"it is a {what} of {provenance.value} ({definer})"
     else:
         why = f"it is a {what} of {provenance.value} ({definer}), and not {expected.what} made for teams"
-    return _refused(reference, why, expected)
+    return _format_refusal(reference, why, expected)
 
 
-def _refused(reference: str, why: str, expected: Expected) -> str:
+def _format_refusal(reference: str, why: str, expected: Expected) -> str:
     return (
         f"'{reference}' cannot be named in a team file: {why}. What to do: write {expected.what} in a module of your own, "
         "beside the file, and name that"

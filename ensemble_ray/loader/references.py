@@ -1,4 +1,4 @@
-"""`module:attribute`: user code found by name. Room: loader.
+"""`module:attribute`: user code found by name. Package: loader.
 
 In: a reference as a user writes it on a command line. Out: the object. What a team file may name is decided in
 `provenance.py`. Importing runs the user's module; whatever that raises comes out
@@ -26,7 +26,7 @@ _REFERENCE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def is_reference(text: str) -> bool:
-    """Whether it has the form `module:attribute`; dots are allowed on both sides."""
+    """Return whether it has the form `module:attribute`; dots are allowed on both sides."""
     return _REFERENCE.fullmatch(text) is not None
 
 
@@ -41,7 +41,7 @@ def make_importable(directory: Path) -> None:
 
 
 def find_attribute(reference: str) -> object:
-    """The object that `module:attribute` names.
+    """Return the object that `module:attribute` names.
 
     Raises:
         ValidationError: it has another form, the module is not found or fails, or has no such attribute.
@@ -56,7 +56,7 @@ def find_attribute(reference: str) -> object:
 
 
 def attribute_of(owner: object, step: str, reference: str) -> object:
-    """One step of a dotted name.
+    """Take one step of a dotted name.
 
     Raises:
         ValidationError: the owner has no such attribute.
@@ -64,7 +64,7 @@ def attribute_of(owner: object, step: str, reference: str) -> object:
     try:
         return getattr(owner, step)
     except AttributeError:
-        raise ValidationError(_no_attribute(owner, step, reference)) from None
+        raise ValidationError(_explain_attribute(owner, step, reference)) from None
 
 
 def import_module(name: str) -> ModuleType:
@@ -78,7 +78,7 @@ def import_module(name: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            raise ValidationError(_no_module(name, error.name)) from None
+            raise ValidationError(_explain_module(name, error.name)) from None
         raise ValidationError(f"Module '{name}' needs the module '{error.name}', which is not installed") from error
     except SyntaxError as error:
         raise ValidationError(f"Module '{name}': {error.msg} ({error.filename}, line {error.lineno})") from error
@@ -88,7 +88,7 @@ def import_module(name: str) -> ModuleType:
 
 
 def _line_of(error: BaseException, name: str) -> str:
-    """Where in the user's module it happened."""
+    """Say where in the user's module it happened."""
     module_file = name.rpartition(".")[2]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if Path(frame.filename).stem in {module_file, "__init__"} and "importlib" not in frame.filename:
@@ -96,7 +96,7 @@ def _line_of(error: BaseException, name: str) -> str:
     return ""
 
 
-def _no_module(name: str, missing: str) -> str:
+def _explain_module(name: str, missing: str) -> str:
     parent, _, last = missing.rpartition(".")
     if parent:
         known = [found.name for found in pkgutil.iter_modules(getattr(importlib.import_module(parent), "__path__", []))]
@@ -110,14 +110,14 @@ def _no_module(name: str, missing: str) -> str:
     return f"There is no module '{name}'.{suggestion(last, known)} {where}"
 
 
-def _no_attribute(owner: object, step: str, reference: str) -> str:
+def _explain_attribute(owner: object, step: str, reference: str) -> str:
     names = sorted(name for name, value in getattr(owner, "__dict__", {}).items() if _is_own(name, value, owner))
     what = f"Module '{owner.__name__}'" if isinstance(owner, ModuleType) else f"'{reference}': {type(owner).__name__}"
     return f"{what} has no attribute '{step}'.{suggestion(step, names)} {known_names(names)}"
 
 
 def _is_own(name: str, value: object, owner: object) -> bool:
-    """Whether the owner made it; what a module only imported is not what somebody looks for there."""
+    """Return whether the owner made it; what a module only imported is not what is looked for there."""
     if name.startswith("_") or inspect.ismodule(value):
         return False
     is_code = isinstance(value, type) or inspect.isroutine(value)

@@ -1,4 +1,4 @@
-"""What a target names: a YAML file, or `module:attribute`. Room: loader. Out: an ensemble that knows its origin."""
+"""What a target names: a YAML file, or `module:attribute`. Package: loader. Out: an ensemble that knows its origin."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Runnable: TypeAlias = "Ensemble | MapReduceEnsemble | MapEnsemble"
 _PRODUCT = "ensemble_ray"
 _YAML = {".yaml", ".yml"}
 #: Overrides that mean something here; all others are arguments of the callable that made the team.
-_OF_THE_LOADER = {"directory", "llm", "workflow"}
+_LOADER_OVERRIDES = {"directory", "llm", "workflow"}
 
 
 def load_ensemble(
@@ -41,7 +41,7 @@ def load_ensemble(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Ensemble:
-    """The team that a target names; the tree of a map-reduce that is made at construction is one.
+    """Load the team that a target names; the tree of a map-reduce that is made at construction is one.
 
     Args:
         target: As for `load_runnable`.
@@ -72,7 +72,7 @@ def load_runnable(
     needs_keys: bool = True,
     arguments: Mapping[str, str] | None = None,
 ) -> Runnable:
-    """What can be run that a target names.
+    """Load what can be run that a target names.
 
     Args:
         target: The path of a YAML file, or `module:attribute`: an ensemble, or a callable without arguments that
@@ -85,7 +85,7 @@ def load_runnable(
         ValidationError: nothing of that name is there, or it is no team; every finding in a YAML file is named with
             file, line and column.
     """
-    model = _model(llm)
+    model = _resolve_model(llm)
     chosen = {"llm": llm} if isinstance(llm, str) else {}
     if Path(target).suffix.lower() in _YAML:
         loaded = load_team_file(target, llm=model, needs_keys=needs_keys)
@@ -93,12 +93,12 @@ def load_runnable(
     if is_reference(target):
         make_importable(Path.cwd())
         chosen["directory"] = str(Path.cwd())
-        return _with_model(_from_module(target, arguments or {}), model).with_origin(target, chosen)
-    raise ValidationError(_unclear(target))
+        return _replace_models(_load_from_module(target, arguments or {}), model).with_origin(target, chosen)
+    raise ValidationError(_explain_target(target))
 
 
 def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
-    """What a run was recorded with, with what was chosen then in place of what stands there.
+    """Load what a run was recorded with, with what was chosen then in place of what stands there.
 
     Raises:
         ValidationError: as `load_runnable`.
@@ -106,7 +106,7 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
     chosen = source.overrides
     if directory := chosen.get("directory"):
         make_importable(Path(directory))
-    arguments = {name: value for name, value in chosen.items() if name not in _OF_THE_LOADER}
+    arguments = {name: value for name, value in chosen.items() if name not in _LOADER_OVERRIDES}
     _check_recorded(source.place, arguments)
     loaded = load_runnable(source.place, llm=chosen.get("llm"), needs_keys=needs_keys, arguments=arguments)
     if (workflow := chosen.get("workflow")) and isinstance(loaded, Ensemble):
@@ -114,7 +114,7 @@ def load_source(source: Origin, *, needs_keys: bool = True) -> Runnable:
     return loaded.with_origin(source.place, chosen)
 
 
-def _model(llm: str | ChatModel | None) -> ChatModel | None:
+def _resolve_model(llm: str | ChatModel | None) -> ChatModel | None:
     if llm is None:
         return None
     from ensemble_ray.llm.factory import resolve_llm  # only those who ask for another model pay for it
@@ -122,7 +122,7 @@ def _model(llm: str | ChatModel | None) -> ChatModel | None:
     return resolve_llm(llm)
 
 
-def _unclear(target: str) -> str:
+def _explain_target(target: str) -> str:
     text = f"'{target}' is neither a YAML file (name.yaml) nor module:attribute"
     module, colon, attribute = target.partition(":")
     if module.endswith(".py"):
@@ -134,7 +134,7 @@ def _unclear(target: str) -> str:
 
 
 def _check_recorded(place: str, arguments: Mapping[str, str]) -> None:
-    """A record names a team, and nobody typed that name: what lies in the interpreter's library is none.
+    """Refuse what a record names as a team where it lies in the interpreter's library: nobody typed that name.
 
     Raises:
         ValidationError: it names something else, or arguments for a function that takes none from a record.
@@ -150,7 +150,7 @@ def _check_recorded(place: str, arguments: Mapping[str, str]) -> None:
 
 
 def _check_factory(found: object, target: str) -> None:
-    """A function that makes a team is somebody's code for teams, and never one of the interpreter's library.
+    """Refuse to call a function of the interpreter's library, which makes no teams.
 
     Raises:
         ValidationError: it is; it was not called.
@@ -160,24 +160,24 @@ def _check_factory(found: object, target: str) -> None:
         kind = "class" if isinstance(found, type) else type(found).__name__
         raise ValidationError(
             f"'{target}' is a {kind} of {definer or 'no known module'}, and neither an Ensemble nor a function that "
-            f"makes one.{_teams_of(target)}"
+            f"makes one.{_suggest_team(target)}"
         )
 
 
-def _from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
+def _load_from_module(target: str, arguments: Mapping[str, str]) -> Runnable:
     found = find_attribute(target)
     if not isinstance(found, Startable) and callable(found):
         _check_factory(found, target)
-        found = _made(found, target, arguments)
+        found = _call(found, target, arguments)
     if isinstance(found, Startable):
         return cast("Runnable", found)
     raise ValidationError(
         f"'{target}' is a {type(found).__name__}, and neither an Ensemble nor a function that makes one."
-        f"{_teams_of(target)}"
+        f"{_suggest_team(target)}"
     )
 
 
-def _made(factory: Callable[..., object], target: str, arguments: Mapping[str, str]) -> object:
+def _call(factory: Callable[..., object], target: str, arguments: Mapping[str, str]) -> object:
     try:
         needed = [
             each.name
@@ -199,15 +199,15 @@ def _made(factory: Callable[..., object], target: str, arguments: Mapping[str, s
         raise ValidationError(f"{target}() failed: {type(error).__name__}: {message_of(error)}") from error
 
 
-def _teams_of(target: str) -> str:
-    """Names of the teams in the module, for whoever named something else in it."""
+def _suggest_team(target: str) -> str:
+    """List the teams of a module, after something else in it was named."""
     module_name, _, attribute = target.partition(":")
     teams = [name for name, value in vars(sys.modules[module_name]).items() if isinstance(value, Startable)]
     return f"{suggestion(attribute, teams)} {known_names(teams)}" if teams else ""
 
 
-def _with_model(ensemble: Runnable, model: ChatModel | None) -> Runnable:
-    """The team with that model in place of every other; tasks and agents stay the same ones.
+def _replace_models(ensemble: Runnable, model: ChatModel | None) -> Runnable:
+    """Return the team with that model in place of every other; tasks and agents stay the same ones.
 
     Raises:
         ValidationError: its factories choose the models.
@@ -221,18 +221,18 @@ def _with_model(ensemble: Runnable, model: ChatModel | None) -> Runnable:
         )
     agents: dict[str, Agent] = {}
 
-    def agent_with_model(agent: Agent) -> Agent:
+    def agent_replace_models(agent: Agent) -> Agent:
         return agents.setdefault(agent.object_id, agent.rewritten(llm=model))
 
     tasks: dict[str, Task] = {}
     for task in TaskDependencyGraph(ensemble.tasks).in_dependency_order():
         changes: dict[str, object] = {"context": tuple(tasks.get(each.object_id, each) for each in task.context)}
         if task.agent is not None:
-            changes["agent"] = agent_with_model(task.agent)
+            changes["agent"] = agent_replace_models(task.agent)
         if task.llm is not None:
             changes["llm"] = model
         tasks[task.object_id] = task.rewritten(**changes)
-    listed = None if ensemble.agents is None else [agent_with_model(agent) for agent in ensemble.agents]
+    listed = None if ensemble.agents is None else [agent_replace_models(agent) for agent in ensemble.agents]
     if len(tasks) < len({task.object_id for task in ensemble.tasks}):
         return ensemble  # the tasks wait for each other in a circle; the run says so
     # None stays None: the manager has the model of the first agent then, which is the given one.

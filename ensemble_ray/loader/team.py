@@ -1,7 +1,7 @@
-"""A team file becomes an ensemble. Room: loader.
+"""A team file becomes an ensemble. Package: loader.
 
-Order: the text becomes a tree, every value is read, names are looked up, objects are made. Each step notes all that is
-wrong with the file before the next one is refused.
+Order: the text becomes a tree, its sections are validated, names are looked up, objects are made. Each step notes all
+that is wrong with the file before the next one is refused.
 """
 
 from __future__ import annotations
@@ -10,17 +10,22 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import pydantic
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.loader.document import MAX_BYTES, Entries, Entry, Items, Located, Scalar, read_document
-from ensemble_ray.loader.kinds import TEXT, Field, Reading, read_fields
+from ensemble_ray.loader.document import MAX_BYTES, Entries, Items, Loc, locate, read_document
+from ensemble_ray.loader.kinds import text_in
 from ensemble_ray.loader.problems import Problems, Spot, known_names, suggestion
-from ensemble_ray.loader.tables import AGENT, TASK, TEAM, Named
+from ensemble_ray.loader.reading import Reading
+from ensemble_ray.loader.section import Section, is_null, report
+from ensemble_ray.loader.sections import MapTeamKeys, TeamKeys
 from ensemble_ray.values.value import Value
 
 if TYPE_CHECKING:
@@ -31,15 +36,16 @@ if TYPE_CHECKING:
 __all__ = ["load_team_file"]
 
 V = TypeVar("V", bound=Value)
-_SECTIONS = ("agents", "tasks")
+S = TypeVar("S", bound=Section)
 _MAP_REDUCE = "map_reduce"
-_NAME = {"name": Field(kind=TEXT)}
+#: Sections of a map-reduce that stand for factories.
+_SIDES = ("map", "reduce", "direct")
 
 
 def load_team_file(
     target: str, *, llm: ChatModel | None = None, needs_keys: bool = True, items: ItemSource | None = None
 ) -> Ensemble | MapReduceEnsemble | MapEnsemble:
-    """The team of a YAML file.
+    """Load the team of a YAML file.
 
     Args:
         target: Its path.
@@ -51,20 +57,22 @@ def load_team_file(
         ValidationError: there is no such file, or something in it is wrong; everything is named with its place.
     """
     path = Path(target).expanduser()
-    text = _text(path, target)
-    directory = path.resolve().parent
+    text = _read_text(path, target)
     problems = Problems(target)
     root = read_document(text, problems)
     problems.check()
-    reading = Reading(problems, directory, llm=llm, needs_keys=needs_keys, items=items)
-    ensemble = _Team(reading).ensemble(cast("Located", root))
+    if not isinstance(root, Entries):
+        keys = [name for name in TeamKeys.known_keys() if name != _MAP_REDUCE]
+        raise ValidationError(f"{target}:1:1: a team file is a mapping with keys of [{', '.join(keys)}]")
+    reading = Reading(path.resolve().parent, llm=llm, needs_keys=needs_keys, items=items)
+    ensemble = _Team(root, reading, problems).build()
     problems.check()
     if ensemble is None:
         raise ValidationError(f"{target}: cannot be read as a team")
     return ensemble.with_origin(str(path.resolve()))
 
 
-def _text(path: Path, target: str) -> str:
+def _read_text(path: Path, target: str) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -72,7 +80,7 @@ def _text(path: Path, target: str) -> str:
             raise ValidationError(f"'{target}' is longer than {MAX_BYTES:,} bytes, and no team file")
         return data.decode("utf-8-sig")
     except FileNotFoundError:
-        raise ValidationError(f"There is no file '{target}'.{_nearest_file(path)}") from None
+        raise ValidationError(f"There is no file '{target}'.{_suggest_file(path)}") from None
     except IsADirectoryError:
         raise ValidationError(f"'{target}' is a directory, and not a team file") from None
     except OSError as error:
@@ -82,7 +90,7 @@ def _text(path: Path, target: str) -> str:
         raise ValidationError(f"{target}:{line}:1: not UTF-8 text; save the file as UTF-8") from None
 
 
-def _nearest_file(path: Path) -> str:
+def _suggest_file(path: Path) -> str:
     try:
         known = [each.name for each in path.parent.iterdir() if each.suffix in {".yaml", ".yml"}]
     except OSError:
@@ -92,273 +100,211 @@ def _nearest_file(path: Path) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Declared:
+class _Member:
     """An agent or a task of the file."""
 
     name: str | None
     node: Entries
-    spot: Spot
-    where: str
-    values: dict[str, object] | None = None
-    #: positions, in the same section, of the tasks that this one waits for
+    path: Loc
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    #: positions, among its like, of the tasks that this one waits for
     waits_for: list[int] = field(default_factory=list[int])
 
 
 class _Team:
-    """Reads one file."""
+    """One file on its way to an ensemble."""
 
-    def __init__(self, reading: Reading) -> None:
+    def __init__(self, root: Entries, reading: Reading, problems: Problems) -> None:
+        self._root = root
         self._reading = reading
-        self._problems = reading.problems
+        self._problems = problems
+        #: paths of what pydantic refused, down to members
+        self._refused: set[Loc] = set()
 
-    def ensemble(self, root: Located) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
-        """The team; None when something was noted."""
-        if not isinstance(root, Entries):
-            self._reading.refuse(root, "", f"a team file is a mapping with keys of [{', '.join((*_SECTIONS, *TEAM))}]")
+    def build(self) -> Ensemble | MapReduceEnsemble | MapEnsemble | None:
+        """Return the ensemble; None: something was noted."""
+        has_items = _MAP_REDUCE in self._root
+        section = self._validate(MapTeamKeys if has_items else TeamKeys)
+        agents = list(self._list_members("agents"))
+        tasks = list(self._list_members("tasks"))
+        if has_items:
+            node = self._root[_MAP_REDUCE]
+            sides = [side for side in _SIDES if isinstance(node, Entries) and isinstance(node.get(side), Entries)]
+            tasks = [
+                _Member(name=None, node=cast("Entries", cast("Entries", node)[side]), path=(_MAP_REDUCE, side))
+                for side in sides
+            ]
+        elif "tasks" not in self._root:
+            self._problems.add(self._root.spot, "", "a team needs the key 'tasks', or 'map_reduce'")
+        self._look_up(agents, tasks)
+        if section is None or self._problems:
             return None
-        if (section := root.entries.get(_MAP_REDUCE)) is not None:
-            return self._map_reduce(root, section)
-        sections = {name: Field(kind=TEXT) for name in _SECTIONS}
-        own = Entries(spot=root.spot, entries={k: entry for k, entry in root.entries.items() if k not in sections})
-        known = {**sections, _MAP_REDUCE: Field(kind=TEXT), **TEAM}
-        values = read_fields(self._reading, own, known, "", what="a team")
-        agents = list(self._section(root, "agents", AGENT))
-        tasks = list(self._section(root, "tasks", TASK))
-        if "tasks" not in root.entries:
-            self._problems.add(root.spot, "", "a team needs the key 'tasks', or 'map_reduce'")
-        team_llm = self._reading.llm or (values or {}).get("llm")
-        self._look_up(agents, tasks, has_llm=team_llm is not None or _says_llm(root))
-        if values is None or self._problems:
-            return None
-        if team_llm is not None:
-            values["llm"] = team_llm
-        if (workflow := root.entries.get("workflow")) is not None and _is_null(workflow.value):
-            values["workflow"] = None
-        made_agents = [self._made(Agent, each, self._agent_values(each)) for each in agents]
-        made_tasks = self._tasks(tasks, dict(zip((each.name for each in agents), made_agents, strict=True)))
+        values = section.values()
+        if self._reading.llm is not None:
+            values["llm"] = self._reading.llm
+        for member in (*agents, *tasks):
+            member.values = _values_at(section, member.path)
+        made_agents = [self._make(Agent, _agent_values(each), each.path) for each in agents]
+        made_tasks = self._make_tasks(tasks, dict(zip((each.name for each in agents), made_agents, strict=True)))
         if self._problems:
             return None
-        whole = _Declared(name=None, node=root, spot=root.spot, where="")
-        return self._made(Ensemble, whole, {**values, "tasks": made_tasks, "agents": made_agents or None})
+        if has_items:
+            values.pop("agents", None)
+            made = dict(zip((str(each.path[-1]) for each in tasks), made_tasks, strict=True))
+            fields = {name: value for name, value in values.pop(_MAP_REDUCE).values().items() if name not in _SIDES}
+            return self._bring_together({**values, **fields}, made)
+        return self._make(Ensemble, {**values, "tasks": made_tasks, "agents": made_agents or None}, ())
 
-    def _map_reduce(self, root: Entries, entry: Entry) -> MapReduceEnsemble | MapEnsemble | None:
-        """The map-reduce; None when something was noted."""
-        from ensemble_ray.loader.map_reduce import MAP_REDUCE, MAP_TEAM, SIDES, Side  # most teams do not need them
-
-        if (tasks := root.entries.get("tasks")) is not None:
-            text = "a file with 'map_reduce' has no tasks beside it: its tasks are made of its items"
-            self._problems.add(tasks.spot, "tasks", text)
-        apart = {"agents": Field(kind=TEXT), "tasks": Field(kind=TEXT), _MAP_REDUCE: Field(kind=TEXT)}
-        own = Entries(spot=root.spot, entries={name: each for name, each in root.entries.items() if name not in apart})
-        rules = read_fields(self._reading, own, {**apart, **MAP_TEAM}, "", what="a team with a map-reduce")
-        agents = list(self._section(root, "agents", AGENT))
-        values = read_fields(self._reading, entry.value, MAP_REDUCE, _MAP_REDUCE, what="the map-reduce")
-        team_llm = self._reading.llm or (rules or {}).get("llm")
-        sides = {name: side for name in SIDES if isinstance(side := (values or {}).get(name), Side)}
-        declared = [
-            _Declared(name=None, node=side.node, spot=side.node.spot, where=side.where, values=side.values)
-            for side in sides.values()
-        ]
-        self._look_up(agents, declared, has_llm=team_llm is not None or _says_llm(root))
-        if rules is None or values is None or self._problems:
+    def _validate(self, kind: type[S]) -> S | None:
+        try:
+            return kind.model_validate(self._root, context=self._reading)
+        except pydantic.ValidationError as error:
+            self._refused = {found["loc"][:2] for found in error.errors(include_url=False, include_input=False)}
+            report(error, self._root, self._problems)
             return None
-        made_agents = [self._made(Agent, each, self._agent_values(each)) for each in agents]
-        made = self._tasks(declared, dict(zip((each.name for each in agents), made_agents, strict=True)))
-        if self._problems:
-            return None
-        rules = {**rules, "llm": team_llm}
-        fields = {name: value for name, value in values.items() if name not in SIDES}
-        whole = _Declared(name=None, node=cast("Entries", entry.value), spot=entry.spot, where=_MAP_REDUCE)
-        return self._brought_together(whole, root, {**rules, **fields}, dict(zip(sides, made, strict=True)))
 
-    def _brought_together(
-        self, section: _Declared, root: Entries, values: dict[str, object], tasks: Mapping[str, Task]
+    def _bring_together(
+        self, values: dict[str, Any], tasks: Mapping[str, Task]
     ) -> MapReduceEnsemble | MapEnsemble | None:
         from ensemble_ray.items.screening import screened
-        from ensemble_ray.items.sources import ItemSource
         from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
         from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 
-        inputs = frozenset(cast("Mapping[str, object]", values.get("inputs", {})))
-        prompt = ItemPrompt(tasks["map"], inputs)
-        source = values.get("items", self._reading.items)
-        if not isinstance(source, ItemSource):
-            self._problems.add(section.spot, section.where, "the map-reduce needs the key 'items'")
+        kind: type[MapReduceEnsemble | MapEnsemble] = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
+        given = {**values, **tasks}
+        inputs = frozenset[str](values.get("inputs", {}))
+        source = values.pop("items", self._reading.items)
+        if source is None:
+            spot = locate(self._root, (_MAP_REDUCE,)).key_spot
+            self._problems.add(spot, _MAP_REDUCE, "the map-reduce needs the key 'items'")
             return None
-        factories: dict[str, object] = {"items": screened(source, problem=prompt.problem), "map_task": prompt}
-        if "reduce" in tasks:
-            factories["reduce_task"] = GroupPrompt(tasks["reduce"], inputs)
-        if "direct" in tasks:
-            factories["direct_task"] = AllItemsPrompt(tasks["direct"], inputs)
-        kind = MapReduceEnsemble if "reduce" in tasks else MapEnsemble
         if kind is MapEnsemble:
-            known = {info.alias or name for name, info in kind.model_fields.items()}
-            text = "it is of use only with the section 'reduce', which says how outputs are brought together"
-            for name in {*values, *tasks} - known - {"map"}:
-                self._problems.add(section.node.entries[name].spot, f"{section.where}.{name}", text)
-        if self._problems:
-            return None
-        try:
-            return kind(**cast("dict[str, Any]", {**values, **factories}))
-        except ValidationError as error:
-            spot, where = _place_of(str(error), section)
-            if where == section.where:
-                spot, where = _place_of(str(error), _Declared(name=None, node=root, spot=spot, where=""))
-            self._problems.add(spot, where or section.where, str(error))
-            return None
+            known = {"map", *(info.alias or name for name, info in kind.model_fields.items())}
+            for name in given.keys() - known:
+                place = locate(self._root, (_MAP_REDUCE, name))
+                text = "it is of use only with the section 'reduce', which says how outputs are brought together"
+                self._problems.add(place.key_spot, place.path, text)
+            if self._problems:
+                return None
+        prompt = ItemPrompt(tasks["map"], inputs)
+        values |= {"items": screened(source, problem=prompt.problem), "map_task": prompt}
+        if "reduce" in tasks:
+            values["reduce_task"] = GroupPrompt(tasks["reduce"], inputs)
+        if "direct" in tasks:
+            values["direct_task"] = AllItemsPrompt(tasks["direct"], inputs)
+        return self._make(kind, values, (_MAP_REDUCE,), ())
 
-    # Reading a section.
+    # Members.
 
-    def _section(self, root: Entries, section: str, table: Mapping[str, Field]) -> Iterator[_Declared]:
-        entry = root.entries.get(section)
-        if entry is None:
-            return
-        seen: dict[str, _Declared] = {}
-        found = False
-        for declared in self._members(entry, section):
-            found = True
-            keys = table if isinstance(entry.value, Entries) else {**_NAME, **table}
-            what = f"{section[:-1]} '{declared.name}'" if declared.name else f"this {section[:-1]}"
-            declared.values = read_fields(self._reading, declared.node, keys, declared.where, what=what)
-            if declared.name is not None and declared.name in seen:
-                first = seen[declared.name].spot.line
-                text = f"two {section} are named '{declared.name}'; the first is in line {first}"
-                self._problems.add(declared.spot, declared.where, text)
-            elif declared.name is not None:
-                seen[declared.name] = declared
-            yield declared
-        if not found and isinstance(entry.value, Entries | Items):
-            self._problems.add(entry.spot, section, f"there must be at least one {section[:-1]}")
-
-    def _members(self, entry: Entry, section: str) -> Iterator[_Declared]:
-        node, one = entry.value, section[:-1]
-        if isinstance(node, Entries):
-            for name, member in node.entries.items():
-                where = f"{section}.{name}"
-                if isinstance(member.value, Entries):
-                    yield _Declared(name=name, node=member.value, spot=member.spot, where=where)
-                else:
-                    self._reading.refuse(member.value, where, f"{one} '{name}' must be a mapping")
-        elif isinstance(node, Items):
-            for index, item in enumerate(node.items):
-                where = f"{section}[{index}]"
-                if isinstance(item, Entries):
-                    yield self._listed(item, where, one)
-                else:
-                    self._reading.refuse(item, where, f"each {one} must be a mapping")
-        else:
-            self._problems.add(entry.spot, section, f"must be a mapping of names to {section}, or a list of {section}")
-
-    def _listed(self, item: Entries, where: str, one: str) -> _Declared:
-        """A member of a list; agents must have a name there, since tasks refer to them."""
-        given = item.entries.get("name")
-        name = given.value.value if given is not None and isinstance(given.value, Scalar) else None
-        if one == "agent" and name is None:
-            self._problems.add(item.spot, where, "each agent of a list needs the key 'name'")
-        return _Declared(name=name if isinstance(name, str) else None, node=item, spot=item.spot, where=where)
+    def _list_members(self, section: str) -> Iterator[_Member]:
+        node = self._root.get(section)
+        members = node.items() if isinstance(node, Entries) else enumerate(node) if isinstance(node, Items) else ()
+        seen: dict[str, int] = {}
+        for place, member in members:
+            if not isinstance(member, Entries):
+                continue
+            name = place if isinstance(place, str) else text_in(member.get("name"))
+            if name is not None and name in seen:
+                text = f"two {section} are named '{name}'; the first is in line {seen[name]}"
+                self._problems.add(member.spot, f"{section}[{place}]", text)
+            elif name is not None:
+                seen[name] = member.spot.line
+            yield _Member(name=name, node=member, path=(section, place))
 
     # Names.
 
-    def _look_up(self, agents: Sequence[_Declared], tasks: Sequence[_Declared], *, has_llm: bool) -> None:
+    def _look_up(self, agents: Sequence[_Member], tasks: Sequence[_Member]) -> None:
         agent_names = [each.name for each in agents if each.name]
         positions = {each.name: position for position, each in enumerate(tasks) if each.name}
+        has_llm = self._reading.llm is not None or _gives(self._root, "llm")
         for agent in agents:
-            if not has_llm and agent.values is not None and "llm" not in agent.values:
+            if not has_llm and agent.path not in self._refused and not _gives(agent.node, "llm"):
                 text = "it has no llm: give it one, or one to the whole team (key 'llm' at the top), or use --llm"
-                self._problems.add(agent.spot, agent.where, text)
+                place = locate(self._root, agent.path)
+                self._problems.add(place.key_spot, place.path, text)
         for task in tasks:
-            values = task.values or {}
-            named = cast("Named | None", values.get("agent"))
-            if named is not None and named.name not in agent_names:
-                self._unknown(named, "agent", agent_names)
-            for context in cast("list[Named]", values.get("context", [])):
-                if context.name not in positions:
-                    self._unknown(context, "task", list(positions))
+            if task.path in self._refused:
+                continue
+            if (named := text_in(task.node.get("agent"))) is not None and named not in agent_names:
+                self._refuse_name(named, (*task.path, "agent"), "agent", agent_names)
+            context = task.node.get("context")
+            for position, node in enumerate(context if isinstance(context, Items) else ()):
+                name = str(text_in(node))
+                if name in positions:
+                    task.waits_for.append(positions[name])
                 else:
-                    task.waits_for.append(positions[context.name])
-        if circle := _circle(tasks):
-            shown = " -> ".join(tasks[position].name or "?" for position in circle)
-            first = tasks[circle[0]]
-            spot = cast("list[Named]", (first.values or {})["context"])[0].node.spot
-            self._problems.add(spot, f"{first.where}.context", f"the tasks wait for each other in a circle: {shown}")
+                    self._refuse_name(name, (*task.path, "context", position), "task", list(positions))
+        self._check_order(tasks)
 
-    def _unknown(self, named: Named, what: str, known: Sequence[str]) -> None:
+    def _refuse_name(self, name: str, path: Loc, what: str, known: Sequence[str]) -> None:
         listed = known_names(known) if known else f"The file declares no {what}s by name"
-        text = f"unknown {what} '{named.name}'.{suggestion(named.name, known)} {listed}"
-        self._reading.refuse(named.node, named.where, text)
+        place = locate(self._root, path)
+        self._problems.add(place.value.spot, place.path, f"unknown {what} '{name}'.{suggestion(name, known)} {listed}")
+
+    def _check_order(self, tasks: Sequence[_Member]) -> None:
+        """Note it when tasks wait for each other."""
+        try:
+            TopologicalSorter({place: task.waits_for for place, task in enumerate(tasks)}).prepare()
+        except CycleError as error:
+            circle: list[int] = error.args[1][:0:-1]  # each waits for the next, and the last for the first
+            first = circle.index(min(circle))
+            circle = [*circle[first:], *circle[: first + 1]]
+            shown = " -> ".join(tasks[position].name or "?" for position in circle)
+            path = (*tasks[circle[0]].path, "context")
+            spot = locate(self._root, (*path, 0)).value.spot
+            where = locate(self._root, path).path
+            self._problems.add(spot, where, f"the tasks wait for each other in a circle: {shown}")
 
     # Making.
 
-    @staticmethod
-    def _agent_values(agent: _Declared) -> dict[str, object]:
-        values = dict(agent.values or {})
-        values.pop("name", None)
-        values.setdefault("role", agent.name)
-        return values
-
-    def _tasks(self, tasks: Sequence[_Declared], agents: Mapping[str | None, Agent | None]) -> list[Task]:
-        """The tasks in file order; each is made behind those that it waits for."""
+    def _make_tasks(self, tasks: Sequence[_Member], agents: Mapping[str | None, Agent | None]) -> list[Task]:
+        """Make the tasks, each behind those that it waits for; return them in file order."""
         made: dict[int, Task] = {}
         default = Task.of("any").expected_output
-        waiting = list(range(len(tasks)))
-        while waiting:
-            ready = [position for position in waiting if all(each in made for each in tasks[position].waits_for)]
-            if not ready:
-                break  # one of those that they wait for was refused
-            for position in ready:
-                declared = tasks[position]
-                values = {"expected_output": default, **(declared.values or {}), "name": declared.name}
-                if isinstance(named := values.get("agent"), Named):
-                    values["agent"] = agents[named.name]
-                values["context"] = [made[each] for each in declared.waits_for]
-                task = self._made(Task, declared, values)
-                if task is not None:
-                    made[position] = task
-            waiting = [position for position in waiting if position not in ready]
+        order = TopologicalSorter({place: task.waits_for for place, task in enumerate(tasks)})
+        for position in order.static_order():
+            task = tasks[position]
+            if any(each not in made for each in task.waits_for):
+                continue  # one of those that it waits for was refused
+            values = {"expected_output": default, **task.values, "name": task.name}
+            if "agent" in values:
+                values["agent"] = agents[values["agent"]]
+            values["context"] = [made[each] for each in task.waits_for]
+            if (done := self._make(Task, values, task.path)) is not None:
+                made[position] = done
         return [made[position] for position in sorted(made)]
 
-    def _made(self, kind: type[V], declared: _Declared, values: Mapping[str, object]) -> V | None:
+    def _make(self, kind: type[V], values: Mapping[str, object], *paths: Loc) -> V | None:
+        """Make an object of what stands at these paths; None: the class refused it, which is noted."""
         try:
             return kind(**values)
         except ValidationError as error:
-            spot, where = _place_of(str(error), declared)
-            self._problems.add(spot, where, str(error))
+            place = locate(self._root, paths[0])
+            self._problems.add(*self._place_of(str(error), paths) or (place.key_spot, place.path), str(error))
             return None
 
-
-def _says_llm(root: Entries) -> bool:
-    """Return whether a file gives the whole team a model, be it one that was refused."""
-    entry = root.entries.get("llm")
-    return entry is not None and not _is_null(entry.value)
-
-
-def _is_null(node: Located) -> bool:
-    return isinstance(node, Scalar) and node.value is None
-
-
-def _place_of(message: str, declared: _Declared) -> tuple[Spot, str]:
-    """Where the value stands that a message of a class is about: it names the field."""
-    for word in re.findall(r"\w+", message):
-        entry = declared.node.entries.get(word)
-        if entry is not None:
-            return entry.value.spot, f"{declared.where}.{word}" if declared.where else word
-    return declared.spot, declared.where
+    def _place_of(self, message: str, paths: Sequence[Loc]) -> tuple[Spot, str] | None:
+        """Find the value that a message of a class is about: it names the field."""
+        for path in paths:
+            node = locate(self._root, path).value
+            for word in re.findall(r"\w+", message):
+                if isinstance(node, Entries) and word in node:
+                    place = locate(self._root, (*path, word))
+                    return place.value.spot, place.path
+        return None
 
 
-def _circle(tasks: Sequence[_Declared]) -> list[int]:
-    """Tasks that wait for each other, the first one again at the end; empty when there are none."""
-    waits = {position: set(task.waits_for) for position, task in enumerate(tasks)}
-    while done := [position for position, on in waits.items() if not on]:
-        for position in done:
-            del waits[position]
-        for on in waits.values():
-            on.difference_update(done)
-    if not waits:
-        return []
-    path = [min(waits)]
-    while True:
-        # Whatever is left waits for something that is left, so the walk must come round.
-        following = min(each for each in waits[path[-1]])
-        if following in path:
-            return [*path[path.index(following) :], following]
-        path.append(following)
+def _gives(node: Entries, name: str) -> bool:
+    """Return whether a key has a value, be it one that was refused."""
+    return name in node and not is_null(node[name])
+
+
+def _values_at(section: Section, path: Sequence[str | int]) -> dict[str, Any]:
+    found: Any = section
+    for step in path:
+        found = getattr(found, str(step)) if isinstance(found, Section) else found[step]
+    return cast("Section", found).values()
+
+
+def _agent_values(agent: _Member) -> dict[str, Any]:
+    return {"role": agent.name, **{name: value for name, value in agent.values.items() if name != "name"}}

@@ -1,252 +1,248 @@
-"""Tools in a team file: a built-in one by name, or user code as `module:attribute`. Room: loader.
+"""Tools in a team file: a built-in one by name, or user code as `module:attribute`. Package: loader.
 
 `calculator`, `file_read: {base_dir: ./data}`, `module:function`, `module:Class: {argument: value}`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, Any, ClassVar, Literal
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, TypeAdapter, ValidationInfo
 
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.loader.document import Entries, Items, Located, Scalar
+from ensemble_ray.loader.document import NOWHERE, Entries, Items, Located, Scalar
 from ensemble_ray.loader.kinds import (
-    BAD,
-    FLAG,
-    NUMBER,
-    PATH,
     REFERENCE_PATTERN,
-    TEXT,
-    WHOLE,
-    Field,
-    Kind,
-    Reading,
-    choice,
-    given,
-    list_of,
-    plain,
-    read_fields,
+    Flag,
+    Number,
+    PathText,
+    ReferenceText,
+    Text,
+    Whole,
+    convert_freely,
+    mapping,
+    one_of,
+    require_text,
+    text_in,
 )
-from ensemble_ray.loader.models import key_from_environment
 from ensemble_ray.loader.problems import known_names, suggestion
 from ensemble_ray.loader.provenance import Expected
+from ensemble_ray.loader.reading import Reading, context_of, refuse
 from ensemble_ray.loader.references import is_reference
-from ensemble_ray.values.messages import JsonValue
+from ensemble_ray.loader.section import Section, is_null, key
 
-__all__ = ["BUILT_IN", "TOOL", "BuiltIn", "tool_schema"]
-
-
-def _named_texts(one: str) -> Kind:
-    """Values by name: text, or `{env: NAME}` for what must not stand in a file."""
-    return Kind(read=lambda reading, node, where: _read_named_texts(reading, node, where, one), schema=_NAMED_TEXTS)
+__all__ = ["Tool"]
 
 
-def _read_named_texts(reading: Reading, node: Located, where: str, one: str) -> object:
-    if not isinstance(node, Entries):
-        return reading.refuse(node, where, f"must be a mapping of {one} names to values")
-    texts: dict[str, object] = {}
-    for name, entry in node.entries.items():
-        inside = f"{where}.{name}"
-        if isinstance(entry.value, Entries):
-            found = read_fields(
-                reading, entry.value, {"env": Field(kind=TEXT, is_required=True)}, inside, what=f"a {one}"
-            )
-            if found is None:
-                return BAD
-            texts[name] = key_from_environment(reading, entry.value, str(found["env"]), inside)
-        else:
-            texts[name] = TEXT.read(reading, entry.value, inside)
-    return texts if all(given(value) for value in texts.values()) else BAD
+class _HeaderKey(Section):
+    called = "a header"
+    env: Text = key("Environment variable that holds the value.", is_required=True)
 
 
-_NAMED_TEXTS: Mapping[str, JsonValue] = {
-    "type": "object",
-    "additionalProperties": {
-        "anyOf": [
-            {"type": "string"},
-            {
-                "type": "object",
-                "properties": {"env": {"type": "string"}},
-                "required": ["env"],
-                "additionalProperties": False,
-            },
-        ]
-    },
-}
+class _VariableKey(_HeaderKey):
+    called = "a variable"
 
 
-def _read_inherit(reading: Reading, node: Located, where: str) -> object:
+def _secret(section: type[_HeaderKey]) -> PlainValidator:
+    """Read a text, or `{env: NAME}` for what must not stand in a file."""
+
+    def read(node: object, info: ValidationInfo) -> str:
+        if not isinstance(node, Entries):
+            return require_text(node)
+        return context_of(info).read_key(section.model_validate(node, context=info.context).env)
+
+    return PlainValidator(read, json_schema_input_type=str | section)
+
+
+def _read_inherit(node: object) -> bool | list[str]:
+    if isinstance(node, Items):
+        return _NAMES.validate_python(node)
     if isinstance(node, Scalar) and isinstance(node.value, bool):
         return node.value
-    if isinstance(node, Items):
-        return list_of(TEXT).read(reading, node, where)
-    return reading.refuse(node, where, "must be true, false, or a list of names of variables")
+    raise ValidationError("must be true, false, or a list of names of variables")
 
 
-_INHERIT = Kind(
-    read=_read_inherit, schema={"anyOf": [{"type": "boolean"}, {"type": "array", "items": {"type": "string"}}]}
-)
-_BASE_DIR = Field(
-    kind=PATH, is_required=True, doc="An existing directory; paths are relative to this file's directory."
-)
-_NAME = Field(kind=TEXT, is_required=True, doc="What the model calls it by.")
-_DESCRIPTION = Field(kind=TEXT, is_required=True, doc="What the model is told of it.")
+_NAMES = TypeAdapter(list[Text])
+_Inherit = Annotated[object, PlainValidator(_read_inherit, json_schema_input_type=bool | list[str])]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltIn:
-    """A built-in tool."""
+class _ToolKeys(Section):
+    """Parameters of a built-in tool."""
 
+    called = "tool '{name}'"
     #: in `ensemble_ray.tools`
-    class_name: str
-    doc: str
-    parameters: Mapping[str, Field]
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether the name alone is enough."""
-        return not any(field.is_required for field in self.parameters.values())
+    class_name: ClassVar[str]
 
 
-#: Built-in tools by the name that models know them by.
-BUILT_IN: Mapping[str, BuiltIn] = {
-    "calculator": BuiltIn(class_name="CalculatorTool", doc="Works out arithmetic.", parameters={}),
-    "datetime": BuiltIn(class_name="DateTimeTool", doc="Tells and reckons with dates and times.", parameters={}),
-    "json_parser": BuiltIn(class_name="JsonParserTool", doc="Takes a value out of a JSON text.", parameters={}),
-    "file_read": BuiltIn(
-        class_name="FileReadTool",
-        doc="Reads text files below a directory.",
-        parameters={"base_dir": _BASE_DIR, "max_bytes": Field(kind=WHOLE, doc="Larger files are refused.")},
-    ),
-    "file_write": BuiltIn(
-        class_name="FileWriteTool", doc="Writes text files below a directory.", parameters={"base_dir": _BASE_DIR}
-    ),
-    "web_scrape": BuiltIn(
-        class_name="WebScraperTool",
-        doc="Fetches a web page and gives its text.",
-        parameters={
-            "max_content_length": Field(kind=WHOLE, doc="Longest text given, characters."),
-            "allow_private_hosts": Field(kind=FLAG, doc="Whether hosts of the local network may be fetched from."),
-        },
-    ),
-    "web_search": BuiltIn(
-        class_name="WebSearchTool",
-        doc="Searches the web through a service.",
-        parameters={
-            "provider": Field(kind=choice(("tavily", "serpapi"), "provider"), is_required=True, doc="The service."),
-            "api_key_env": Field(
-                kind=TEXT, doc="Variable that holds its key; default TAVILY_API_KEY or SERPAPI_API_KEY."
-            ),
-        },
-    ),
-    "http": BuiltIn(
-        class_name="HttpAgentTool",
-        doc="Sends the model's input to one HTTP address.",
-        parameters={
-            "name": _NAME,
-            "description": _DESCRIPTION,
-            "url": Field(kind=TEXT, is_required=True, doc="The address."),
-            "method": Field(kind=TEXT, doc="POST unless told."),
-            "headers": Field(
-                kind=_named_texts("header"), doc="Headers: text, or {env: NAME} for what must not stand in a file."
-            ),
-            "timeout": Field(kind=NUMBER, doc="Seconds."),
-            "max_response_bytes": Field(kind=WHOLE, doc="Larger answers are refused."),
-        },
-    ),
-    "process": BuiltIn(
-        class_name="ProcessAgentTool",
-        doc="Runs one program with the model's input on its standard input.",
-        parameters={
-            "name": _NAME,
-            "description": _DESCRIPTION,
-            "command": Field(kind=list_of(TEXT), is_required=True, doc="The program and its arguments; no shell."),
-            "timeout": Field(kind=NUMBER, doc="Seconds."),
-            "max_output_bytes": Field(kind=WHOLE, doc="That much of each stream is kept."),
-            "environment": Field(
-                kind=_named_texts("variable"),
-                doc="Variables that the program gets: text, or {env: NAME} for what must not stand in a file.",
-            ),
-            "inherit": Field(
-                kind=_INHERIT,
-                doc="Names of further variables that it gets of this process; true: all, keys of models too.",
-            ),
-        },
-    ),
-}
+class _Calculator(_ToolKeys):
+    """Works out arithmetic."""
+
+    class_name = "CalculatorTool"
 
 
-def _read(reading: Reading, node: Located, where: str) -> object:
-    if isinstance(node, Scalar) and isinstance(node.value, str):
-        return _tool(reading, node, node.value.strip(), None, where)
-    if isinstance(node, Entries) and len(node.entries) == 1:
-        name, entry = next(iter(node.entries.items()))
-        is_empty = isinstance(entry.value, Scalar) and entry.value.value is None
-        return _tool(reading, node, name.strip(), None if is_empty else entry.value, f"{where}.{name}")
-    text = "must be the name of a built-in tool, module:attribute, or one of them with its parameters: `name: {...}`"
-    return reading.refuse(node, where, text)
+class _DateTime(_ToolKeys):
+    """Tells and reckons with dates and times."""
+
+    class_name = "DateTimeTool"
 
 
-def _tool(reading: Reading, node: Located, name: str, parameters: Located | None, where: str) -> object:
-    built_in = BUILT_IN.get(name)
-    if built_in is None and not is_reference(name):
-        text = f"unknown tool '{name}'.{suggestion(name, BUILT_IN)} {known_names(BUILT_IN)}, or module:attribute"
-        return reading.refuse(node, where, text)
-    empty = Entries(spot=node.spot, entries={})
+class _JsonParser(_ToolKeys):
+    """Takes a value out of a JSON text."""
+
+    class_name = "JsonParserTool"
+
+
+class _FileWrite(_ToolKeys):
+    """Writes text files below a directory."""
+
+    class_name = "FileWriteTool"
+    base_dir: PathText = key("An existing directory; paths are relative to this file's directory.", is_required=True)
+
+
+class _FileRead(_FileWrite):
+    """Reads text files below a directory."""
+
+    class_name = "FileReadTool"
+    max_bytes: Whole = key("Larger files are refused.")
+
+
+class _WebScrape(_ToolKeys):
+    """Fetches a web page and gives its text."""
+
+    class_name = "WebScraperTool"
+    max_content_length: Whole = key("Longest text given, characters.")
+    allow_private_hosts: Flag = key("Whether hosts of the local network may be fetched from.")
+
+
+class _WebSearch(_ToolKeys):
+    """Searches the web through a service."""
+
+    class_name = "WebSearchTool"
+    provider: Annotated[str, one_of(("tavily", "serpapi"), "provider")] = key("The service.", is_required=True)
+    api_key_env: Text = key("Variable that holds its key; default TAVILY_API_KEY or SERPAPI_API_KEY.")
+
+
+class _Outside(_ToolKeys):
+    name: Text = key("What the model calls it by.", is_required=True)
+    description: Text = key("What the model is told of it.", is_required=True)
+
+
+class _Http(_Outside):
+    """Sends the model's input to one HTTP address."""
+
+    class_name = "HttpAgentTool"
+    url: Text = key("The address.", is_required=True)
+    method: Text = key("POST unless told.")
+    headers: Annotated[
+        dict[str, Annotated[str, _secret(_HeaderKey)]], mapping("must be a mapping of header names to values")
+    ] = key("Headers: text, or {env: NAME} for what must not stand in a file.")
+    timeout: Number = key("Seconds.")
+    max_response_bytes: Whole = key("Larger answers are refused.")
+
+
+class _Process(_Outside):
+    """Runs one program with the model's input on its standard input."""
+
+    class_name = "ProcessAgentTool"
+    command: list[Text] = key("The program and its arguments; no shell.", is_required=True)
+    timeout: Number = key("Seconds.")
+    max_output_bytes: Whole = key("That much of each stream is kept.")
+    environment: Annotated[
+        dict[str, Annotated[str, _secret(_VariableKey)]], mapping("must be a mapping of variable names to values")
+    ] = key("Variables that the program gets: text, or {env: NAME} for what must not stand in a file.")
+    inherit: _Inherit = key("Names of further variables that it gets of this process; true: all, keys of models too.")
+
+
+def _describe_entry(schema: dict[str, Any]) -> None:
+    """Say that an entry names one tool, which may be the user's own."""
+    for shown in schema["properties"].values():
+        shown.pop("default", None)
+    arguments = {"type": "object", "description": "Arguments of the class or function."}
+    schema.update(minProperties=1, maxProperties=1, patternProperties={REFERENCE_PATTERN: arguments})
+
+
+class _Entry(BaseModel):
+    """A built-in tool with its parameters."""
+
+    model_config = ConfigDict(extra="forbid", defer_build=True, json_schema_extra=_describe_entry)
+
+    calculator: _Calculator | None = key(_Calculator.__doc__)
+    datetime: _DateTime | None = key(_DateTime.__doc__)
+    json_parser: _JsonParser | None = key(_JsonParser.__doc__)
+    file_read: _FileRead = key(_FileRead.__doc__)
+    file_write: _FileWrite = key(_FileWrite.__doc__)
+    web_scrape: _WebScrape | None = key(_WebScrape.__doc__)
+    web_search: _WebSearch = key(_WebSearch.__doc__)
+    http: _Http = key(_Http.__doc__)
+    process: _Process = key(_Process.__doc__)
+
+
+_BUILT_IN = tuple(_Entry.model_fields)
+
+
+def _read(node: object, info: ValidationInfo) -> object:
+    name, parameters = text_in(node), None
+    if isinstance(node, Entries) and len(node) == 1:
+        ((name, parameters),) = node.items()
+    if name is None:
+        text = (
+            "must be the name of a built-in tool, module:attribute, or one of them with its parameters: `name: {...}`"
+        )
+        raise ValidationError(text)
+    if parameters is not None and is_null(parameters):
+        parameters = None
+    tool = name.strip()
     try:
-        if built_in is not None:
-            given_node = empty if parameters is None else parameters
-            values = read_fields(reading, given_node, built_in.parameters, where, what=f"tool '{name}'")
-            return BAD if values is None else _made(reading, node, name, values, where)
-        return _users(reading, node, name, parameters, where)
+        if tool in _BUILT_IN:
+            return _build(context_of(info), tool, parameters)
+        if is_reference(tool):
+            return _find(context_of(info), tool, parameters)
+    except pydantic.ValidationError:
+        raise
     except ValidationError as error:
-        return reading.refuse(node, where, str(error))
+        raise refuse(str(error), name, at="around") from None
     except Exception as error:  # noqa: BLE001  constructors speak through errors of many classes
-        return reading.refuse(node, where, f"tool '{name}' cannot be made: {message_of(error)}")
+        raise refuse(f"tool '{tool}' cannot be made: {message_of(error)}", name, at="around") from None
+    text = f"unknown tool '{tool}'.{suggestion(tool, _BUILT_IN)} {known_names(_BUILT_IN)}, or module:attribute"
+    raise refuse(text, name, at="around")
 
 
-def _made(reading: Reading, node: Located, name: str, values: dict[str, object], where: str) -> object:
+def _build(reading: Reading, name: str, parameters: Located | None) -> object:
     from ensemble_ray import tools  # a team without tools does not pay for them
 
-    kind = getattr(tools, BUILT_IN[name].class_name)
-    if name != "web_search":
+    given = Entries(NOWHERE, {}, {}) if parameters is None else parameters
+    section: _ToolKeys = getattr(_Entry.model_validate({name: given}, context=reading), name)
+    kind, values = getattr(tools, section.class_name), section.values()
+    if not isinstance(section, _WebSearch):
         return kind(**values)
-    provider = str(values["provider"])
-    variable = str(values.get("api_key_env") or f"{provider.upper()}_API_KEY")
-    key = key_from_environment(reading, node, variable, where)
-    make = kind.of_tavily if provider == "tavily" else kind.of_serp_api
-    return make(key) if given(key) else BAD
+    make = kind.of_tavily if section.provider == "tavily" else kind.of_serp_api
+    return make(reading.read_key(values.get("api_key_env") or f"{section.provider.upper()}_API_KEY"))
 
 
-def _users(reading: Reading, node: Located, name: str, parameters: Located | None, where: str) -> object:
+def _find(reading: Reading, name: str, parameters: Located | None) -> object:
     from ensemble_ray.tools.decorator import tool_mark  # a team without tools does not pay for them
     from ensemble_ray.tools.registry import check_tool_entry
 
     found = reading.find(name, _TOOL_CODE)
     if parameters is not None:
-        values = plain(reading, parameters, where)
-        if not isinstance(values, dict) or not callable(found):
-            return reading.refuse(
-                parameters, where, f"'{name}' must be a class or function, and its parameters a mapping"
-            )
+        if not isinstance(parameters, Entries) or not callable(found):
+            raise refuse(f"'{name}' must be a class or function, and its parameters a mapping", name)
         if tool_mark(found) is not None:
-            text = (
-                f"'{name}' is a tool already: parameters are for a class or a function that makes one. Leave them out"
-            )
-            return reading.refuse(parameters, where, text)
-        found = found(**cast("dict[str, object]", values))
+            text = "is a tool already: parameters are for a class or a function that makes one. Leave them out"
+            raise refuse(f"'{name}' {text}", name)
+        found = found(**convert_freely(parameters))
     elif isinstance(found, type):
         found = found()
     if check_tool_entry(found, 0) is not None:
         kind = type(found).__name__
         text = f"'{name}' is a {kind}, and neither marked with @tool nor an AgentTool nor an object with @tool methods"
-        return reading.refuse(node, where, text)
+        raise ValidationError(text)
     return found
 
 
 def _is_made_as_tool(found: object) -> bool:
-    """Whether it is a tool entry, or a class whose objects are."""
+    """Return whether it is a tool entry, or a class whose objects are."""
     from ensemble_ray.tools.decorator import marked_functions
     from ensemble_ray.tools.registry import check_tool_entry
     from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider
@@ -261,38 +257,13 @@ _TOOL_CODE = Expected(
 )
 
 
-def tool_schema() -> Mapping[str, JsonValue]:
-    """What an editor is told of a tool entry."""
-    bare: list[JsonValue] = [
-        {"const": name, "description": tool.doc} for name, tool in BUILT_IN.items() if tool.is_bare
-    ]
-    own: JsonValue = {"type": "string", "pattern": REFERENCE_PATTERN, "description": "Your own tool: module:attribute."}
-    with_parameters: JsonValue = {
-        "type": "object",
-        "minProperties": 1,
-        "maxProperties": 1,
-        "properties": {name: _parameters_schema(tool) for name, tool in BUILT_IN.items()},
-        "patternProperties": {
-            REFERENCE_PATTERN: {"type": "object", "description": "Arguments of the class or function."}
-        },
-        "additionalProperties": False,
-    }
-    return {"anyOf": [*bare, own, with_parameters]}
-
-
-def _parameters_schema(tool: BuiltIn) -> JsonValue:
-    properties: dict[str, JsonValue] = {
-        name: {**field.kind.schema, "description": field.doc} for name, field in tool.parameters.items()
-    }
-    required: list[JsonValue] = [name for name, field in tool.parameters.items() if field.is_required]
-    schema: dict[str, JsonValue] = {
-        "type": "object" if required else ["object", "null"],
-        "description": tool.doc,
-        "properties": properties,
-        "additionalProperties": False,
-    }
-    return {**schema, "required": required} if required else schema
-
-
+#: What an editor takes for one that needs no parameters.
+_Bare = (
+    Annotated[Literal["calculator"], Field(description=_Calculator.__doc__)]
+    | Annotated[Literal["datetime"], Field(description=_DateTime.__doc__)]
+    | Annotated[Literal["json_parser"], Field(description=_JsonParser.__doc__)]
+    | Annotated[Literal["web_scrape"], Field(description=_WebScrape.__doc__)]
+)
+_Own = Annotated[ReferenceText, Field(description="Your own tool: module:attribute.")]
 #: An entry of a list of tools.
-TOOL = Kind(read=_read, schema={"$ref": "#/definitions/tool"})
+Tool = Annotated[object, PlainValidator(_read, json_schema_input_type=_Bare | _Own | _Entry)]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ensemble_ray.loader.json_schema import team_schema
+from tests.ensemble_ray.loader.test_mistakes import MISTAKES
 from tests.ensemble_ray.loader.test_team import WHOLE
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,6 +54,31 @@ def test_a_whole_team_passes() -> None:
 def test_mistakes_are_found_in_the_editor(text: str, path: str) -> None:
     """Unknown keys, words and tools, missing keys."""
     assert path in schema_errors(text)
+
+
+#: What is wrong with a file and only the loader sees: names and circles, the environment, files, code, values.
+SEEN_BY_THE_LOADER = (
+    *(
+        "it has no llm",
+        "stands here twice",
+        "Ensemble max_parallel",
+        "two tasks are named",
+        "in a circle",
+        "must be > 0",
+        "must be an existing",
+        "is not set",
+    ),
+    *("this machine have no", "behind an endpoint have no", "There is no module", "is a str, and not a type"),
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [each for each in MISTAKES if "not valid YAML" not in each[1] and "the tag" not in each[1]]
+)
+def test_editor_refuses_what_the_loader_refuses_for_its_form(text: str, told: str) -> None:
+    """Of a file's mistakes an editor leaves to the loader those of what the file means."""
+    is_left_to_the_loader = any(each in told for each in SEEN_BY_THE_LOADER)
+    assert bool(schema_errors(text)) is not is_left_to_the_loader
 
 
 def test_everything_is_described() -> None:

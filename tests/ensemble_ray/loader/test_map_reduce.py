@@ -15,7 +15,7 @@ from ensemble_ray.events import EVENT_TYPES
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.loader import Runnable, load_ensemble, load_runnable
 from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
-from ensemble_ray.loader.map_reduce import ITEM_TASK, MAP_REDUCE, MAP_TEAM, SIDES
+from ensemble_ray.loader.sections import ItemTaskKeys, MapReduceKeys, MapTeamKeys
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
 from tests.ensemble_ray.loader.conftest import Refused
 from tests.ensemble_ray.loader.test_json_schema import schema_errors
@@ -157,12 +157,13 @@ def test_what_needs_a_plan_refuses_it(loaded: Loaded) -> None:
         load_ensemble("team.yaml")
 
 
-def test_the_tables_are_those_of_the_class() -> None:
+def test_the_keys_are_those_of_the_class() -> None:
     """S-MR-175: every field has its key, and no key is without its field."""
     fields = {info.alias or name for name, info in MapReduceDefinition.model_fields.items()}
     rules = {info.alias or name for name, info in Watched.model_fields.items()}
     agents = {"map_agent", "reduce_agent", "direct_agent"}  # a section names its agent
-    assert {SIDES.get(name, name) for name in MAP_REDUCE} == fields - rules - agents
-    assert set(MAP_TEAM) >= set(EVENT_TYPES) | {"llm", "inputs", "retry", "max_tokens", "max_cost"}
-    assert set(MAP_TEAM) <= rules
-    assert set(ITEM_TASK) <= set(Task.model_fields) - {"context", "name"}
+    sides = {"map": "map_task", "reduce": "reduce_task", "direct": "direct_task"}
+    assert {sides.get(name, name) for name in MapReduceKeys.model_fields} == fields - rules - agents
+    assert set(MapTeamKeys.model_fields) >= set(EVENT_TYPES) | {"llm", "inputs", "retry", "max_tokens", "max_cost"}
+    assert set(MapTeamKeys.model_fields) - {"agents", "map_reduce"} <= rules
+    assert set(ItemTaskKeys.model_fields) <= set(Task.model_fields) - {"context", "name"}

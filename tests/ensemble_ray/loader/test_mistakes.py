@@ -42,44 +42,45 @@ tasks:
         assert f"Did you mean '{name}'?" in line
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("", "team.yaml:1:1: the file is empty"),
-        ("- a\n", "team.yaml:1:1: a team file is a mapping"),
-        ("llm: local\n", "team.yaml:1:1: a team needs the key 'tasks'"),
-        ("tasks: {}\n", "team.yaml:1:1: tasks: there must be at least one task"),
-        ("a: [1\nb: 2\n", "team.yaml:2:2: not valid YAML"),
-        ("tasks:\n\tt: 1\n", "team.yaml:2:1: not valid YAML"),
-        ("llm: local\nllm: local\n" + TASKS, "team.yaml:2:1: llm: the key stands here twice; the first is in line 1"),
-        ("llm: !!python/object:os.system x\n" + TASKS, "team.yaml:1:6: llm: the tag '!!python/object:os.system'"),
-        ("llm: !mine x\n" + TASKS, "team.yaml:1:6: llm: the tag '!mine' is not allowed"),
-        ("a: &a [*a]\n" + TASKS, "team.yaml:1:4: a[0]: the alias contains itself"),
-        ("llm: local\n---\nllm: local\n", "team.yaml:2:1: not valid YAML"),
-        ("llm: local\nverbose: maybe\n" + TASKS, "team.yaml:2:10: verbose: must be true or false"),
-        ("llm: local\ntasks: {t: {description: 5}}\n", 'must be text: put it in quotes, "5"'),
-        ("llm: local\nmax_parallel_tasks: 0\n" + TASKS, "team.yaml:2:21: max_parallel_tasks: Ensemble max_parallel"),
-        ("llm: opnai:x\n" + TASKS, "team.yaml:1:6: llm: Unknown llm 'opnai:x'. Known: ["),
-        ("llm: {model: m, temprature: 0}\n" + TASKS, "Did you mean 'temperature'?"),
-        ("llm: {model: m, api_key: sk-1}\n" + TASKS, "a key does not belong in a file"),
-        ("llm: {model: m, api_key_env: NOT_THERE}\n" + TASKS, "the environment variable 'NOT_THERE' is not set"),
-        ("llm: {model: local, base_url: 'http://x'}\n" + TASKS, "models on this machine have no 'base_url'"),
-        ("llm: {model: local, structured_outputs: true}\n" + TASKS, "this machine have no 'structured_outputs'"),
-        ("llm: {model: m, slots: 2}\n" + TASKS, "models behind an endpoint have no 'slots'"),
-        ("agents: {a: {goal: g}}\n" + TASKS, "team.yaml:1:10: agents.a: it has no llm"),
-        ("llm: local\nagents: [{goal: g}]\n" + TASKS, "each agent of a list needs the key 'name'"),
-        ("llm: local\ntasks: [{name: a, description: d}, {name: a, description: d}]\n", "two tasks are named 'a'"),
-        ("llm: local\ntasks: {a: {description: d, context: [a]}}\n", "in a circle: a -> a"),
-        ("llm: local\ntasks: {t: {description: d, max_iterations: 0}}\n", "Task max_iterations must be > 0 when set"),
-        ("llm: local\ntasks: {t: {description: d, tools: [{file_read: {}}]}}\n", "needs the key 'base_dir'"),
-        ("llm: local\ntasks: {t: {description: d, tools: [{file_read: {base_dir: x}}]}}\n", "must be an existing"),
-        ("llm: local\ntasks: {t: {description: d, tools: [a, b, c: 1]}}\n", "unknown tool 'a'"),
-        ("llm: local\ntasks: {t: {description: d, handler: nowhere:f}}\n", "There is no module 'nowhere'"),
-        ("llm: local\ntasks: {t: {description: d, output_type: os:sep}}\n", "'os:sep' is a str, and not a type"),
-        ("llm: local\nrate_limit: {requests: 0, period: 1}\n" + TASKS, "RateLimit requests must be > 0, got: 0"),
-        ("llm: local\ninputs: {a: [1]}\n" + TASKS, "team.yaml:2:13: inputs.a: must be a text, a number"),
-    ],
-)
+#: Texts of files that are refused, and what is said of them.
+MISTAKES = [
+    ("", "team.yaml:1:1: the file is empty"),
+    ("- a\n", "team.yaml:1:1: a team file is a mapping"),
+    ("llm: local\n", "team.yaml:1:1: a team needs the key 'tasks'"),
+    ("tasks: {}\n", "team.yaml:1:1: tasks: there must be at least one task"),
+    ("a: [1\nb: 2\n", "team.yaml:2:2: not valid YAML"),
+    ("tasks:\n\tt: 1\n", "team.yaml:2:1: not valid YAML"),
+    ("llm: local\nllm: local\n" + TASKS, "team.yaml:2:1: llm: the key stands here twice; the first is in line 1"),
+    ("llm: !!python/object:os.system x\n" + TASKS, "team.yaml:1:6: llm: the tag '!!python/object:os.system'"),
+    ("llm: !mine x\n" + TASKS, "team.yaml:1:6: llm: the tag '!mine' is not allowed"),
+    ("a: &a [*a]\n" + TASKS, "team.yaml:1:4: a[0]: the alias contains itself"),
+    ("llm: local\n---\nllm: local\n", "team.yaml:2:1: not valid YAML"),
+    ("llm: local\nverbose: maybe\n" + TASKS, "team.yaml:2:10: verbose: must be true or false"),
+    ("llm: local\ntasks: {t: {description: 5}}\n", 'must be text: put it in quotes, "5"'),
+    ("llm: local\nmax_parallel_tasks: 0\n" + TASKS, "team.yaml:2:21: max_parallel_tasks: Ensemble max_parallel"),
+    ("llm: opnai:x\n" + TASKS, "team.yaml:1:6: llm: Unknown llm 'opnai:x'. Known: ["),
+    ("llm: {model: m, temprature: 0}\n" + TASKS, "Did you mean 'temperature'?"),
+    ("llm: {model: m, api_key: sk-1}\n" + TASKS, "a key does not belong in a file"),
+    ("llm: {model: m, api_key_env: NOT_THERE}\n" + TASKS, "the environment variable 'NOT_THERE' is not set"),
+    ("llm: {model: local, base_url: 'http://x'}\n" + TASKS, "models on this machine have no 'base_url'"),
+    ("llm: {model: local, structured_outputs: true}\n" + TASKS, "this machine have no 'structured_outputs'"),
+    ("llm: {model: m, slots: 2}\n" + TASKS, "models behind an endpoint have no 'slots'"),
+    ("agents: {a: {goal: g}}\n" + TASKS, "team.yaml:1:10: agents.a: it has no llm"),
+    ("llm: local\nagents: [{goal: g}]\n" + TASKS, "each agent of a list needs the key 'name'"),
+    ("llm: local\ntasks: [{name: a, description: d}, {name: a, description: d}]\n", "two tasks are named 'a'"),
+    ("llm: local\ntasks: {a: {description: d, context: [a]}}\n", "in a circle: a -> a"),
+    ("llm: local\ntasks: {t: {description: d, max_iterations: 0}}\n", "Task max_iterations must be > 0 when set"),
+    ("llm: local\ntasks: {t: {description: d, tools: [{file_read: {}}]}}\n", "needs the key 'base_dir'"),
+    ("llm: local\ntasks: {t: {description: d, tools: [{file_read: {base_dir: x}}]}}\n", "must be an existing"),
+    ("llm: local\ntasks: {t: {description: d, tools: [a, b, c: 1]}}\n", "unknown tool 'a'"),
+    ("llm: local\ntasks: {t: {description: d, handler: nowhere:f}}\n", "There is no module 'nowhere'"),
+    ("llm: local\ntasks: {t: {description: d, output_type: os:sep}}\n", "'os:sep' is a str, and not a type"),
+    ("llm: local\nrate_limit: {requests: 0, period: 1}\n" + TASKS, "RateLimit requests must be > 0, got: 0"),
+    ("llm: local\ninputs: {a: [1]}\n" + TASKS, "team.yaml:2:13: inputs.a: must be a text, a number"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), MISTAKES)
 def test_the_place_is_named_when_a_file_is_wrong(refused: Refused, text: str, expected: str) -> None:
     """Each kind of mistake ends in one clear line."""
     message = "\n".join(refused(text))

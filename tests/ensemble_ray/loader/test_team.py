@@ -12,6 +12,7 @@ import pytest
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints
+from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.workflow import ParallelErrorStrategy, Workflow
@@ -19,8 +20,8 @@ from ensemble_ray.llm.local import LocalChatModel
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.loader import load_ensemble
-from ensemble_ray.loader.hierarchy import CONSTRAINT
-from ensemble_ray.loader.tables import AGENT, TASK, TEAM
+from ensemble_ray.loader.section import Section
+from ensemble_ray.loader.sections import AgentKeys, ConstraintKeys, TaskKeys, TeamKeys
 from ensemble_ray.plan.synthesis import AgentSynthesizer
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.builtin import FileReadTool
@@ -134,6 +135,12 @@ def test_workflow_is_left_open_when_it_is_null(load: Load) -> None:
     """As `workflow=None` in Python: it is found from the tasks' context (S-DET-40)."""
     assert load("llm: local\nworkflow:\ntasks: {a: {description: d}}\n").workflow is None
     assert load("llm: local\ntasks: {a: {description: d}}\n").workflow is Workflow.SEQUENTIAL
+
+
+def test_nothing_is_tried_again_when_the_retry_policy_is_null(load: Load) -> None:
+    """As `retry=None` in Python (S-DUR-60); a file that does not mention it has the policy of Python."""
+    assert load("llm: local\nretry:\ntasks: {a: {description: d}}\n").retry is None
+    assert load("llm: local\ntasks: {a: {description: d}}\n").retry == RetryPolicy()
 
 
 def test_values_are_shared_when_a_file_has_anchors(load: Load) -> None:
@@ -274,15 +281,15 @@ NOT_IN_FILES = {"history", "revision_feedback", "prior_attempt_output", "attempt
 
 
 @pytest.mark.parametrize(
-    ("table", "kind", "beside"),
+    ("section", "kind", "beside"),
     [
-        (AGENT, Agent, set[str]()),
-        (TASK, Task, {"name", *NOT_IN_FILES}),
-        (TEAM, EnsembleDefinition, {"agents", "tasks"}),
-        (CONSTRAINT, HierarchicalConstraints, set[str]()),
+        (AgentKeys, Agent, set[str]()),
+        (TaskKeys, Task, {"name", *NOT_IN_FILES}),
+        (TeamKeys, EnsembleDefinition, set[str]()),
+        (ConstraintKeys, HierarchicalConstraints, set[str]()),
     ],
 )
-def test_keys_are_the_fields_of_the_classes(table: dict[str, object], kind: type[Task], beside: set[str]) -> None:
+def test_keys_are_the_fields_of_the_classes(section: type[Section], kind: type[Task], beside: set[str]) -> None:
     """The same names in YAML and in Python: a new field gets its key, a key has its field."""
     fields = {info.alias or name for name, info in kind.model_fields.items()}
-    assert set(table) == fields - beside
+    assert set(section.model_fields) - {"map_reduce"} == fields - beside

@@ -1,0 +1,129 @@
+"""What a team file names as `module:attribute`, place by place: listeners, handlers, guardrails, types. Package: loader.
+
+Each says what will do there, and what an installed package may bring (S-SEC-71, S-SEC-72).
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, PlainValidator, TypeAdapter, ValidationInfo
+
+from ensemble_ray.definition.hierarchy import ManagerPromptStrategy
+from ensemble_ray.events import EVENT_TYPES
+from ensemble_ray.loader.document import Items
+from ensemble_ray.loader.kinds import ReferenceText, has_method, reference, text_in
+from ensemble_ray.plan.synthesis import AgentSynthesizer
+
+__all__ = [
+    "CallableName",
+    "CallbackNames",
+    "GuardrailNames",
+    "HandlerName",
+    "ListenerName",
+    "MetricsName",
+    "OutputTypeName",
+    "StrategyName",
+    "SynthesizerName",
+    "object_with",
+]
+
+
+def _is_made_as_handler(found: object) -> bool:
+    from ensemble_ray.tools.tool import AgentTool  # nearly all handlers are functions of the user
+
+    return issubclass(found, AgentTool) if isinstance(found, type) else isinstance(found, AgentTool)
+
+
+def _is_made_as_strategy(found: object) -> bool:
+    return has_method("build_system_prompt")(found) and has_method("build_user_prompt")(found)
+
+
+def _is_data_type(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, BaseModel)
+
+
+def _is_made_as_metrics(found: object) -> bool:
+    return all(has_method(name)(found) for name in _COUNTERS)
+
+
+def object_with(method: str) -> PlainValidator:
+    """Read a callable, or an object or class with a method."""
+    is_made_for_it = has_method(method)
+    return reference(
+        f"a callable or an object with '{method}'",
+        makes=True,
+        accepts=lambda found: callable(found) or is_made_for_it(found),
+        is_made_for_it=is_made_for_it,
+    )
+
+
+def _read_synthesizer(node: object, info: ValidationInfo) -> object:
+    match text_in(node):
+        case "template":
+            return AgentSynthesizer.template()
+        case "llm_based":
+            return AgentSynthesizer.llm_based()
+        case _:
+            return _SYNTHESIZER.validate_python(node, context=info.context)
+
+
+def _list_one(node: object) -> object:
+    return node if isinstance(node, Items) else [node]
+
+
+#: Types of the standard library that an answer may have; making one of a model's text does nothing else.
+_DATA_TYPES = frozenset(
+    {
+        *("builtins:str", "builtins:dict", "datetime:date", "datetime:datetime", "datetime:time"),
+        *("datetime:timedelta", "decimal:Decimal", "uuid:UUID"),
+    }
+)
+_COUNTERS = ("increment_success", "increment_failure", "increment_error", "record_duration")
+
+CallableName = Annotated[object, reference("a callable")]
+CallbackNames = Annotated[
+    list[CallableName], BeforeValidator(_list_one, json_schema_input_type=ReferenceText | list[ReferenceText])
+]
+GuardrailNames = list[Annotated[object, reference("a guardrail: a callable")]]
+_SYNTHESIZER = TypeAdapter[object](Annotated[object, object_with("synthesize")])
+SynthesizerName = Annotated[
+    object,
+    PlainValidator(_read_synthesizer, json_schema_input_type=Literal["template", "llm_based"] | ReferenceText),
+]
+MetricsName = Annotated[
+    object, reference("tool metrics", makes=True, accepts=lambda _: True, is_made_for_it=_is_made_as_metrics)
+]
+ListenerName = Annotated[
+    object,
+    reference(
+        "a listener",
+        makes=True,
+        accepts=lambda found: any(hasattr(found, method) for method in EVENT_TYPES),
+        is_made_for_it=has_method(*EVENT_TYPES),
+    ),
+]
+HandlerName = Annotated[
+    object,
+    reference(
+        "a function or a tool",
+        makes=True,
+        accepts=lambda found: callable(found) or has_method("execute")(found),
+        is_made_for_it=_is_made_as_handler,
+    ),
+]
+OutputTypeName = Annotated[
+    object,
+    reference(
+        "a type", accepts=lambda found: isinstance(found, type), is_made_for_it=_is_data_type, standard=_DATA_TYPES
+    ),
+]
+StrategyName = Annotated[
+    object,
+    reference(
+        "an object with 'build_system_prompt' and 'build_user_prompt'",
+        makes=True,
+        accepts=lambda found: isinstance(found, ManagerPromptStrategy),
+        is_made_for_it=_is_made_as_strategy,
+    ),
+]
