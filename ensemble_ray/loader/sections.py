@@ -154,7 +154,7 @@ class AgentKeys(_Member):
     role: Text = key("Who it is; shown in prompts, events and traces. Default: its name.")
 
 
-@keys_of(Task, without={"name", "context", "revision_feedback", "prior_attempt_output", "attempt_number"})
+@keys_of(Task, without={"name", "context", "history", "revision_feedback", "prior_attempt_output", "attempt_number"})
 class ItemTaskKeys(Section):
     """The task of an item, of a group or of all items: a task without a context."""
 
