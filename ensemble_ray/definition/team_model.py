@@ -37,7 +37,7 @@ class TeamModels:
         #: by bucket, so that an agent has one model in a run, however often its tasks are planned
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
-    def given_to(self, agent: Agent) -> Agent:
+    def resolve_agent(self, agent: Agent) -> Agent:
         """Return the same agent with the model that it will use.
 
         Raises:
