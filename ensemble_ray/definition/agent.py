@@ -1,4 +1,4 @@
-"""An agent: who works, with which model and tools. Room: definition.
+"""An agent: who works, with which model and tools. Package: definition.
 
 In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model: a
 question to it is a run like any other.

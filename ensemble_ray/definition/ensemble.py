@@ -1,4 +1,4 @@
-"""What an ensemble declares: tasks, and the rules they run under. Room: definition.
+"""What an ensemble declares: tasks, and the rules they run under. Package: definition.
 
 Running it is added above (`ensemble.Ensemble`). Here only types are checked; what the parts have to do with each other
 is checked at the start of every run (`validation`, S-DOM-60).

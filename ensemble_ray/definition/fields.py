@@ -1,4 +1,4 @@
-"""Kinds of fields that definitions share: what a user may write, and what is read back. Room: definition.
+"""Kinds of fields that definitions share: what a user may write, and what is read back. Package: definition.
 
 A field such as `Agent.llm` accepts more than it gives: a model or a string, always read as a model. Type checkers are
 told so with a descriptor type (`Accepts`); pydantic is told with a validator. Both stand side by side here.

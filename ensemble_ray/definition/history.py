@@ -1,4 +1,4 @@
-"""What was said before a task: questions and answers, in turns. Room: definition.
+"""What was said before a task: questions and answers, in turns. Package: definition.
 
 In: messages that the user gave, or kept of an earlier run. Out: the same, checked, fit to be sent before a new question.
 """

@@ -1,4 +1,4 @@
-"""Questions to an agent: what is run for one, and what is given for it. Room: definition.
+"""Questions to an agent: what is run for one, and what is given for it. Package: definition.
 
 In: a question, a conversation. Out: an ensemble of one task; its output as an answer. What runs it stands far above, so it
 is found by its name on the face: the one call upwards, made when a user asks and never before.

@@ -1,4 +1,4 @@
-"""The rules that every kind of ensemble runs under, and who watches its runs. Room: definition.
+"""The rules that every kind of ensemble runs under, and who watches its runs. Package: definition.
 
 In: what the user declares. Out: frozen values that kinds of ensembles are made of. What an ensemble does is declared by
 those (`ensemble`, `map_reduce`); nothing of it stands here.

@@ -1,4 +1,4 @@
-"""A task: what to do, by whom, after what. Room: definition.
+"""A task: what to do, by whom, after what. Package: definition.
 
 In: what the user declares. Out: a frozen value; variables such as `{topic}` stay in it and are resolved only in a run.
 """

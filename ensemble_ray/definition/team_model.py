@@ -1,4 +1,4 @@
-"""The model of an agent that names none: that of its ensemble. Room: definition.
+"""The model of an agent that names none: that of its ensemble. Package: definition.
 
 In: a definition, at the start of a run or a plan. Out: its agents with the models that they will use.
 """
