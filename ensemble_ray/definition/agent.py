@@ -1,4 +1,4 @@
-"""An agent: who works, with which model and tools. Room: definition.
+"""An agent: who works, with which model and tools. Package: definition.
 
 In: what the user declares. Out: a frozen value that travels to whoever runs its tasks. It never calls its model: a
 question to it is a run like any other.
@@ -17,16 +17,16 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     StrictText,
     ToolsField,
-    changes_with_limit,
     check_positive,
     check_text,
     check_tools,
     initially,
-    model_under_limit,
+    limit_own_model,
+    replace_limit,
 )
 from ensemble_ray.definition.identity import Identified
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
-from ensemble_ray.definition.questions import answered, ensemble_of, events_of
+from ensemble_ray.definition.questions import build_answer, build_ensemble, stream_events
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.messages import OnIncomplete
 from ensemble_ray.values.outputs import AgentOutput, EnsembleOutput, Parsed
@@ -104,7 +104,7 @@ class Agent(Identified):
         check_positive(given.get("replicas"), "Agent replicas must be > 0")
         if given.get("response_format", "") is None:
             given["response_format"] = ""
-        given["llm"] = model_under_limit(given)
+        given["llm"] = limit_own_model(given)
         return given
 
     def replace(self, **changes: object) -> Self:
@@ -115,7 +115,7 @@ class Agent(Identified):
         Raises:
             ValidationError: a field is unknown or its value is refused.
         """
-        return super().replace(**changes_with_limit(self.llm, self.rate_limit, changes))
+        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
 
     # Questions (S-DOM-78). Each is a run with a record of its own, and the four ways to ask take the same arguments.
 
@@ -144,7 +144,7 @@ class Agent(Identified):
             EnsembleError: the run failed; as `Ensemble.run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return answered(asked, asked.run(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked, asked.run(runtime=runtime, run_id=run_id, options=options))
 
     async def arun(
         self,
@@ -158,7 +158,7 @@ class Agent(Identified):
     ) -> AgentOutput[Parsed]:
         """`run` for async code, with the same contract; cancelling it ends the run first."""
         asked = self.to_ensemble(question, output_type=output_type, history=history)
-        return answered(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options))
+        return build_answer(asked, await asked.arun(runtime=runtime, run_id=run_id, options=options))
 
     def stream(
         self,
@@ -178,7 +178,7 @@ class Agent(Identified):
             ValidationError, EnsembleError: as `run`.
         """
         asked = self.to_ensemble(question, output_type=output_type, history=history).replace(stream=True)
-        return events_of(asked, runtime=runtime, run_id=run_id, options=options)
+        return stream_events(asked, runtime=runtime, run_id=run_id, options=options)
 
     async def astream(
         self,
@@ -195,7 +195,7 @@ class Agent(Identified):
         events = cast("Any", asked.stream(runtime=runtime, run_id=run_id, options=options))
         async with aclosing(events):
             async for each in events:
-                yield answered(asked, each) if isinstance(each, EnsembleOutput) else each
+                yield build_answer(asked, each) if isinstance(each, EnsembleOutput) else each
 
     def to_ensemble(
         self, question: str, *, output_type: type[Any] | None = None, history: History | None = None
@@ -205,4 +205,4 @@ class Agent(Identified):
         Use it to add listeners or costs to a question, or to resume or fork its run: `resume(run_id, ensemble)`. A run
         that `stream` or `astream` began is that of `to_ensemble(...).replace(stream=True)`.
         """
-        return ensemble_of(self, question, output_type=output_type, history=history)
+        return build_ensemble(self, question, output_type=output_type, history=history)

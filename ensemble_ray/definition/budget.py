@@ -1,4 +1,4 @@
-"""What a run may spend, as it is written: the checks of `max_tokens` and `max_cost`. Room: definition. Pure.
+"""What a run may spend, as it is written: the checks of `max_tokens` and `max_cost`. Package: definition. Pure.
 
 In: what a user gave. Out: nothing, or the first mistake. Must never happen: a budget that no money can be counted for.
 """

@@ -1,4 +1,4 @@
-"""The words that choose what a run records, and what becomes of an effect whose outcome nobody knows. Room: definition."""
+"""The words that choose what a run records, and what becomes of an effect whose outcome nobody knows. Package: definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an ensemble declares: tasks, and the rules they run under. Room: definition.
+"""What an ensemble declares: tasks, and the rules they run under. Package: definition.
 
 Running it is added above (`ensemble.Ensemble`). Here only types are checked; what the parts have to do with each other
 is checked at the start of every run (`validation`, S-DOM-60).
@@ -19,8 +19,8 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     WorkflowField,
     initially,
-    items_of,
-    model_of,
+    resolve_model,
+    to_tuple,
 )
 from ensemble_ray.definition.hierarchy import HierarchicalConstraints, ManagerPromptStrategy
 from ensemble_ray.definition.levels import Levels
@@ -36,7 +36,7 @@ __all__ = ["EnsembleDefinition", "Leadership", "RunOptions", "Work"]
 
 def _policies_of(value: object) -> object:
     """Policies as a tuple; an entry that could never be asked is refused."""
-    entries = items_of(value)
+    entries = to_tuple(value)
     if not isinstance(entries, tuple):
         raise ValidationError(f"Ensemble delegation_policies must be given as a list, got: {type(entries).__name__}")
     for index, entry in enumerate(cast("tuple[object, ...]", entries)):
@@ -106,7 +106,7 @@ class Leadership(Value):
         if not isinstance(data, Mapping):
             return data
         given = cast("Mapping[str, Any]", data)
-        return {**given, "manager_llm": model_of(given.get("manager_llm"))}
+        return {**given, "manager_llm": resolve_model(given.get("manager_llm"))}
 
 
 class EnsembleDefinition(Watched, Leadership, RunRules, Work):

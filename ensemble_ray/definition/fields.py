@@ -1,4 +1,4 @@
-"""Kinds of fields that definitions share: what a user may write, and what is read back. Room: definition.
+"""Kinds of fields that definitions share: what a user may write, and what is read back. Package: definition.
 
 A field such as `Agent.llm` accepts more than it gives: a model or a string, always read as a model. Type checkers are
 told so with a descriptor type (`Accepts`); pydantic is told with a validator. Both stand side by side here.
@@ -38,15 +38,15 @@ __all__ = [
     "StrictText",
     "ToolsField",
     "WorkflowField",
-    "changes_with_limit",
     "check_positive",
     "check_text",
     "check_tools",
     "initially",
-    "items_of",
-    "limited",
-    "model_of",
-    "model_under_limit",
+    "limit_model",
+    "limit_own_model",
+    "replace_limit",
+    "resolve_model",
+    "to_tuple",
 ]
 
 E = TypeVar("E")
@@ -75,7 +75,7 @@ def check_positive(value: object, message: str) -> None:
         raise ValidationError(f"{message}, got: {value}")
 
 
-def items_of(value: object) -> object:
+def to_tuple(value: object) -> object:
     """Return a collection as a tuple, so that the caller's own can change later (S-CONV-5); None is empty."""
     if value is None:
         return ()
@@ -94,7 +94,7 @@ def check_tools(value: object, *, subject: str) -> object:
     Raises:
         ValidationError: S-DOM-5 to S-DOM-8, S-DOM-23; the first bad entry is reported.
     """
-    entries = items_of(value)
+    entries = to_tuple(value)
     if not isinstance(entries, tuple):
         raise ValidationError(f"{subject}s must be given as a list, got: {type(entries).__name__}")
     if not entries:
@@ -111,7 +111,7 @@ def check_tools(value: object, *, subject: str) -> object:
 # Models and their limits.
 
 
-def model_of(value: object) -> ChatModel | None:
+def resolve_model(value: object) -> ChatModel | None:
     """Return the model that was meant: itself, or the one that a string names (S-CONV-19); None stays None.
 
     Raises:
@@ -125,7 +125,7 @@ def model_of(value: object) -> ChatModel | None:
     return resolve_llm(value)
 
 
-def limited(model: ChatModel, limit: RateLimit | None) -> ChatModel:
+def limit_model(model: ChatModel, limit: RateLimit | None) -> ChatModel:
     """Return the model held to that limit; one already held to an equal limit stays as it is, with its bucket."""
     if limit is None:
         return model
@@ -136,16 +136,16 @@ def limited(model: ChatModel, limit: RateLimit | None) -> ChatModel:
     return RateLimitedChatModel.of(model, limit)
 
 
-def model_under_limit(given: Mapping[str, object]) -> ChatModel | None:
+def limit_own_model(given: Mapping[str, object]) -> ChatModel | None:
     """Return a definition's model as it is kept: resolved, and under its own limit (S-RATE-30, S-RATE-31)."""
-    model, limit = model_of(given.get("llm")), given.get("rate_limit")
+    model, limit = resolve_model(given.get("llm")), given.get("rate_limit")
     # A limit of another type is refused by pydantic a moment later.
     if model is None or not isinstance(limit, RateLimit):
         return model
-    return limited(model, limit)
+    return limit_model(model, limit)
 
 
-def changes_with_limit(
+def replace_limit(
     model: ChatModel | None, limit: RateLimit | None, changes: Mapping[str, object]
 ) -> Mapping[str, object]:
     """Return changes for `replace` in which a new limit takes the place of the old one instead of standing above it."""
@@ -179,7 +179,7 @@ def _member(kind: type[_Enum], field: str) -> Callable[[object], object]:
 
 
 def _callbacks_of(value: object) -> object:
-    return (value,) if callable(value) else items_of(value)
+    return (value,) if callable(value) else to_tuple(value)
 
 
 def initially(value: object) -> Any:

@@ -1,4 +1,4 @@
-"""What a hierarchical team declares beside its tasks: the manager's limits and its words. Room: definition.
+"""What a hierarchical team declares beside its tasks: the manager's limits and its words. Package: definition.
 
 In: what the user writes. Out: frozen values. Construction checks types alone; what the limits have to do with the team
 is checked at the start of a hierarchical run (`check_constraints`, S-DOM-60), and never for another workflow.

@@ -1,4 +1,4 @@
-"""What was said before a task: questions and answers, in turns. Room: definition.
+"""What was said before a task: questions and answers, in turns. Package: definition.
 
 In: messages that the user gave, or kept of an earlier run. Out: the same, checked, fit to be sent before a new question.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import cast
 
-from ensemble_ray.definition.fields import items_of
+from ensemble_ray.definition.fields import to_tuple
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.text.foreign_text import whole_text
 from ensemble_ray.values.messages import ChatMessage
@@ -24,18 +24,18 @@ def check_history(value: object) -> tuple[ChatMessage, ...]:
     Raises:
         ValidationError: it is no such conversation (S-DOM-76); the first bad message is named.
     """
-    entries = items_of(value)
+    entries = to_tuple(value)
     if not isinstance(entries, tuple):
         raise ValidationError(f"Task history must be a list of ChatMessages, got: {type(entries).__name__}")
     messages = tuple(
-        _checked(entry, index, _TURNS[index % 2]) for index, entry in enumerate(cast("tuple[object, ...]", entries))
+        _check_turn(entry, index, _TURNS[index % 2]) for index, entry in enumerate(cast("tuple[object, ...]", entries))
     )
     if len(messages) % 2:
         raise ValidationError("Task history must end with an answer (role 'assistant'): the new question follows it")
     return messages
 
 
-def _checked(entry: object, index: int, role: str) -> ChatMessage:
+def _check_turn(entry: object, index: int, role: str) -> ChatMessage:
     """Return the message, if it is the text of the one whose turn it is."""
     at = f"Task history element at index {index}"
     if not isinstance(entry, ChatMessage):

@@ -1,4 +1,4 @@
-"""Values with a hidden id: agents and tasks. Room: definition.
+"""Values with a hidden id: agents and tasks. Package: definition.
 
 Two built alike are two; a pickled copy or an internal rewrite is the same one (S-CONV-30, S-CONV-31). The id never
 reaches a record: it only finds things inside a process.

@@ -1,4 +1,4 @@
-"""That the tasks of an ensemble are the tree of a map-reduce (S-MR-35, S-MR-38). Room: definition."""
+"""That the tasks of an ensemble are the tree of a map-reduce (S-MR-35, S-MR-38). Package: definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a map-reduce declares: items, factories of tasks, and how outputs are grouped. Room: definition.
+"""What a map-reduce declares: items, factories of tasks, and how outputs are grouped. Package: definition.
 
 Running it is added above (`ensemble_ray.map_reduce`). Here everything is checked that can be told without calling a
 factory. Never: a factory called, an item pulled.

@@ -1,6 +1,6 @@
 """What a map-reduce may be given, in the order of the specification (S-MR-10 to S-MR-23, S-MR-110, S-MR-150).
 
-Room: definition. Pure. In: fields as they were given, by name. Out: nothing, or the first mistake. What is of a wrong
+Package: definition. Pure. In: fields as they were given, by name. Out: nothing, or the first mistake. What is of a wrong
 type where a number belongs is left to pydantic, which comes after.
 """
 

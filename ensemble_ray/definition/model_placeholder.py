@@ -1,4 +1,4 @@
-"""Stands for the model of an agent that names none: that of its ensemble. Room: definition.
+"""Stands for the model of an agent that names none: that of its ensemble. Package: definition.
 
 It is a default, so that `ensemble.replace(llm=...)` still decides; `team_model` puts a model in its place at the start of
 a run or a plan. It is never asked.

@@ -1,4 +1,4 @@
-"""Where a definition came from, so that a record can name it and a run can be resumed from there. Room: definition."""
+"""Where a definition came from, so that a record can name it and a run can be resumed from there. Package: definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions to an agent: what is run for one, and what is given for it. Room: definition.
+"""Questions to an agent: what is run for one, and what is given for it. Package: definition.
 
 In: a question, a conversation. Out: an ensemble of one task; its output as an answer. What runs it stands far above, so it
 is found by its name on the face: the one call upwards, made when a user asks and never before.
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     #: What `history=` takes: an earlier output, or questions and answers in turns.
     History: TypeAlias = AgentOutput[Any] | Sequence[ChatMessage]
 
-__all__ = ["answered", "ensemble_of", "events_of"]
+__all__ = ["build_answer", "build_ensemble", "stream_events"]
 
 #: How long a run that was left early may take to let go of what it holds, s.
 _RELEASE_S = 10.0
 
 
-def ensemble_of(agent: Agent, question: object, *, output_type: type[Any] | None, history: History | None) -> Ensemble:
+def build_ensemble(
+    agent: Agent, question: object, *, output_type: type[Any] | None, history: History | None
+) -> Ensemble:
     """Return the ensemble of one task that asks an agent.
 
     Raises:
@@ -45,7 +47,7 @@ def ensemble_of(agent: Agent, question: object, *, output_type: type[Any] | None
     return face.Ensemble(tasks=[asked.replace(agent=agent, output_type=output_type, history=_messages_of(history))])
 
 
-def answered(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
+def build_answer(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
     """Return the output of a question, with the conversation so far."""
     import ensemble_ray as face
 
@@ -56,14 +58,14 @@ def answered(asked: Ensemble, output: EnsembleOutput) -> AgentOutput[Any]:
     return AgentOutput(output=output, messages=(*task.history, *turns))
 
 
-def events_of(
+def stream_events(
     asked: Ensemble, *, runtime: Runtime | str | None, run_id: str | None, options: RunOptions | None
 ) -> Iterator[Event | AgentOutput[Any]]:
     """Begin a run, give its events and then its output; left early, end it."""
     begun = asked.start(runtime=runtime, run_id=run_id, options=options)
     try:
         yield from begun.events()
-        yield answered(asked, begun.result())
+        yield build_answer(asked, begun.result())
     finally:
         if not begun.state.is_final:
             begun.cancel()

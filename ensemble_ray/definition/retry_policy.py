@@ -1,4 +1,4 @@
-"""How patient a run is with providers that fail. Room: definition. In: numbers. Out: a frozen value that waits for nothing.
+"""How patient a run is with providers that fail. Package: definition. In: numbers. Out: a frozen value that waits for nothing.
 
 Which failures are repeated, and when, is told by `llm.retry`; carrying it out is `execute.model_calls`.
 """

@@ -1,4 +1,4 @@
-"""The rules that every kind of ensemble runs under, and who watches its runs. Room: definition.
+"""The rules that every kind of ensemble runs under, and who watches its runs. Package: definition.
 
 In: what the user declares. Out: frozen values that kinds of ensembles are made of. What an ensemble does is declared by
 those (`ensemble`, `map_reduce`); nothing of it stands here.
@@ -27,8 +27,8 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     check_positive,
     initially,
-    items_of,
-    model_of,
+    resolve_model,
+    to_tuple,
 )
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.retry_policy import RetryPolicy
@@ -72,7 +72,7 @@ class Synthesizer(Protocol):
 
 def _listeners_of(value: object) -> object:
     """Return listeners as a tuple, and refuse an entry that could never be called."""
-    entries = items_of(value)
+    entries = to_tuple(value)
     if not isinstance(entries, tuple):
         raise ValidationError(f"Ensemble listeners must be given as a list, got: {type(entries).__name__}")
     for index, entry in enumerate(cast("tuple[object, ...]", entries)):
@@ -222,7 +222,7 @@ class RunRules(Value):
         given = dict(cast("Mapping[str, Any]", data))
         check_positive(given.get("max_parallel_tasks"), f"{cls._called} max_parallel_tasks must be > 0 when set")
         check_budget(given, cls._called)
-        given["llm"] = model_of(given.get("llm"))
+        given["llm"] = resolve_model(given.get("llm"))
         return given
 
     @property

@@ -1,4 +1,4 @@
-"""A task: what to do, by whom, after what. Room: definition.
+"""A task: what to do, by whom, after what. Package: definition.
 
 In: what the user declares. Out: a frozen value; variables such as `{topic}` stay in it and are resolved only in a run.
 """
@@ -17,13 +17,13 @@ from ensemble_ray.definition.fields import (
     StrictInt,
     StrictText,
     ToolsField,
-    changes_with_limit,
     check_positive,
     check_text,
     check_tools,
     initially,
-    items_of,
-    model_under_limit,
+    limit_own_model,
+    replace_limit,
+    to_tuple,
 )
 from ensemble_ray.definition.history import check_history
 from ensemble_ray.definition.identity import Identified
@@ -132,7 +132,7 @@ class Task(Identified, Generic[Parsed_co]):
         Raises:
             ValidationError: a field is unknown or its value is refused.
         """
-        return super().replace(**changes_with_limit(self.llm, self.rate_limit, changes))
+        return super().replace(**replace_limit(self.llm, self.rate_limit, changes))
 
     @model_validator(mode="before")
     @classmethod
@@ -147,14 +147,14 @@ class Task(Identified, Generic[Parsed_co]):
         check_text(given.get("expected_output"), "Task expected_output must not be blank")
         given["tools"] = check_tools(given.get("tools"), subject="Task tool")
         check_positive(given.get("max_iterations"), "Task max_iterations must be > 0 when set")
-        given["context"] = _checked_context(given)
+        given["context"] = _check_context(given)
         _check_output_type(given.get("output_type"))
         retries = given.get("max_output_retries")
         if isinstance(retries, int | float) and retries < 0:
             raise ValidationError(f"Task max_output_retries must be >= 0, got: {retries}")
         given["history"] = check_history(given.get("history"))
         _check_handler(given)
-        given["llm"] = model_under_limit(given)
+        given["llm"] = limit_own_model(given)
         return given
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
@@ -169,9 +169,9 @@ class Task(Identified, Generic[Parsed_co]):
                 yield field, value
 
 
-def _checked_context(given: Mapping[str, Any]) -> object:
+def _check_context(given: Mapping[str, Any]) -> object:
     """Return the context as a tuple of tasks (S-DOM-25, S-DOM-26)."""
-    entries = items_of(given.get("context"))
+    entries = to_tuple(given.get("context"))
     if not isinstance(entries, tuple):
         raise ValidationError(f"Task context must be a list of Tasks, got: {type(entries).__name__}")
     agent = given.get("agent")

@@ -1,4 +1,4 @@
-"""The model of an agent that names none: that of its ensemble. Room: definition.
+"""The model of an agent that names none: that of its ensemble. Package: definition.
 
 In: a definition, at the start of a run or a plan. Out: its agents with the models that they will use.
 """
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from ensemble_ray.definition.agent import Agent
-from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.fields import limit_model
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.run_rules import RunRules
 from ensemble_ray.errors import ValidationError
@@ -33,11 +33,11 @@ class TeamModels:
         """Limit the model of the ensemble: one bucket for the run (S-RATE-33)."""
         self._model = definition.llm
         #: the ensemble's model under the ensemble's limit
-        self.shared: ChatModel | None = None if self._model is None else limited(self._model, definition.rate_limit)
+        self.shared: ChatModel | None = None if self._model is None else limit_model(self._model, definition.rate_limit)
         #: by bucket, so that an agent has one model in a run, however often its tasks are planned
         self._limited: WeakValueDictionary[str, RateLimitedChatModel] = WeakValueDictionary()
 
-    def given_to(self, agent: Agent) -> Agent:
+    def resolve_agent(self, agent: Agent) -> Agent:
         """Return the same agent with the model that it will use.
 
         Raises:
@@ -47,11 +47,9 @@ class TeamModels:
             return agent
         if self._model is None or self.shared is None:
             raise ValidationError(f"Agent '{agent.role}' has no llm: give it one, or give the ensemble llm=...")
-        return agent.rewritten(
-            llm=self.shared if agent.llm is TEAM_MODEL else self._under_own_limit(agent, self._model)
-        )
+        return agent.rewritten(llm=self.shared if agent.llm is TEAM_MODEL else self._limit_by_own(agent, self._model))
 
-    def _under_own_limit(self, agent: Agent, model: ChatModel) -> ChatModel:
+    def _limit_by_own(self, agent: Agent, model: ChatModel) -> ChatModel:
         """Return the ensemble's model in the agent's own bucket, which it keeps across runs (S-RATE-30)."""
         from ensemble_ray.llm.rate_limited import RateLimitedChatModel  # few agents have limits
 

@@ -1,4 +1,4 @@
-"""Texts that shall be no templates. Room: definition. What fills in the variables of those that are is in `plan`."""
+"""Texts that shall be no templates. Package: definition. What fills in the variables of those that are is in `plan`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All checks across objects, in the order of the specification (S-DOM-61). Room: definition.
+"""All checks across objects, in the order of the specification (S-DOM-61). Package: definition.
 
 In: an ensemble, as it was declared. Out: warnings as texts; whoever runs it logs them. Nothing is logged, resolved or
 called here.

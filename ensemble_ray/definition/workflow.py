@@ -1,4 +1,4 @@
-"""The words that choose how tasks follow each other. Room: definition."""
+"""The words that choose how tasks follow each other. Package: definition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The error tree. Floor: lowest but for how errors travel; imported by everybody.
+"""The error tree. Layer: lowest but for how errors travel; imported by everybody.
 
 Exception
 ├─ EnsembleError                     everything that `run()` raises by contract

@@ -1,4 +1,4 @@
-"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Floor: lowest but for texts.
+"""Texts about errors: short ones for messages and logs, and tracebacks of user code. Layer: lowest but for texts.
 
 In: any error, any text. Out: one line of bounded length, or the frames of a traceback from the user's code on. Errors
 keep their whole text; only what is said of them elsewhere is cut.

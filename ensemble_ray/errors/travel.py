@@ -1,4 +1,4 @@
-"""How errors cross processes: with text, fields, notes and causes. Floor: above the texts and data of errors.
+"""How errors cross processes: with text, fields, notes and causes. Layer: above the texts and data of errors.
 
 In: any error. Out: one that pickles and comes out with the same class name and text (S-ERR-31, S-ERR-33). A traceback
 cannot be pickled: where user code raised an error travels as a note (S-ERR-42).

@@ -1,4 +1,4 @@
-"""What listeners, streams and the command line see: projections of facts, for people. Floor: above outputs.
+"""What listeners, streams and the command line see: projections of facts, for people. Layer: above outputs.
 
 Nothing is folded over events: record, metrics and trace fold over facts. Every event is immutable (S-EVT-5) and
 names its run and its instance, so that a reader of several runs can tell them apart.

@@ -1,4 +1,4 @@
-"""Listeners: who wants to know. Floor: above ports.
+"""Listeners: who wants to know. Layer: above ports.
 
 Callbacks run in the driver process, each listener on a delivery thread of its own (`delivery.py`).
 """

@@ -1,4 +1,4 @@
-"""Events for readers who pull: `Run.events()` and `stream`. Floor: above listeners.
+"""Events for readers who pull: `Run.events()` and `stream`. Layer: above listeners.
 
 The newest events are kept, so that a reader who comes late sees them; each reader goes at its own pace.
 """

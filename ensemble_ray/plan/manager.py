@@ -46,7 +46,7 @@ def workers_of(
                 workers.setdefault(made[task.object_id], True)
     if complete:
         check_hierarchy(definition, [agent.role for agent in workers])
-    return tuple((models.given_to(agent), is_made) for agent, is_made in workers.items())
+    return tuple((models.resolve_agent(agent), is_made) for agent, is_made in workers.items())
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:

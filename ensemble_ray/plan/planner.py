@@ -270,7 +270,7 @@ class _Places:
             return key
         key = self._names.take(re.sub(r"\W+", "-", agent.role.lower()).strip("-") or "agent")
         self._agent_keys[agent.object_id] = key
-        self.agents[key] = self._models.given_to(agent)
+        self.agents[key] = self._models.resolve_agent(agent)
         self.entries.append(
             AgentEntry(
                 key=key,

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.ensemble import EnsembleDefinition
-from ensemble_ray.definition.fields import limited
+from ensemble_ray.definition.fields import limit_model
 from ensemble_ray.definition.model_placeholder import TEAM_MODEL
 from ensemble_ray.definition.task import Task
 from ensemble_ray.definition.validation import known_agents
@@ -224,7 +224,7 @@ def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | N
         return task.llm
     if definition.llm is None or shared is None:
         raise ValidationError(f"Task '{task.description}' has no LLM available.")
-    return shared if task.rate_limit is None else limited(definition.llm, task.rate_limit)
+    return shared if task.rate_limit is None else limit_model(definition.llm, task.rate_limit)
 
 
 async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisContext, model: ChatModel) -> Agent:

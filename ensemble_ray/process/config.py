@@ -1,4 +1,4 @@
-"""Settings: arguments before environment before defaults. Units stand in the names. Floor: above errors and ids."""
+"""Settings: arguments before environment before defaults. Units stand in the names. Layer: above errors and ids."""
 
 from __future__ import annotations
 

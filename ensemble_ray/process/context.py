@@ -1,6 +1,6 @@
 """What travels with a piece of work inside a process: log fields, and the effect that is performed.
 
-Context variables do not cross processes; the actor
+Layer: above errors and ids (ports are named in annotations only). Context variables do not cross processes; the actor
 or the inline runtime sets them when work arrives, from the message's envelope (S-CONV-35).
 """
 

@@ -1,4 +1,4 @@
-"""Lines for people that are no warnings: what takes a while, what user code prints elsewhere. Floor: above foreign text.
+"""Lines for people that are no warnings: what takes a while, what user code prints elsewhere. Layer: above foreign text.
 
 In: a line. Out: a record of level INFO of the logger `ensemble_ray.notices`, which is shown without any configuration:
 on standard error where no handler is set up. Level WARNING on that logger turns it off.

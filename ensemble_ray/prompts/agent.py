@@ -1,4 +1,4 @@
-"""The system prompt: who the agent is. Room: prompts. In: an agent. Out: text, the same for the same agent."""
+"""The system prompt: who the agent is. Package: prompts. In: an agent. Out: text, the same for the same agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier tasks gave, as a section of the user prompt. Room: prompts.
+"""What earlier tasks gave, as a section of the user prompt. Package: prompts.
 
 Texts of other tasks are inserted as they are: never cut, never resolved as templates (S-TPL-34, S-TPL-37).
 """

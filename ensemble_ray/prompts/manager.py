@@ -1,4 +1,4 @@
-"""What the manager of a hierarchical run is told. Room: prompts. In: workers and tasks, resolved. Out: two texts.
+"""What the manager of a hierarchical run is told. Package: prompts. In: workers and tasks, resolved. Out: two texts.
 
 The rules that it is held to are told with its tool, and enforced behind it; nothing here can be relied on for them.
 """

@@ -1,4 +1,4 @@
-"""What a model is told about the form of its answer. Room: prompts. In: a type. Out: text.
+"""What a model is told about the form of its answer. Package: prompts. In: a type. Out: text.
 
 The schema text is an example-like object, not a JSON schema: small models follow an example better, and it is shorter.
 Types are read, never built; nothing is parsed here (that is `execute.structured`).

@@ -1,4 +1,4 @@
-"""The user prompt: what to do, after what. Room: prompts. In: a resolved task and outputs. Out: text."""
+"""The user prompt: what to do, after what. Package: prompts. In: a resolved task and outputs. Out: text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that others wrote, made fit for UTF-8 and for log lines. Floor: lowest; pure, imports nothing of ours.
+"""Texts that others wrote, made fit for UTF-8 and for log lines. Layer: lowest; pure, imports nothing of ours.
 
 In: texts of users, models, endpoints, tools. Out: the same texts without halves of surrogate pairs, which no UTF-8 has;
 or one bounded line without control characters. Never: an exception because of what a text holds.

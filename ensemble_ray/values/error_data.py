@@ -1,4 +1,4 @@
-"""Errors as data of the record, and back (S-DUR-39). Floor: above limits. Pure.
+"""Errors as data of the record, and back (S-DUR-39). Layer: above limits. Pure.
 
 In: any exception. Out: JSON-able data: class, text, fields, notes, chain of causes; and the error again.
 Never: an import of a class that a record names. Classes of `errors`, built-in ones and the listed ones of

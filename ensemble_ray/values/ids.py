@@ -1,4 +1,4 @@
-"""Names of things. Floor: lowest. Pure; the only randomness is `new_run_id` and `new_object_id`.
+"""Names of things. Layer: lowest. Pure; the only randomness is `new_run_id` and `new_object_id`.
 
 Three identities (design of the record):
 - the hidden object id of a definition: look-up inside a process, never recorded;

@@ -1,4 +1,4 @@
-"""Values that cross a port: messages, tool calls and specs, usage, facts. Floor: above errors and ids.
+"""Values that cross a port: messages, tool calls and specs, usage, facts. Layer: above errors and ids.
 
 Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
 """

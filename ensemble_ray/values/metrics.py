@@ -1,4 +1,4 @@
-"""What work cost: counts, tokens, seconds, money. Floor: above values. Sums only; no clock, no I/O."""
+"""What work cost: counts, tokens, seconds, money. Layer: above values. Sums only; no clock, no I/O."""
 
 from __future__ import annotations
 

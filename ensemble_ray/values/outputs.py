@@ -1,4 +1,4 @@
-"""What a task and a run give back. Floor: above trace."""
+"""What a task and a run give back. Layer: above trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2). Floor: above metrics.
+"""Values of a trace: run -> task -> model interaction -> tool call (S-TRC-2). Layer: above metrics.
 
 Only shapes and their JSON form; the folds that make them live in `record` and `execute`.
 """

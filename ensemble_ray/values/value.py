@@ -1,4 +1,4 @@
-"""Base of all public frozen values. Floor: above errors and ids.
+"""Base of all public frozen values. Layer: above errors and ids.
 
 A value is a frozen pydantic model that refuses unknown names, speaks our errors and copies with `replace`.
 """

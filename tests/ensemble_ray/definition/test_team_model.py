@@ -74,7 +74,7 @@ def test_limit_of_the_agent_is_kept_with_its_bucket() -> None:
     model = ScriptedModel()
     definition = team(LIMITED, llm=model, rate_limit=RateLimit.per_minute(3))
     models = TeamModels(definition)
-    first, again = models.given_to(LIMITED), models.given_to(LIMITED)
+    first, again = models.resolve_agent(LIMITED), models.resolve_agent(LIMITED)
     other = planned(definition)["slow"]
     assert isinstance(first.llm, RateLimitedChatModel)
     assert (first.llm.delegate, first.llm.rate_limit.requests) == (model, 7)
@@ -83,7 +83,7 @@ def test_limit_of_the_agent_is_kept_with_its_bucket() -> None:
     assert isinstance(first.llm, StreamingChatModel) is isinstance(model, StreamingChatModel)
     changed = LIMITED.replace(rate_limit=RateLimit.per_minute(9))
     assert uses_team_model(changed)
-    assert models.given_to(changed).llm.rate_limit.requests == 9  # type: ignore[attr-defined]
+    assert models.resolve_agent(changed).llm.rate_limit.requests == 9  # type: ignore[attr-defined]
     del first, again
     gc.collect()
     assert not models._limited  # what no agent uses is not kept, however many agents a map makes

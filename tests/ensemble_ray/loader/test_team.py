@@ -99,7 +99,7 @@ def test_models_are_resolved_when_they_are_strings_or_mappings(load: Load) -> No
     team = load(WHOLE)
     assert team.agents is not None
     declared, checker = team.agents
-    writer = TeamModels(team).given_to(declared)
+    writer = TeamModels(team).resolve_agent(declared)
     assert isinstance(writer.llm, RateLimitedChatModel)  # the file's own limit holds for it (S-RATE-33)
     assert isinstance(writer.llm.delegate, OpenAIChatModel)
     assert writer.llm.delegate.model == "gpt-4o-mini"
@@ -245,7 +245,7 @@ def test_every_model_is_replaced_when_another_is_given(folder: Path) -> None:
     model = ScriptedModel("x")
     team = load_ensemble("team.yaml", llm=model)
     assert team.agents is not None
-    agents = [TeamModels(team).given_to(agent) for agent in team.agents]
+    agents = [TeamModels(team).resolve_agent(agent) for agent in team.agents]
     assert {team.llm, team.manager_llm, team.tasks[1].llm, *(agent.llm for agent in agents)} == {model}
 
 

@@ -11,6 +11,7 @@ import pytest
 from ensemble_ray import (
     Agent,
     CaptureMode,
+    ChatMessage,
     Ensemble,
     EnsembleOutput,
     ExitEarlyError,
@@ -18,8 +19,10 @@ from ensemble_ray import (
     GuardrailResult,
     InlineRuntime,
     Task,
+    TaskOutput,
     ToolCall,
     build_system_prompt,
+    build_user_prompt,
     tool,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
@@ -137,6 +140,24 @@ def test_message_that_differs_is_told_with_its_place(
     assert found.difference is not None
     assert "Be brief." in found.difference.current
     assert "Be brief." not in found.difference.recorded
+
+
+def test_question_of_a_conversation_is_told_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-55, S-DOM-77: behind what was said before, which is in the trace."""
+
+    def asker(*script: Entry) -> Ensemble:
+        said = [ChatMessage(role="user", content="Two?"), ChatMessage(role="assistant", content="2")]
+        return Agent(role="Clerk", goal="Count", llm=ScriptedModel(*script)).to_ensemble("Three?", history=said)
+
+    asker("3").run(runtime=InlineRuntime(home=tmp_path), run_id="one")
+    assert replay("one", asker(), home=tmp_path).is_same
+
+    def politely(task: Task, outputs: Sequence[TaskOutput]) -> str:
+        return build_user_prompt(task, outputs) + "\nPlease."
+
+    monkeypatch.setattr("ensemble_ray.execute.agent.loop.build_user_prompt", politely)
+    found = replay("one", asker(), home=tmp_path)
+    assert _differs(found) == ("task 'task-1', turn 0, model call", "message 4 (user) of the request")
 
 
 def test_message_of_a_later_turn_is_told(recorded: EnsembleOutput, tmp_path: Path) -> None:
