@@ -16,7 +16,7 @@ from typing import Protocol, TypeVar
 from ensemble_ray.context import current_effect_key
 from ensemble_ray.llm import openai_transport
 from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.openai_errors import Failure, Origin, build_provider_error
 from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
 from ensemble_ray.llm.openai_transport import Answered, CallFailedError, read_to_end
 from ensemble_ray.llm.openai_wire import WireError, decode_completion
@@ -192,7 +192,7 @@ class Endpoint:
         )
 
     async def _provider_error(self, failure: Failure) -> Exception:
-        return await provider_error(failure, self.origin)
+        return await build_provider_error(failure, self.origin)
 
     @property
     def origin(self) -> Origin:
@@ -214,10 +214,10 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> Failure:
-    is_told = isinstance(error, WireError) and error.told_by_provider
+    is_from_provider = isinstance(error, WireError) and error.is_from_provider
     # What an error keeps of a body is for people.
     body = answered.body[:ERROR_BODY_BYTES]
-    return Failure(status=answered.status, body=body, reason=str(error), told_by_provider=is_told)
+    return Failure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
 
 
 def _refuses_usage(failure: Failure) -> bool:

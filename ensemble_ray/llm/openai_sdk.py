@@ -209,4 +209,4 @@ def _failure_of(error: APIError) -> Failure:
     if isinstance(error, APIStatusError):
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         return Failure(status=error.status_code, body=error.response.content, headers=headers)
-    return Failure(status=200, reason=error.message, told_by_provider=True)
+    return Failure(status=200, reason=error.message, is_from_provider=True)

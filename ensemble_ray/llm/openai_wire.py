@@ -52,7 +52,7 @@ class WireError(ValueError):
         told_by_provider: The text is the provider's, sent with a status of success.
     """
 
-    told_by_provider = False
+    is_from_provider = False
 
 
 class EncodedPieces:
@@ -216,7 +216,7 @@ def not_a_completion(body: Mapping[str, Any]) -> WireError:
     if found:
         words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
         error = WireError(shown(words) if isinstance(words, str) else shown_data(words))
-        error.told_by_provider = True
+        error.is_from_provider = True
         return error
     return WireError(f"it has no choices with a message: {shown_data(body)}")
 

@@ -231,9 +231,9 @@ def check_effect(effect: object, subject: str) -> Effect:
     Raises:
         ValidationError: it is none.
     """
-    for known in _EFFECTS:
-        if effect == known:
-            return known
+    for allowed in _EFFECTS:
+        if effect == allowed:
+            return allowed
     raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
 
 

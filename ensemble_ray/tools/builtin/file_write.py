@@ -70,7 +70,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             return ToolResult.failure(f"Failed to write file: {error.strerror or message_of(error)}")
         except ValueError as error:
             return ToolResult.failure(f"Failed to write file: {message_of(error)}")
-        self._tell(path, lines_before, _line_count([data]))
+        self._emit_change(path, lines_before, _line_count([data]))
         return ToolResult.success(f"Successfully wrote to: {path}")
 
     def _write(self, path: str, data: bytes) -> int | None:
@@ -89,7 +89,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             file.write(data)
         return lines_before
 
-    def _tell(self, path: str, lines_before: int | None, lines_after: int) -> None:
+    def _emit_change(self, path: str, lines_before: int | None, lines_after: int) -> None:
         context = self.context
         gained = lines_after - (lines_before or 0)
         context.emit(
