@@ -18,13 +18,13 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
-from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.openai_errors import Origin
-from ensemble_ray.llm.openai_sdk import SdkClients, SdkTransport
-from ensemble_ray.llm.openai_wire import encode_request, json_bytes
-from ensemble_ray.llm.places import flaw_of, shown_url
-from ensemble_ray.llm.schema_offers import SchemaOffer
+from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
+from ensemble_ray.llm.protocol.errors import Origin
+from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
+from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
+from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
 from ensemble_ray.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 __all__ = ["OpenAIChatModel", "check_time_s", "encode_prefix"]

@@ -16,9 +16,9 @@ import pytest
 
 from ensemble_ray.context import Services, use_services
 from ensemble_ray.limits.rate_limit import RateLimit
-from ensemble_ray.llm import local_server
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.local_registry import LocalSpec
+from ensemble_ray.llm.local_engine import server as local_server
+from ensemble_ray.llm.local_engine.registry import LocalSpec
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.tools.sandbox import AccessDeniedError, Sandbox
+from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 

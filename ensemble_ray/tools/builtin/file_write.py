@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import FileChangedEvent
-from ensemble_ray.tools.sandbox import AccessDeniedError, Sandbox
+from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 from ensemble_ray.values import utc_now

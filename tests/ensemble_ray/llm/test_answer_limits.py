@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError, Unpacker
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_wire import WireError, decode_completion
-from ensemble_ray.llm.redirects import RedirectRefusedError, follow_redirect, is_redirect
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError, Unpacker
+from ensemble_ray.llm.protocol.redirects import RedirectRefusedError, follow_redirect, is_redirect
+from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 
 URL = "https://host/v1/chat/completions"
 

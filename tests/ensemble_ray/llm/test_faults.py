@@ -13,7 +13,7 @@ import pytest
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError, ValidationError
 from ensemble_ray.limits import RateLimit
 from ensemble_ray.llm.faults import fault_of, status_of
-from ensemble_ray.llm.openai_errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
 
 ORIGIN = Origin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
 

@@ -15,9 +15,9 @@ from typing import Any, cast
 
 from openai import OpenAIError
 
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
-from ensemble_ray.llm.openai_errors import Failure
-from ensemble_ray.llm.redirects import (
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
+from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
     follow_redirect,
     is_redirect,

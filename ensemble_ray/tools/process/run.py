@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ensemble_ray.tools.builtin import supervisor
+from ensemble_ray.tools.process import supervisor
 
 __all__ = ["ProgramRun"]
 

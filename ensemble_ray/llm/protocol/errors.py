@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from ensemble_ray.foreign_text import one_line, whole_data
-from ensemble_ray.llm.arrival import mark_arrival
-from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
-from ensemble_ray.llm.places import secrets_of, shown_url
+from ensemble_ray.llm.endpoint_urls import secrets_of, shown_url
+from ensemble_ray.llm.protocol.arrival import mark_arrival
+from ensemble_ray.llm.protocol.wire import WireError, parse_json, shown, shown_data
 from ensemble_ray.threads import threads
 
 __all__ = ["Failure", "Origin", "build_provider_error", "remove_secrets"]

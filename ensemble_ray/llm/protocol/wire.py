@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from ensemble_ray.foreign_text import one_line, whole_text
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
 __all__ = [

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from ensemble_ray.context import current_effect_key
-from ensemble_ray.llm import openai_transport
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.openai_errors import Failure, Origin, build_provider_error
-from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_transport import Answered, CallFailedError, read_to_end
-from ensemble_ray.llm.openai_wire import WireError, decode_completion
+from ensemble_ray.llm.protocol import transport as lean_transport
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
+from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
+from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
-from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.messages import ChatResponse
 
 __all__ = ["DEFAULT_TIMEOUT_S", "IDEMPOTENCY_KEY", "Endpoint", "Transport"]
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends a request's bytes and reads an answer's; the lean one is a module, `openai_transport`."""
+    """Sends a request's bytes and reads an answer's; the lean one is a module, `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -67,7 +67,7 @@ class Endpoint:
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
-    transport: Transport = openai_transport
+    transport: Transport = lean_transport
 
     async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
         """Return the whole answer.

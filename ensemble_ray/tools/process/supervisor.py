@@ -1,4 +1,4 @@
-"""Runs one program and ends with whoever asked for it: a script of its own, started by `process_run.py`.
+"""Runs one program and ends with whoever asked for it: a script of its own, started by `run.py`.
 
 Package: built-in tools. Arguments: the numbers of two file descriptors, `1` where the program's environment has LC_CTYPE,
 and the command. The first descriptor is the reading end of a pipe whose writing end only the asking process has: when that

@@ -28,9 +28,9 @@ from yarl import URL
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.threads import threads
-from ensemble_ray.tools.addresses import refusal_of
 from ensemble_ray.tools.charsets import decode
-from ensemble_ray.tools.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
+from ensemble_ray.tools.web.addresses import refusal_of
+from ensemble_ray.tools.web.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
 
 __all__ = ["CONNECT_TIMEOUT_S", "Answer", "RequestFailedError", "exchange", "fetch"]
 

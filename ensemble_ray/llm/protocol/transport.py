@@ -22,10 +22,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.loop_resources import PerLoop
-from ensemble_ray.llm.openai_errors import Failure
-from ensemble_ray.llm.redirects import (
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.loop_resources import PerLoop
+from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
     follow_redirect,
     is_redirect,

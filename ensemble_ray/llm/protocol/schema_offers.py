@@ -12,9 +12,9 @@ from hashlib import sha256
 from typing import Protocol
 
 from ensemble_ray.bounded_log import bounded_logger
-from ensemble_ray.llm.openai_errors import Failure, Origin
-from ensemble_ray.llm.openai_transport import CallFailedError
-from ensemble_ray.llm.openai_wire import json_bytes
+from ensemble_ray.llm.protocol.errors import Failure, Origin
+from ensemble_ray.llm.protocol.transport import CallFailedError
+from ensemble_ray.llm.protocol.wire import json_bytes
 from ensemble_ray.messages import ChatResponse, JsonSchema
 
 __all__ = ["SchemaOffer", "is_refused_schema"]

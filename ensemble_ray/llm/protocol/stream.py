@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
-from ensemble_ray.llm.openai_wire import (
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
     WireError,
     finish_reason_in,
