@@ -1,6 +1,6 @@
 """What a replayed task touches in place of journal and model. Package: testing.
 
-In: the facts of a run. Out: its recorded answers and results to whoever asks for them; the first thing that is asked
+In: the facts of a run. Out: its recorded answers and results on request; the first thing that is asked
 for and not recorded, as a difference.
 Never: a fact that is kept, a model that is asked.
 """
@@ -83,7 +83,7 @@ class _Recorded(Mapping[tuple[str, str], Fact]):
         return len(self._facts)
 
     def unused(self) -> Fact | None:
-        """Return the first recorded answer or result that nobody asked for."""
+        """Return the first recorded answer or result that was not asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
 

@@ -1,7 +1,7 @@
 """The process that serves the embedded model. Package: llm; started by `server.py`, never imported by it.
 
 It gets its key on the standard input, prints one line of JSON with its URL when the model is loaded, then looks every
-second who still holds it, and ends itself when nobody is alive. It listens on loopback only.
+second which processes still hold it, and ends itself when none of them is alive. It listens on loopback only.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A call that gave no answer: a status with its body, no connection, no time left, or an answer nobody can read."""
+    """A call that gave no answer: a status with its body, no connection, no time left, or an answer that cannot be read."""
 
     #: None when there was no answer at all
     status: int | None = None

@@ -1,7 +1,7 @@
 """Asking an endpoint for an answer in the form of a schema, and taking its no for an answer. Package: llm.
 
 In: a request's body, a schema, what is known of the endpoint. Out: the answer, asked for with the schema or without.
-Nobody above learns of a refusal: it is no failure of the call, and the endpoint is well (S-OUT-48). What was refused is
+Callers do not learn of a refusal: it is no failure of the call, and the endpoint is well (S-OUT-48). What was refused is
 remembered for as long as the process lives, so that nothing is sent twice in vain (S-OUT-49).
 """
 

@@ -90,5 +90,5 @@ def _ensure_regular(mode: int, path: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why, without the machine's own path, which is nobody's business in a prompt."""
+    """Return why, without the machine's own path, which does not belong in a prompt."""
     return (error.strerror or message_of(error)) if isinstance(error, OSError) else message_of(error)

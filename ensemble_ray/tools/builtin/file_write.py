@@ -36,7 +36,7 @@ class FileWriteInput(BaseModel):
 class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
     """Writes text files below `base_dir`, nothing else; makes parent directories and replaces existing files.
 
-    Each write is told to listeners as a `FileChangedEvent`.
+    Listeners get a `FileChangedEvent` for each write.
 
     Args:
         base_dir: An existing directory.

@@ -144,7 +144,7 @@ class ProgramRun:
             os.close(lifeline)
 
     def _is_collected(self) -> bool:
-        # under the lock, so that nobody kills a group whose id has just become free
+        # under the lock, so that no group is killed whose id has just become free
         with self._lock:
             return self._process is None or self._process.poll() is not None
 

@@ -1,11 +1,11 @@
-"""Runs one program and ends with whoever asked for it: a script of its own, started by `run.py`.
+"""Runs one program and ends with the process that asked for it: a script of its own, started by `run.py`.
 
 Package: built-in tools. Arguments: the numbers of two file descriptors, `1` where the program's environment has LC_CTYPE,
 and the command. The first descriptor is the reading end of a pipe whose writing end only the asking process has: when that
 process dies, by whatever signal, the pipe ends, and the whole process group is killed, this script included. To the second
 one goes how the program ended: its return code, or `errno` and a number where it could not be started.
 
-It leads a session and a group of their own, and stays until it is told that the call is over, so that the group's id
+It leads a session and a group of their own, and stays until the call is over, so that the group's id
 cannot pass to others while somebody may still kill it. Only the interpreter's library is imported, and little of it.
 """
 
