@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.llm.arrival import seconds_since_arrival
+from ensemble_ray.llm.protocol.arrival import seconds_since_arrival
 from ensemble_ray.llm.retry import is_worth_repeating
 
 __all__ = ["Fault", "fault_of", "status_of"]

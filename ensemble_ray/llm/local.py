@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm import local_server
-from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_TIME_S, AnswerLimits
-from ensemble_ray.llm.local_registry import LocalSpec
-from ensemble_ray.llm.openai import checked_time_s, request_prefix
-from ensemble_ray.llm.openai_endpoint import Endpoint
-from ensemble_ray.llm.openai_wire import encode_request
-from ensemble_ray.llm.schema_offers import SchemaOffer
-from ensemble_ray.llm.weights import find_weights
+from ensemble_ray.llm.local_engine import server as local_server
+from ensemble_ray.llm.local_engine.registry import LocalSpec
+from ensemble_ray.llm.local_engine.weights import find_weights
+from ensemble_ray.llm.openai import check_time_s, encode_prefix
+from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.llm.protocol.endpoint import Endpoint
+from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
+from ensemble_ray.llm.protocol.wire import encode_request
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
@@ -69,9 +69,9 @@ class LocalChatModel:
         self._context_tokens = context_tokens
         self._slots = slots
         self._threads = threads
-        self._timeout_s = checked_time_s(timeout, "LocalChatModel timeout")
+        self._timeout_s = check_time_s(timeout, "LocalChatModel timeout")
         self._request_options = dict(request_options)
-        self._prefix = request_prefix("local", self._request_options, "LocalChatModel")
+        self._prefix = encode_prefix("local", self._request_options, "LocalChatModel")
 
     @property
     def path(self) -> Path:

@@ -18,16 +18,16 @@ from typing import Any, cast
 from pydantic import SecretStr
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
-from ensemble_ray.llm.openai_endpoint import DEFAULT_TIMEOUT_S, Endpoint
-from ensemble_ray.llm.openai_errors import Origin
-from ensemble_ray.llm.openai_sdk import SdkClients, SdkTransport
-from ensemble_ray.llm.openai_wire import encode_request, json_bytes
-from ensemble_ray.llm.places import flaw_of, shown_url
-from ensemble_ray.llm.schema_offers import SchemaOffer
+from ensemble_ray.llm.endpoint_urls import flaw_of, shown_url
+from ensemble_ray.llm.protocol.answer_limits import DEFAULT_ANSWER_BYTES, DEFAULT_ANSWER_TIME_S, AnswerLimits
+from ensemble_ray.llm.protocol.endpoint import DEFAULT_TIMEOUT_S, Endpoint
+from ensemble_ray.llm.protocol.errors import Origin
+from ensemble_ray.llm.protocol.schema_offers import SchemaOffer
+from ensemble_ray.llm.protocol.sdk_transport import SdkClients, SdkTransport
+from ensemble_ray.llm.protocol.wire import encode_request, json_bytes
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
-__all__ = ["OpenAIChatModel", "checked_time_s", "request_prefix"]
+__all__ = ["OpenAIChatModel", "check_time_s", "encode_prefix"]
 
 _DEFAULT_BASE_URL = "https://api.openai.com/v1"
 #: Members of the request that are this library's to set.
@@ -86,13 +86,13 @@ class OpenAIChatModel:
         self._model = model
         self._base_url = base_url
         self._api_key = SecretStr(api_key) if isinstance(api_key, str) else api_key
-        self._timeout_s = checked_time_s(timeout, "OpenAIChatModel timeout")
+        self._timeout_s = check_time_s(timeout, "OpenAIChatModel timeout")
         if max_answer_bytes is not None and (
             not isinstance(max_answer_bytes, int) or isinstance(max_answer_bytes, bool) or max_answer_bytes < 1
         ):
             raise ValidationError(f"OpenAIChatModel max_answer_bytes must be > 0, got: {max_answer_bytes}")
         self._max_answer_bytes = max_answer_bytes
-        self._max_answer_s = checked_time_s(max_answer_time, "OpenAIChatModel max_answer_time")
+        self._max_answer_s = check_time_s(max_answer_time, "OpenAIChatModel max_answer_time")
         self._max_retries = max_retries
         self._client_options = None if client_options is None else dict(client_options)
         if structured_outputs is not None and not isinstance(structured_outputs, bool):
@@ -109,7 +109,7 @@ class OpenAIChatModel:
         options = dict(self._request_options)
         self._extra_headers = cast("dict[str, str]", options.pop("extra_headers", None) or {})
         extra_body = cast("dict[str, object]", options.pop("extra_body", None) or {})
-        self._prefix = request_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
+        self._prefix = encode_prefix(self._model, {**options, **extra_body}, "OpenAIChatModel")
         has_form = "response_format" in options or "response_format" in extra_body
         if has_form and self._structured_outputs:
             raise ValidationError(
@@ -150,7 +150,7 @@ class OpenAIChatModel:
         origin = Origin(url=self.base_url, model=self._model, key="", timeout_s=0)
         key = self._key()
         fingerprint = f" key {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else ""
-        return f"{origin.place.rstrip('/')} {self._model}{fingerprint}"
+        return f"{origin.endpoint.rstrip('/')} {self._model}{fingerprint}"
 
     @property
     def request_options(self) -> Mapping[str, object]:
@@ -293,7 +293,7 @@ def _rebuild(model: str, keywords: Mapping[str, Any]) -> OpenAIChatModel:
     return OpenAIChatModel(model, **keywords)
 
 
-def checked_time_s(timeout: timedelta | float | None, what: str) -> float | None:
+def check_time_s(timeout: timedelta | float | None, what: str) -> float | None:
     """Return a time limit in seconds; None stays None.
 
     Raises:
@@ -307,7 +307,7 @@ def checked_time_s(timeout: timedelta | float | None, what: str) -> float | None
     return float(timeout_s)
 
 
-def request_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
+def encode_prefix(model: str, options: Mapping[str, object], what: str) -> bytes:
     """Return the members that are the same in every request, as JSON without its braces.
 
     Raises:

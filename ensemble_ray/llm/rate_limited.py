@@ -74,8 +74,8 @@ class RateLimitedChatModel:
             ValueError: an argument is None.
             ValidationError: the model's name is unknown, or the timeout is negative.
         """
-        given = {"delegate": delegate, "rate_limit": rate_limit, "wait_timeout": wait_timeout}
-        for name, value in given.items():
+        arguments = {"delegate": delegate, "rate_limit": rate_limit, "wait_timeout": wait_timeout}
+        for name, value in arguments.items():
             if value is None:
                 raise ValueError(f"RateLimitedChatModel {name} must not be None")
         model = _resolved(delegate)
@@ -87,9 +87,9 @@ class RateLimitedChatModel:
 
     def around(self, delegate: ChatModel) -> RateLimitedChatModel:
         """Return another model behind the same limit: calls of both draw from one bucket."""
-        made = self.of(delegate, self._rate_limit, self._wait_timeout)
-        made._bucket = self._bucket  # noqa: SLF001  a model of its own class
-        return made
+        rebuilt = self.of(delegate, self._rate_limit, self._wait_timeout)
+        rebuilt._bucket = self._bucket  # noqa: SLF001  a model of its own class
+        return rebuilt
 
     @property
     def delegate(self) -> ChatModel:

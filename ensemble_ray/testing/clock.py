@@ -1,4 +1,4 @@
-"""A clock that moves when told. Package: testing; fulfils the `Clock` port, waits for nobody's real seconds."""
+"""A clock that a test moves. Package: testing; fulfils the `Clock` port without real waiting."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What a replayed task touches in place of journal and model. Package: testing.
 
-In: the facts of a run. Out: its recorded answers and results to whoever asks for them; the first thing that is asked
+In: the facts of a run. Out: its recorded answers and results on request; the first thing that is asked
 for and not recorded, as a difference.
 Never: a fact that is kept, a model that is asked.
 """
@@ -64,7 +64,7 @@ def _window(text: str, start: int) -> str:
     return f"{'...' if start else ''}{part!r}{'...' if start + _SHOWN < len(text) else ''}"
 
 
-class _Known(Mapping[tuple[str, str], Fact]):
+class _Recorded(Mapping[tuple[str, str], Fact]):
     """What is recorded of a task; knows what of it was asked for."""
 
     def __init__(self, facts: Mapping[tuple[str, str], Fact]) -> None:
@@ -83,7 +83,7 @@ class _Known(Mapping[tuple[str, str], Fact]):
         return len(self._facts)
 
     def unused(self) -> Fact | None:
-        """Return the first recorded answer or result that nobody asked for."""
+        """Return the first recorded answer or result that was not asked for."""
         left = (fact for key, fact in self._facts.items() if key not in self.used)
         return next((fact for fact in left if fact.kind in _ANSWERS), None)
 
@@ -115,15 +115,15 @@ class ReplayJournal:
                 self._ends[instance] = fact
             else:
                 self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
-        self._at: dict[str, _Known] = {}
+        self._at: dict[str, _Recorded] = {}
         self._notes: dict[str, _Note] = {}
         self._compared: set[tuple[str, str]] = set()
 
     @property
     def used(self) -> int:
         """Recorded answers and results that were used, of all tasks."""
-        given = sum(kind in _ANSWERS for known in self._at.values() for _, kind in known.used)
-        return given + sum(kind in _ANSWERS for _, kind in self._compared)
+        answered = sum(kind in _ANSWERS for known in self._at.values() for _, kind in known.used)
+        return answered + sum(kind in _ANSWERS for _, kind in self._compared)
 
     @contextmanager
     def at(self, instance: str) -> Generator[None]:
@@ -134,7 +134,7 @@ class ReplayJournal:
         finally:
             _AT_WORK.reset(token)
 
-    def tell(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
+    def report(self, difference: Difference, *, instance: str | None = None, is_at_end: bool = False) -> NoReturn:
         """Note a difference, if it is the task's first, and stop the task; default: the one at work.
 
         Raises:
@@ -192,7 +192,7 @@ class ReplayJournal:
                     recorded="nothing",
                     current=_window(call, 0),
                 )
-                self.tell(difference, instance=instance_of_fact(fact), is_at_end=True)
+                self.report(difference, instance=instance_of_fact(fact), is_at_end=True)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
@@ -203,7 +203,7 @@ class ReplayJournal:
                 return (name, "tool_result") in facts
             return kind != "delegation" and not (kind == "tool_result" and self._is_performed(name))
 
-        self._at[instance] = _Known({key: fact for key, fact in facts.items() if is_shown(*key)})
+        self._at[instance] = _Recorded({key: fact for key, fact in facts.items() if is_shown(*key)})
         return self._at[instance]
 
     def _is_performed(self, name: str) -> bool:
@@ -219,11 +219,11 @@ class ReplayJournal:
             nothing = Difference(
                 where=where, what="a delegation that is not recorded", recorded="nothing", current=_window(current, 0)
             )
-            self.tell(nothing, instance=instance, is_at_end=True)
+            self.report(nothing, instance=instance, is_at_end=True)
         self._compared.add((fact.name, fact.kind))
         if _decided(recorded) != current:
             old, new = shown(_decided(recorded), current)
-            self.tell(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
+            self.report(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
 
     def _compare_result(self, fact: Fact) -> None:
         recorded = self.recorded(fact.name, fact.kind)
@@ -234,7 +234,7 @@ class ReplayJournal:
             if recorded.data.get(field) != fact.data.get(field):
                 old, new = shown(recorded.data.get(field), fact.data.get(field))
                 found = Difference(where=place_of(fact.name), what=what, recorded=old, current=new)
-                self.tell(found, instance=instance_of_fact(fact))
+                self.report(found, instance=instance_of_fact(fact))
 
     async def flush(self) -> None:
         """Nothing is kept."""
@@ -257,7 +257,7 @@ class UnaskedModel:
         """
         del tools
         last = "" if not messages else messages[-1].content or ""
-        self._journal.tell(
+        self._journal.report(
             Difference(
                 where="a model call",
                 what="a request whose answer is not recorded",
@@ -348,21 +348,21 @@ def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> li
     if not prompts:
         return []
     history = map(as_mapping, as_sequence(prompts.get("history")))
-    told: list[tuple[str, str | None]] = [
+    conversation: list[tuple[str, str | None]] = [
         ("system", as_text(prompts.get("system_prompt"))),
         *((as_text(each.get("role")), as_text(each.get("content"))) for each in history),
         ("user", as_text(prompts.get("user_prompt"))),
     ]
     instance = name.rsplit("/", 2)[0]
-    for earlier in range(turn):
-        answer = journal.recorded(f"{instance}/{earlier}/model", "model")
+    for previous in range(turn):
+        answer = journal.recorded(f"{instance}/{previous}/model", "model")
         calls = as_sequence(None if answer is None else answer.data.get("tool_calls"))
         if answer is None or not calls:
-            return told[:1]  # a correction: a conversation of its own, of which only the system prompt is known
-        told.append(("assistant", cast("str | None", answer.data.get("text"))))
+            return conversation[:1]  # a correction: a conversation of its own, of which only the system prompt is known
+        conversation.append(("assistant", cast("str | None", answer.data.get("text"))))
         for index in range(len(calls)):
-            result = journal.recorded(f"{instance}/{earlier}/call-{index}", "tool_result")
+            result = journal.recorded(f"{instance}/{previous}/call-{index}", "tool_result")
             if result is None:
-                return told
-            told.append(("tool", as_text(result.data.get("text"))))
-    return told
+                return conversation
+            conversation.append(("tool", as_text(result.data.get("text"))))
+    return conversation

@@ -46,10 +46,10 @@ class ReplayedWorkers:
         if found is not None and self._journal.is_at_end(order.instance) and (end is None or end.kind != "output"):
             return self._recorded_end(order, call, result, end, found)
         if found is not None:
-            self._tell(order, call, found)
+            self._report(order, call, found)
         unused = self._journal.unused(order.instance)
         if unused is not None:
-            self._tell(order, call, Difference(where=unused, what="a call", recorded="made", current="not made"))
+            self._report(order, call, Difference(where=unused, what="a call", recorded="made", current="not made"))
         self._compare(order, call, result, end)
         return result
 
@@ -65,11 +65,11 @@ class ReplayedWorkers:
             return replace(result, status="exited", error=error)
         if end is not None:
             return replace(result, status="failed", error=failure_of(end))
-        told = self._journal.recorded(call, "tool_result")
-        if told is None:  # the run died while it was at work
-            self._tell(order, call, found, is_at_end=True)
+        recorded_result = self._journal.recorded(call, "tool_result")
+        if recorded_result is None:  # the run died while it was at work
+            self._report(order, call, found, is_at_end=True)
         # It was stopped, or its process was lost.
-        text = str(told.data.get("text") or "").removeprefix("Error: ")
+        text = str(recorded_result.data.get("text") or "").removeprefix("Error: ")
         return replace(result, status="failed", error=AgentExecutionError(text))
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
@@ -84,9 +84,9 @@ class ReplayedWorkers:
             current = result.status
         if recorded != current:
             old, new = shown(recorded, current)
-            self._tell(order, call, Difference(where="its end", what=what, recorded=old, current=new))
+            self._report(order, call, Difference(where="its end", what=what, recorded=old, current=new))
 
-    def _tell(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
+    def _report(self, order: TaskOrder, call: str, found: Difference, *, is_at_end: bool = False) -> NoReturn:
         where = f"{place_of(call)} ({order.agent_role}), {found.where}"
         asking = call.rsplit("/", 2)[0]
-        self._journal.tell(replace(found, where=where), instance=asking, is_at_end=is_at_end)
+        self._journal.report(replace(found, where=where), instance=asking, is_at_end=is_at_end)

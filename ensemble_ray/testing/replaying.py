@@ -239,14 +239,14 @@ class _Repetition:
             if failure is None:
                 return None  # it was interrupted
             return _first(where, ("the end", failure.status, result.status), _errors(failure, result))
-        given = result.output
-        if given is None:
+        current_output = result.output
+        if current_output is None:
             error = f"{type(result.error).__name__}: {result.error}"
             return Difference(where=where, what="the end", recorded="completed", current=f"{result.status}, {error}")
         return _first(
             where,
-            ("the output", recorded.raw, given.raw),
-            ("the parsed output", jsonable(recorded.parsed_output), jsonable(given.parsed_output)),
+            ("the output", recorded.raw, current_output.raw),
+            ("the parsed output", jsonable(recorded.parsed_output), jsonable(current_output.parsed_output)),
         )
 
     def _output(self, key: str) -> TaskOutput | None:
@@ -280,14 +280,14 @@ class _Repetition:
         if fact.data.get("request_digest") != digest:
             instance = name.rsplit("/", 2)[0]
             fold = self._recovered.fold_of(instance)
-            self.journal.tell(request_difference(self.journal, name, messages, fold), instance=instance)
+            self.journal.report(request_difference(self.journal, name, messages, fold), instance=instance)
 
 
 def _errors(recorded: TaskResult, current: TaskResult) -> tuple[str, object, object]:
-    def told(result: TaskResult) -> str:
+    def describe(result: TaskResult) -> str:
         return "" if result.error is None else f"{type(result.error).__name__}: {result.error}"
 
-    return "the error", told(recorded), told(current)
+    return "the error", describe(recorded), describe(current)
 
 
 def _first(where: str, *pairs: tuple[str, object, object]) -> Difference | None:

@@ -255,8 +255,8 @@ async def _resolve(entry: object, call: ScriptedCall) -> Reply:
             finish_reason=entry.finish_reason,
         )
     if callable(entry):
-        given = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
-        return await _resolve(await given if inspect.isawaitable(given) else given, call)
+        returned = await call_user(cast("Callable[[ScriptedCall], object | Awaitable[object]]", entry), call)
+        return await _resolve(await returned if inspect.isawaitable(returned) else returned, call)
     if isinstance(entry, Sequence) and all(isinstance(item, ToolCall) for item in cast("Sequence[object]", entry)):
         return Reply(tool_calls=tuple(cast("Sequence[ToolCall]", entry)), usage=None)
     raise IllegalStateError(f"ScriptedModel: cannot answer with a {type(entry).__name__}")

@@ -53,14 +53,14 @@ async def call_batch(
     finally:
         for task in tasks:
             task.cancel()
-    return [task.result().given() for task in tasks]
+    return [task.result().unwrap() for task in tasks]
 
 
 @dataclass(frozen=True, slots=True)
 class _Returned(Generic[T]):
     value: T
 
-    def given(self) -> T:
+    def unwrap(self) -> T:
         return self.value
 
 
@@ -68,7 +68,7 @@ class _Returned(Generic[T]):
 class _Stopped:
     stop: BaseException
 
-    def given(self) -> NoReturn:
+    def unwrap(self) -> NoReturn:
         raise self.stop
 
 

@@ -196,8 +196,8 @@ async def _call_in_pool(
             "tool_name": bound.name,
             "idempotency_key": context.idempotency_key,
         }
-        given = await pool.run(packed, call, timeout_s=bound.timeout_s, may_repeat=bound.effect != "once")
-        return cast("ToolOutcome", given)
+        returned = await pool.run(packed, call, timeout_s=bound.timeout_s, may_repeat=bound.effect != "once")
+        return cast("ToolOutcome", returned)
     except CannotTravelError as error:
         _packed[function] = None
         _log.warning("Tool '%s' runs in a thread, since it cannot travel to another process: %s", bound.name, error)
@@ -211,13 +211,15 @@ def _log_call(name: str, arguments: str, outcome: ToolOutcome, context: ToolCont
     level = logging.INFO if outcome.outcome == "success" else logging.WARNING
     if not _log.isEnabledFor(level):
         return
-    took_ms = round((time.perf_counter() - started_s) * 1000)
+    duration_ms = round((time.perf_counter() - started_s) * 1000)
     said = "Tool call" if outcome.outcome == "success" else "Tool error"
     # One line each, also where all of it is wanted: a text with line breaks could pass for lines of ours.
-    shown, given = (
+    shown, returned = (
         one_line(cut_for_log(text, context.log_truncate_length), None) for text in (arguments, outcome.text)
     )
     # Where user code raised, lines of its own follow.
     where = Line("".join(f"\n{each}" for each in (outcome.traceback, *context.tracebacks) if each))
-    _log.log(level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, given, took_ms, where)
+    _log.log(
+        level, "[%s] %s: %s(%s) -> %s [%dms]%s", context.agent_role, said, name, shown, returned, duration_ms, where
+    )
     _log.debug("[%s] %s full input: %s | full output: %s", context.agent_role, name, arguments, outcome.text)

@@ -101,7 +101,7 @@ def _perform(
             return outcome_of_error(error)
 
 
-#: What the model is told of a call whose process died.
+#: The model's text for a call whose process died.
 _DIED = "the process that ran it ended unexpectedly (out of memory, or a crash in native code)"
 
 

@@ -121,9 +121,9 @@ def tool_mark(entry: object) -> FunctionTool | None:
 
 def marked_functions(kind: type[object]) -> tuple[str, ...]:
     """Names of a class's public `@tool` methods, inherited ones first, in the order of their definition."""
-    known = _methods.get(kind)
-    if known is not None:
-        return known
+    cached = _methods.get(kind)
+    if cached is not None:
+        return cached
     found: dict[str, None] = {}
     for owner in reversed(kind.__mro__):
         found.update(dict.fromkeys(name for name in vars(owner) if not name.startswith("_")))

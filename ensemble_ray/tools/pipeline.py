@@ -178,5 +178,5 @@ def _strategy(value: object) -> PipelineErrorStrategy:
     try:
         return PipelineErrorStrategy(cast("str", value))
     except ValueError:
-        known = ", ".join(PipelineErrorStrategy)
-        raise ValidationError(f"ToolPipeline error_strategy must be one of [{known}], got: {value!r}") from None
+        allowed = ", ".join(PipelineErrorStrategy)
+        raise ValidationError(f"ToolPipeline error_strategy must be one of [{allowed}], got: {value!r}") from None

@@ -103,7 +103,7 @@ class ResolvedTools:
                 raise ValidationError(f"Duplicate tool name: '{tool.name}'")
             by_name[tool.name] = tool
         self._by_name: Mapping[str, BoundTool] = by_name
-        #: what a model is told of them
+        #: their descriptions for a model
         self.specs: tuple[ToolSpec, ...] = tuple(tool.spec for tool in by_name.values())
 
     @property

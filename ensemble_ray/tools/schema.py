@@ -1,6 +1,6 @@
 """Package tools: JSON schemas and argument validators of typed functions and models.
 
-In: a function's signature, or a pydantic model. Out: what the model is told (`parameters`) and what reads its answer.
+In: a function's signature, or a pydantic model. Out: what the model reads (`parameters`) and what reads its answer.
 Built once per function and kept beside it, never on it, so that a function still travels light.
 """
 

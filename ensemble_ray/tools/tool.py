@@ -175,7 +175,7 @@ class ToolContext:
         return replace(self, emit=emit)
 
 
-#: The context outside any call: nothing is counted, nobody listens (S-TOOL-43).
+#: The context outside any call: nothing is counted, there are no listeners (S-TOOL-43).
 _OUTSIDE = ToolContext()
 _context: ContextVar[ToolContext | None] = ContextVar("ensemble_ray_tool_context", default=None)
 
@@ -213,7 +213,7 @@ class AgentTool(ABC):
 
     @abstractmethod
     def execute(self, text: str, /) -> ToolResult | Awaitable[ToolResult]:
-        """Do the work; may be `async`. What it raises is told to the model as an error."""
+        """Do the work; may be `async`. The model reads what it raises as an error."""
 
 
 def check_tool_name(name: object) -> str | None:
@@ -231,9 +231,9 @@ def check_effect(effect: object, subject: str) -> Effect:
     Raises:
         ValidationError: it is none.
     """
-    for known in _EFFECTS:
-        if effect == known:
-            return known
+    for allowed in _EFFECTS:
+        if effect == allowed:
+            return allowed
     raise ValidationError(f"{subject} effect must be one of [{', '.join(_EFFECTS)}], got: {effect!r}")
 
 

@@ -105,17 +105,17 @@ def parse_input(text: str, kind: type[InputT]) -> InputT | ToolResult:
         return ToolResult.failure(f"Invalid JSON input for '{name}': half of a surrogate pair is no character")
     if not isinstance(data, dict):
         return ToolResult.failure(f"Expected a JSON object for '{name}' but received: {_kind_of(data)}")
-    given = cast("dict[str, object]", data)
+    values = cast("dict[str, object]", data)
     missing = [
         field.alias or key
         for key, field in kind.model_fields.items()
-        if field.is_required() and all(given.get(accepted) is None for accepted in _accepted_names(key, field.alias))
+        if field.is_required() and all(values.get(accepted) is None for accepted in _accepted_names(key, field.alias))
     ]
     if missing:
         return ToolResult.failure(f"Missing required parameter(s) for '{name}': {', '.join(missing)}")
     try:
         if kind.model_config.get("extra") == "forbid":
-            return kind.model_validate_json(to_json(_known_only(given, kind)))
+            return kind.model_validate_json(to_json(_drop_unknown(values, kind)))
         return kind.model_validate_json(text)
     except pydantic.ValidationError as error:
         return ToolResult.failure(f"Failed to deserialize input for '{name}': {explain_arguments(error)}")
@@ -134,9 +134,9 @@ def _accepted_names(key: str, alias: str | None) -> tuple[str, ...]:
     return (key,) if alias is None else (alias, key)
 
 
-def _known_only(given: Mapping[str, object], kind: type[BaseModel]) -> dict[str, object]:
+def _drop_unknown(values: Mapping[str, object], kind: type[BaseModel]) -> dict[str, object]:
     known = {name for key, field in kind.model_fields.items() for name in _accepted_names(key, field.alias)}
-    return {name: value for name, value in given.items() if name in known}
+    return {name: value for name, value in values.items() if name in known}
 
 
 def _kind_of(value: object) -> str:

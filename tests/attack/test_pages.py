@@ -21,11 +21,11 @@ import pytest
 
 from ensemble_ray import aresume
 from ensemble_ray.testing import ModelServer
-from ensemble_ray.tools import net
-from ensemble_ray.tools.builtin import HttpAgentTool, WebScraperTool, WebSearchTool, page_reader
-from ensemble_ray.tools.builtin.page_reader import PageError, read_page
+from ensemble_ray.tools.builtin import HttpAgentTool, WebScraperTool, WebSearchTool
 from ensemble_ray.tools.builtin.web_search import TavilySearch
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
+from ensemble_ray.tools.web import net, page_reader
+from ensemble_ray.tools.web.page_reader import PageError, read_page
 from tests.attack.reading_run import DIED, MARKS, MODEL, PATHS, RUN_ID, WEB, answers, team
 from tests.contracts.web_server import Answer, WebServer, serving
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from ensemble_ray.llm import local_server
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.local_registry import LocalSpec
+from ensemble_ray.llm.local_engine import server as local_server
+from ensemble_ray.llm.local_engine.registry import LocalSpec
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.ports import ChatModel, StreamingChatModel

@@ -10,9 +10,9 @@ from typing import cast
 import openai
 import pytest
 
-from ensemble_ray.llm import local_server
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.local_registry import LocalSpec
+from ensemble_ray.llm.local_engine import server as local_server
+from ensemble_ray.llm.local_engine.registry import LocalSpec
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.ports import StructuredChatModel

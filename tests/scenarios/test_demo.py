@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.llm.weights import find_weights
+from ensemble_ray.llm.local_engine.weights import find_weights
 from ensemble_ray.record.runs import read_facts
 from tests.processes import own_directory, own_environment
 

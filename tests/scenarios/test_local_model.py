@@ -21,11 +21,11 @@ from pydantic import BaseModel
 
 from ensemble_ray.execute.agent.answer_schema import answer_schema
 from ensemble_ray.execute.agent.structured import parse_output
-from ensemble_ray.llm import local_server
 from ensemble_ray.llm.factory import resolve_llm
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.local_registry import Process
-from ensemble_ray.llm.weights import find_weights
+from ensemble_ray.llm.local_engine import server as local_server
+from ensemble_ray.llm.local_engine.registry import Process
+from ensemble_ray.llm.local_engine.weights import find_weights
 from ensemble_ray.values.messages import ChatMessage, ChatResponse
 
 pytestmark = pytest.mark.skipif(

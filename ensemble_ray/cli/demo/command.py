@@ -85,8 +85,8 @@ def _introduce(selection: Selection, *, is_own: bool, llm: str, runtime: Runtime
 
 def _warm_up(model: ChatModel) -> None:
     """Let the embedded model load while the agents start; what fails here fails again where it is told."""
-    from ensemble_ray.llm import local_server  # the help does not need them
     from ensemble_ray.llm.local import LocalChatModel
+    from ensemble_ray.llm.local_engine import server as local_server  # the help does not need them
     from ensemble_ray.process.loop import submit
     from ensemble_ray.process.threads import call_user
 

@@ -299,7 +299,7 @@ class ModelServer:
             await asyncio.sleep(latency_s)
         if isinstance(answer, Fault) and answer.kind == "silence":
             await asyncio.Event().wait()
-        if http.transport is not None:  # nobody is waited for below
+        if http.transport is not None:  # the client is not waited for below
             http.transport.set_write_buffer_limits(high=_MOST_UNREAD_BYTES)
         while True:
             with self._changed:  # also while it is sent: no answer is under way once `pause` has returned
@@ -389,4 +389,4 @@ def _drop(http: web.BaseRequest, response: web.StreamResponse | None = None) -> 
     """Cut the connection without another byte."""
     if http.transport is not None:
         http.transport.abort()
-    return response or web.StreamResponse()  # the library wants one, and finds nobody to send it to
+    return response or web.StreamResponse()  # the library wants one, and cannot send it any more

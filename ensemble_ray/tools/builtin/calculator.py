@@ -126,7 +126,7 @@ class _Evaluation:
     def value(self) -> float:
         """Return the value of the whole text."""
         while True:
-            self._take_operand()
+            self._read_operand()
             self._close_parentheses()
             sign = self._peek()
             if sign == "":
@@ -146,7 +146,7 @@ class _Evaluation:
             self._at += 1
         return self._text[self._at : self._at + 1]
 
-    def _take_operand(self) -> None:
+    def _read_operand(self) -> None:
         """Read signs and opening parentheses up to a number."""
         while True:
             sign = self._peek()

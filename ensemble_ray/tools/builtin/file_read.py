@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import message_of
-from ensemble_ray.tools.sandbox import AccessDeniedError, Sandbox
+from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 
@@ -90,5 +90,5 @@ def _ensure_regular(mode: int, path: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Why, without the machine's own path, which is nobody's business in a prompt."""
+    """Return why, without the machine's own path, which does not belong in a prompt."""
     return (error.strerror or message_of(error)) if isinstance(error, OSError) else message_of(error)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import FileChangedEvent
-from ensemble_ray.tools.sandbox import AccessDeniedError, Sandbox
+from ensemble_ray.tools.builtin.sandbox import AccessDeniedError, Sandbox
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
 from ensemble_ray.values.value import utc_now
@@ -36,7 +36,7 @@ class FileWriteInput(BaseModel):
 class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
     """Writes text files below `base_dir`, nothing else; makes parent directories and replaces existing files.
 
-    Each write is told to listeners as a `FileChangedEvent`.
+    Listeners get a `FileChangedEvent` for each write.
 
     Args:
         base_dir: An existing directory.
@@ -70,7 +70,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             return ToolResult.failure(f"Failed to write file: {error.strerror or message_of(error)}")
         except ValueError as error:
             return ToolResult.failure(f"Failed to write file: {message_of(error)}")
-        self._tell(path, lines_before, _line_count([data]))
+        self._emit_change(path, lines_before, _line_count([data]))
         return ToolResult.success(f"Successfully wrote to: {path}")
 
     def _write(self, path: str, data: bytes) -> int | None:
@@ -89,7 +89,7 @@ class FileWriteTool(AbstractTypedAgentTool[FileWriteInput]):
             file.write(data)
         return lines_before
 
-    def _tell(self, path: str, lines_before: int | None, lines_after: int) -> None:
+    def _emit_change(self, path: str, lines_before: int | None, lines_after: int) -> None:
         context = self.context
         gained = lines_after - (lines_before or 0)
         context.emit(

@@ -16,8 +16,8 @@ from pydantic import SecretStr
 from pydantic_core import from_json
 
 from ensemble_ray.process.threads import threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
+from ensemble_ray.tools.web.net import Answer, RequestFailedError, exchange
 
 __all__ = ["HttpAgentTool"]
 

@@ -2,7 +2,7 @@
 
 The command is the developer's own list of arguments: no shell, and nothing of it comes from a model. The program gets a
 small environment, so that the keys in that of this process do not reach it unless the developer says so. How it is run
-and ended is up to `process_run.py`.
+and ended is up to `process/run.py`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import cast
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.threads import threads
-from ensemble_ray.tools.builtin.process_run import ProgramRun
+from ensemble_ray.tools.process.run import ProgramRun
 from ensemble_ray.tools.rendering import render_value
 from ensemble_ray.tools.tool import AbstractAgentTool, ToolResult
 

@@ -1,8 +1,8 @@
 """Fetches a page and gives its words. Package: built-in tools. In: a URL; out: the text of the page's body.
 
-Fetching is guarded (`tools/net.py`): only http and https, no private addresses unless allowed, all limits counted while
+Fetching is guarded (`tools/web/net.py`): only http and https, no private addresses unless allowed, all limits counted while
 the page is read. Bytes become text in a thread, and HTML is parsed in a process that is killed with its call
-(`page_reader.py`): a page that is made to be slow costs a bounded time and delays nobody else.
+(`web/page_reader.py`): a page that is made to be slow costs a bounded time and delays nobody else.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, ToolConfigurationError, message_of
 from ensemble_ray.process.threads import call_user, threads
-from ensemble_ray.tools.builtin.page_reader import PageError, read_page
-from ensemble_ray.tools.net import RequestFailedError, fetch
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
+from ensemble_ray.tools.web.net import RequestFailedError, fetch
+from ensemble_ray.tools.web.page_reader import PageError, read_page
 
 __all__ = ["WebScraperTool"]
 

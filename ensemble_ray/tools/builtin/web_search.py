@@ -16,9 +16,9 @@ from pydantic import BaseModel, Field, SecretStr
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, message_of
 from ensemble_ray.process.threads import call_user, threads
-from ensemble_ray.tools.net import Answer, RequestFailedError, exchange
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.typed import AbstractTypedAgentTool
+from ensemble_ray.tools.web.net import Answer, RequestFailedError, exchange
 
 __all__ = ["SerpApiSearch", "TavilySearch", "WebSearchProvider", "WebSearchTool"]
 

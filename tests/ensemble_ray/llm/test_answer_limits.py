@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError, Unpacker
 from ensemble_ray.llm.openai import OpenAIChatModel
-from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_wire import WireError, decode_completion
-from ensemble_ray.llm.redirects import RedirectRefusedError, is_redirect, redirected
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError, Unpacker
+from ensemble_ray.llm.protocol.redirects import RedirectRefusedError, follow_redirect, is_redirect
+from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 
 URL = "https://host/v1/chat/completions"
 
@@ -99,8 +99,8 @@ def test_tool_calls_are_counted_when_an_answer_asks_for_many() -> None:
 )
 def test_a_request_moves_when_the_place_is_of_the_same_origin(location: str, target: str) -> None:
     """S-SEC-54: scheme, host and port are the endpoint's own."""
-    assert redirected(URL, 307, location, followed=0) == target
-    assert redirected(URL, 308, location, followed=2) == target
+    assert follow_redirect(URL, 307, location, followed=0) == target
+    assert follow_redirect(URL, 308, location, followed=2) == target
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_redirect_is_refused_when_it_leads_elsewhere(status: int, location: st
     """S-SEC-54: the text names the origin, cleaned, and what to do."""
     assert is_redirect(status)
     with pytest.raises(RedirectRefusedError) as caught:
-        redirected(URL, status, location, followed=0)
+        follow_redirect(URL, status, location, followed=0)
     assert said in str(caught.value)
     assert "`base_url`" in str(caught.value)
     assert str(caught.value).isprintable()
@@ -133,7 +133,7 @@ def test_a_redirect_is_refused_when_it_leads_elsewhere(status: int, location: st
 def test_a_redirect_is_refused_when_there_were_three() -> None:
     """S-SEC-54: nobody runs in circles."""
     with pytest.raises(RedirectRefusedError, match="more than 3 times"):
-        redirected(URL, 307, "/x", followed=3)
+        follow_redirect(URL, 307, "/x", followed=3)
 
 
 def test_limits_are_part_of_the_model_when_given() -> None:

@@ -13,14 +13,14 @@ import pytest
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError, ValidationError
 from ensemble_ray.limits import RateLimit
 from ensemble_ray.llm.faults import fault_of, status_of
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
 
 ORIGIN = Origin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=9)
 
 
 async def of_openai(failure: Failure) -> Exception:
     """The error that the adapter raises."""
-    return await provider_error(failure, ORIGIN)
+    return await build_provider_error(failure, ORIGIN)
 
 
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 529, 599])
@@ -45,7 +45,7 @@ async def test_it_is_nobodys_fault_but_ours_when_the_request_is_refused(status: 
 async def test_it_is_no_fault_when_the_answer_cannot_be_read() -> None:
     """S-DUR-61: never an answer that cannot be read, nor one in which the provider tells an error."""
     assert fault_of(await of_openai(Failure(status=200, body=b"<html>", reason="no JSON"))) is None
-    assert fault_of(await of_openai(Failure(status=200, reason="overloaded", told_by_provider=True))) is None
+    assert fault_of(await of_openai(Failure(status=200, reason="overloaded", is_from_provider=True))) is None
 
 
 async def test_it_is_the_providers_fault_when_there_is_no_answer() -> None:

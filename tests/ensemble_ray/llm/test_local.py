@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.llm import weights
 from ensemble_ray.llm.local import LocalChatModel
-from ensemble_ray.llm.local_registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
+from ensemble_ray.llm.local_engine import weights
+from ensemble_ray.llm.local_engine.registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
 from ensemble_ray.ports import ChatModel, StreamingChatModel
 from ensemble_ray.values.messages import ChatMessage
 

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from ensemble_ray.errors import portable
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
 
 ORIGIN = Origin(url="https://user:pw@host:8443/v1/chat/completions", model="m", key="sk-very-secret", timeout_s=600)
 
@@ -95,7 +95,7 @@ def status(code: int, message: str = "because", **headers: str) -> Failure:
             "Endpoint https://host:8443/v1 sent an answer that cannot be used: it is not JSON: <html>",
         ),
         (
-            Failure(status=200, body=b'{"error": "no credit"}', reason="no credit", told_by_provider=True),
+            Failure(status=200, body=b'{"error": "no credit"}', reason="no credit", is_from_provider=True),
             openai.APIError,
             "Endpoint https://host:8443/v1 sent an answer that cannot be used: no credit",
         ),
@@ -105,7 +105,7 @@ async def test_class_and_text_tell_the_failure_when_a_call_fails(
     failure: Failure, kind: type[Exception], text: str
 ) -> None:
     """S-ERR-31: the provider's own class; the text says what, where and what to do, also after a journey."""
-    error = await provider_error(failure, ORIGIN)
+    error = await build_provider_error(failure, ORIGIN)
     assert type(error) is kind
     assert str(error) == text
     assert getattr(error, "message", None) == text
@@ -115,7 +115,7 @@ async def test_class_and_text_tell_the_failure_when_a_call_fails(
 
 async def test_the_key_is_blacked_out_when_the_provider_echoes_it() -> None:
     """S-ERR-39, S-CONV-22: in text and body of the error."""
-    error = await provider_error(status(401, "Incorrect key sk-very-secret"), ORIGIN)
+    error = await build_provider_error(status(401, "Incorrect key sk-very-secret"), ORIGIN)
     assert isinstance(error, openai.AuthenticationError)
     shown = f"{error!r} {error.body!r} {error.response.text} {error.response.headers} {error.request.headers} {ORIGIN}"
     assert "Incorrect key ***" in str(error)
@@ -126,12 +126,12 @@ async def test_the_key_is_blacked_out_when_the_provider_echoes_it() -> None:
 async def test_the_error_says_so_when_no_key_was_sent() -> None:
     """S-ERR-39: whether a key was sent is told, never which."""
     origin = Origin(url="http://h/v1/chat/completions", model="m", key="", timeout_s=1)
-    assert "No key was sent" in str(await provider_error(status(401), origin))
+    assert "No key was sent" in str(await build_provider_error(status(401), origin))
 
 
 async def test_details_are_there_when_the_provider_gave_them() -> None:
     """S-ERR-31: whoever knows the package finds code, request id and headers where they always are."""
-    error = await provider_error(status(429, **{"x-request-id": "r1", "retry-after": "1"}), ORIGIN)
+    error = await build_provider_error(status(429, **{"x-request-id": "r1", "retry-after": "1"}), ORIGIN)
     assert isinstance(error, openai.RateLimitError)
     assert (error.code, error.request_id, error.response.headers["retry-after"]) == ("some_code", "r1", "1")
     assert error.__cause__ is None
@@ -140,7 +140,7 @@ async def test_details_are_there_when_the_provider_gave_them() -> None:
 async def test_the_transports_error_is_the_cause_when_nothing_answered() -> None:
     """S-ERR-31: the chain goes on to what was at the bottom."""
     cause = ConnectionRefusedError(111, "Connection refused")
-    error = await provider_error(Failure(reason="Connection refused", cause=cause), ORIGIN)
+    error = await build_provider_error(Failure(reason="Connection refused", cause=cause), ORIGIN)
     assert error.__cause__ is cause
 
 
@@ -148,12 +148,12 @@ def test_failures_are_told_while_the_package_of_the_errors_is_being_imported() -
     """Many calls fail at once in a fresh process: half an import gives nobody an `AttributeError`."""
     code = """
 import asyncio
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
 
 async def failed(number):
     await asyncio.sleep(number / 100)  # some of them meet the import on its way
     origin = Origin(url="http://host/v1/chat/completions", model="m", key="k", timeout_s=1)
-    return await provider_error(Failure(status=400, body=b"{}"), origin)
+    return await build_provider_error(Failure(status=400, body=b"{}"), origin)
 
 async def main():
     print(*{type(error).__name__ for error in await asyncio.gather(*map(failed, range(100)))})

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_wire import (
+from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.wire import (
     EncodedPieces,
     WireError,
     decode_completion,

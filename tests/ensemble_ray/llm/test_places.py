@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.llm.places import flaw_of, secrets_of, shown_url
+from ensemble_ray.llm.endpoint_urls import flaw_of, secrets_of, shown_url
 
 
 @pytest.mark.parametrize(

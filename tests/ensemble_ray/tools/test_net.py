@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ensemble_ray.tools.addresses import refusal_of
-from ensemble_ray.tools.net import RequestFailedError, exchange, fetch
+from ensemble_ray.tools.web.addresses import refusal_of
+from ensemble_ray.tools.web.net import RequestFailedError, exchange, fetch
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ensemble_ray.tools.unpacking import STEP_BYTES, Unpacker, UnpackingError, codings_of
+from ensemble_ray.tools.web.unpacking import STEP_BYTES, Unpacker, UnpackingError, codings_of
 
 
 def _bare(data: bytes) -> bytes:

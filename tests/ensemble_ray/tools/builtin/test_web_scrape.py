@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray.errors import ExitEarlyError, ToolConfigurationError
 from ensemble_ray.tools.builtin import WebScraperTool
-from ensemble_ray.tools.builtin.page_text import page_text
 from ensemble_ray.tools.tool import ToolResult
+from ensemble_ray.tools.web.page_text import page_text
 from tests.ensemble_ray.tools.builtin.travel import travelled
 
 _PAGE = """<!doctype html><html><head><title>Title</title><style>x{}</style></head><body>

@@ -15,12 +15,12 @@ from typing import Any, cast
 
 from openai import OpenAIError
 
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
-from ensemble_ray.llm.openai_errors import Failure
-from ensemble_ray.llm.redirects import (
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError, Unpacker
+from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
+    follow_redirect,
     is_redirect,
-    redirected,
 )
 
 __all__ = ["AnswerRefusedError", "guard", "guarded"]
@@ -37,50 +37,50 @@ class AnswerRefusedError(OpenAIError):
 
 
 @dataclass(slots=True)
-class _Watched:
+class _GuardedCall:
     """A call that is being made."""
 
     limits: AnswerLimits
     redirects: int = 0
 
 
-_watched: ContextVar[_Watched | None] = ContextVar("ensemble_ray_watched_call", default=None)
+_guarded_call: ContextVar[_GuardedCall | None] = ContextVar("ensemble_ray_watched_call", default=None)
 
 
 @contextmanager
 def guarded(limits: AnswerLimits) -> Generator[None]:
     """Keep these limits on the answers of guarded clients in the block."""
-    token = _watched.set(_Watched(limits))
+    token = _guarded_call.set(_GuardedCall(limits))
     try:
         yield
     finally:
-        _watched.reset(token)
+        _guarded_call.reset(token)
 
 
 def guard(client: Any) -> None:
     """Add the hook to an HTTP client of the package, a user's own too; it does nothing outside of `guarded`."""
     hooks: dict[str, list[object]] = client.event_hooks
-    if _watch not in hooks["response"]:
+    if _guard_response not in hooks["response"]:
         # The first one: what a user's own hook reads is counted too.
-        client.event_hooks = {**hooks, "response": [_watch, *hooks["response"]]}
+        client.event_hooks = {**hooks, "response": [_guard_response, *hooks["response"]]}
 
 
-async def _watch(response: Any) -> None:
-    watched = _watched.get()
-    if watched is None:
+async def _guard_response(response: Any) -> None:
+    call = _guarded_call.get()
+    if call is None:
         return
     try:
         if is_redirect(response.status_code):
             location, url = response.headers.get("location"), str(response.request.url)
-            redirected(url, response.status_code, location, followed=watched.redirects)
-            watched.redirects += 1
+            follow_redirect(url, response.status_code, location, followed=call.redirects)
+            call.redirects += 1
         unpacker = Unpacker(response.headers.pop("content-encoding", ""))
     except (RedirectRefusedError, TooMuchError) as error:
         raise AnswerRefusedError(Failure(status=response.status_code, reason=str(error))) from None
     # A response takes streams of its own package alone: openai 3 speaks httpx2, a client of the user's own may be of httpx.
     package = sys.modules[type(response.stream).__module__.partition(".")[0]]
-    kind = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
-    response.stream = kind(response, unpacker, watched.limits)
+    bounded = cast("Any", type("BoundedStream", (_BoundedStream, package.AsyncByteStream), {}))
+    response.stream = bounded(response, unpacker, call.limits)
 
 
 class _BoundedStream:

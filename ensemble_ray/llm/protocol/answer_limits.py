@@ -110,7 +110,7 @@ class AnswerLimits:
 
     @property
     def too_late(self) -> str:
-        """What an answer is told that was not complete in time."""
+        """The error's text for an answer that was not complete in time."""
         return (
             f"it was not complete after {self.time_s:g} s, the limit of a whole answer. Raise `max_answer_time` if its "
             "answers take that long"

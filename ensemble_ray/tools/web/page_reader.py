@@ -31,7 +31,7 @@ _AT_ONCE = min(4, os.cpu_count() or 1)
 _KEPT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "PATH", "SYSTEMROOT")
 #: how it ends when its processor time is over; on systems without that limit it never does
 _OVER_TIME = -int(getattr(signal, "SIGXCPU", 0))
-_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class PageError(Exception):
@@ -49,7 +49,7 @@ async def read_page(html: str | bytes, *, most_characters: int) -> str:
         PageError: the parser needs more time or memory than a page may cost, or it ended unexpectedly.
     """
     data = html if isinstance(html, bytes) else html.encode("utf-8", "replace")
-    async with _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
+    async with _slots.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE)):
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", str(_PROGRAM)),

@@ -1,7 +1,7 @@
 """HTTP for the web tools. Package: tools. In: a URL and limits; out: status, headers and at most so many bytes.
 
 The guard resolves a host name once, judges every address it has, and connects to an address that was judged: a name
-that answers differently the second time (DNS rebinding) gains nothing, since nobody asks twice. Each redirect hop is
+that answers differently the second time (DNS rebinding) gains nothing, since it is asked for once. Each redirect hop is
 judged anew. TLS still verifies the certificate against the host name.
 
 An answer is read as it comes, and its body unpacked here, so that every limit counts while it is read: of its head, of
@@ -28,9 +28,9 @@ from yarl import URL
 
 from ensemble_ray.errors import message_of
 from ensemble_ray.process.threads import threads
-from ensemble_ray.tools.addresses import refusal_of
 from ensemble_ray.tools.charsets import decode
-from ensemble_ray.tools.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
+from ensemble_ray.tools.web.addresses import refusal_of
+from ensemble_ray.tools.web.unpacking import ACCEPTED_CODINGS, Unpacker, UnpackingError, codings_of
 
 __all__ = ["CONNECT_TIMEOUT_S", "Answer", "RequestFailedError", "exchange", "fetch"]
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
-from ensemble_ray.llm.openai_wire import (
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.wire import (
     FORM_ERRORS,
     WireError,
     finish_reason_in,
@@ -131,13 +131,13 @@ class StreamAssembler:
         if body.get("error") or ("choices" not in body and "usage" not in body):
             raise not_a_completion(body)
         try:
-            return self._taken(body)
+            return self._read_chunk(body)
         except FORM_ERRORS as error:
             if isinstance(error, TooMuchError):
                 raise
             raise not_a_completion(body) from None
 
-    def _taken(self, body: Mapping[str, Any]) -> str:
+    def _read_chunk(self, body: Mapping[str, Any]) -> str:
         self._usage = usage_in(body.get("usage")) or self._usage
         choices = body.get("choices")
         if not choices:

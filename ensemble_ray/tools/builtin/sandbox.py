@@ -14,7 +14,7 @@ __all__ = ["AccessDeniedError", "Sandbox"]
 
 
 class AccessDeniedError(ValueError):
-    """The path leads out of the sandbox; the text is what the model is told."""
+    """The path leads out of the sandbox; the text is for the model."""
 
 
 class Sandbox:

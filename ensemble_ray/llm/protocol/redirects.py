@@ -10,7 +10,7 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 
 from ensemble_ray.text.foreign_text import one_line
 
-__all__ = ["MOST_REDIRECTS", "RedirectRefusedError", "is_redirect", "redirected"]
+__all__ = ["MOST_REDIRECTS", "RedirectRefusedError", "follow_redirect", "is_redirect"]
 
 #: Redirects in a row that are followed.
 MOST_REDIRECTS = 3
@@ -30,7 +30,7 @@ def is_redirect(status: int) -> bool:
     return 300 <= status <= 399  # noqa: PLR2004  HTTP's own classes
 
 
-def redirected(url: str, status: int, location: str | None, *, followed: int) -> str:
+def follow_redirect(url: str, status: int, location: str | None, *, followed: int) -> str:
     """Return where a request goes next.
 
     Args:

@@ -1,7 +1,7 @@
 """Asking an endpoint for an answer in the form of a schema, and taking its no for an answer. Package: llm.
 
 In: a request's body, a schema, what is known of the endpoint. Out: the answer, asked for with the schema or without.
-Nobody above learns of a refusal: it is no failure of the call, and the endpoint is well (S-OUT-48). What was refused is
+Callers do not learn of a refusal: it is no failure of the call, and the endpoint is well (S-OUT-48). What was refused is
 remembered for as long as the process lives, so that nothing is sent twice in vain (S-OUT-49).
 """
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Protocol
 
-from ensemble_ray.llm.openai_errors import Failure, Origin
-from ensemble_ray.llm.openai_transport import CallFailedError
-from ensemble_ray.llm.openai_wire import json_bytes
+from ensemble_ray.llm.protocol.errors import Failure, Origin
+from ensemble_ray.llm.protocol.transport import CallFailedError
+from ensemble_ray.llm.protocol.wire import json_bytes
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.messages import ChatResponse, JsonSchema
 
@@ -33,7 +33,7 @@ _INVALID_SCHEMA = b"invalid schema"
 #: Where no schema is sent any more: places, and places with a schema's digest.
 _refused: set[str] = set()
 #: Places that took a schema.
-_took: set[str] = set()
+_accepting: set[str] = set()
 
 
 class Send(Protocol):
@@ -63,10 +63,10 @@ class SchemaOffer:
         Raises:
             CallFailedError: the call failed, and not for the schema's sake.
         """
-        place = f"{origin.place} {origin.model}"
+        endpoint = f"{origin.endpoint} {origin.model}"
         member = _member(self.schema)
-        this_schema = f"{place} {sha256(member).hexdigest()}"
-        if place in _refused or this_schema in _refused:
+        this_schema = f"{endpoint} {sha256(member).hexdigest()}"
+        if endpoint in _refused or this_schema in _refused:
             return await send(body)
         try:
             response = await send(b"".join((body[:-1], b",", member, b"}")), has_schema=True)
@@ -75,30 +75,32 @@ class SchemaOffer:
             if not is_refused_schema(refusal):
                 raise
         else:
-            _took.add(place)
+            _accepting.add(endpoint)
             return response
-        is_particular = self.is_declared or place in _took or _INVALID_SCHEMA in refusal.body.lower()
-        refused = this_schema if is_particular else place
+        is_particular = self.is_declared or endpoint in _accepting or _INVALID_SCHEMA in refusal.body.lower()
+        refused = this_schema if is_particular else endpoint
         if _names_the_mode(refusal):
-            self._remember(refused, place, refusal)
+            self._remember(refused, endpoint, refusal)
             return await send(body)
         response = await send(body)
-        self._remember(refused, place, refusal)
+        self._remember(refused, endpoint, refusal)
         return response
 
-    def _remember(self, refused: str, place: str, refusal: Failure) -> None:
+    def _remember(self, refused: str, endpoint: str, refusal: Failure) -> None:
         if refused not in _refused:
             _refused.add(refused)
-            what = "JSON schemas" if refused == place else f"the JSON schema of '{self.schema.name}'"
-            _log.info("%s does not take %s (HTTP %s); the prompt alone asks for the form", place, what, refusal.status)
+            what = "JSON schemas" if refused == endpoint else f"the JSON schema of '{self.schema.name}'"
+            _log.info(
+                "%s does not take %s (HTTP %s); the prompt alone asks for the form", endpoint, what, refusal.status
+            )
 
 
 def is_refused_schema(failure: Failure) -> bool:
     """Whether a request with a schema may have failed for the schema's sake: then it is worth a try without."""
     if failure.status in _REFUSALS:
         return True
-    is_told = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR
-    return is_told and _names_the_mode(failure)
+    is_explained = failure.status == _SERVER_ERROR or (failure.status or _SERVER_ERROR) < _CLIENT_ERROR
+    return is_explained and _names_the_mode(failure)
 
 
 def _names_the_mode(failure: Failure) -> bool:
@@ -108,5 +110,5 @@ def _names_the_mode(failure: Failure) -> bool:
 
 def _member(schema: JsonSchema) -> bytes:
     """`response_format` as a member of the request's body."""
-    told = {"name": schema.name, "schema": schema.schema, "strict": schema.strict}
-    return b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": told})
+    member = {"name": schema.name, "schema": schema.schema, "strict": schema.strict}
+    return b'"response_format":' + json_bytes({"type": "json_schema", "json_schema": member})

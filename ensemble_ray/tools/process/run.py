@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from ensemble_ray.tools.builtin import supervisor
+from ensemble_ray.tools.process import supervisor
 
 __all__ = ["ProgramRun"]
 
@@ -61,7 +61,7 @@ class ProgramRun:
         with self._lock:
             if self._is_over:
                 raise InterruptedError("cancelled")
-            process = self._started_under_supervisor() if self._is_supervised else self._started(self._command)
+            process = self._start_supervised() if self._is_supervised else self._start_process(self._command)
             self._process = process
         if process.stdin is None or process.stdout is None or process.stderr is None:
             raise AssertionError  # all three were asked for
@@ -71,25 +71,25 @@ class ProgramRun:
             _in_thread(self._drain, process.stderr, self._stderr, self._max_bytes),
         ]
 
-    def _started_under_supervisor(self) -> subprocess.Popen[bytes]:
+    def _start_supervised(self) -> subprocess.Popen[bytes]:
         """Start the supervisor, which starts the program; keep the pipe that it watches."""
         with contextlib.ExitStack() as theirs:
             watched, lifeline = os.pipe()
             theirs.callback(os.close, watched)
-            told, telling = os.pipe()
+            status, telling = os.pipe()
             theirs.callback(os.close, telling)
             ours = (str(watched), str(telling), str(int("LC_CTYPE" in self._environment)))
             try:
-                process = self._started([*_SUPERVISOR, *ours, *self._command], watched, telling)
+                process = self._start_process([*_SUPERVISOR, *ours, *self._command], watched, telling)
             except BaseException:
                 os.close(lifeline)
-                os.close(told)
+                os.close(status)
                 raise
         self._lifeline = lifeline
-        self._readers.append(_in_thread(self._drain, os.fdopen(told, "rb", 0), self._status, _STATUS_BYTES))
+        self._readers.append(_in_thread(self._drain, os.fdopen(status, "rb", 0), self._status, _STATUS_BYTES))
         return process
 
-    def _started(self, command: Sequence[str], *inherited: int) -> subprocess.Popen[bytes]:
+    def _start_process(self, command: Sequence[str], *inherited: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(  # noqa: S603  no shell; the command is the developer's own
             command,
             stdin=subprocess.PIPE,
@@ -107,7 +107,7 @@ class ProgramRun:
             reader.join(max(0.0, until - time.monotonic()))
         if any(reader.is_alive() for reader in self._readers):
             return False
-        self._let_go()
+        self._release()
         # a program nearly always ends as its streams do, so the first looks are close together
         pause_s = _FIRST_LOOK_S
         while not self._is_collected():
@@ -133,9 +133,9 @@ class ProgramRun:
                     os.killpg(process.pid, signal.SIGKILL)
             else:
                 process.kill()
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Tell the supervisor that the call is over."""
         lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
@@ -144,25 +144,25 @@ class ProgramRun:
             os.close(lifeline)
 
     def _is_collected(self) -> bool:
-        # under the lock, so that nobody kills a group whose id has just become free
+        # under the lock, so that no group is killed whose id has just become free
         with self._lock:
             return self._process is None or self._process.poll() is not None
 
     @property
     def exit_code(self) -> int | None:
         """What the program ended with; negative: killed by that signal."""
-        told = self._status.decode()
-        if told and not told.startswith(_ERRNO):
-            return int(told)
+        status = self._status.decode()
+        if status and not status.startswith(_ERRNO):
+            return int(status)
         return None if self._process is None else self._process.returncode
 
     @property
     def start_error(self) -> OSError | None:
         """Why the program could not be started; None where it could."""
-        told = self._status.decode()
-        if not told.startswith(_ERRNO):
+        status = self._status.decode()
+        if not status.startswith(_ERRNO):
             return None
-        number = int(told.split()[1])
+        number = int(status.split()[1])
         return OSError(number, os.strerror(number), self._command[0])
 
     @property

@@ -16,11 +16,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
-from ensemble_ray.llm.loop_resources import PerLoop
-from ensemble_ray.llm.openai_endpoint import IDEMPOTENCY_KEY
-from ensemble_ray.llm.openai_errors import Failure
-from ensemble_ray.llm.openai_transport import Answered, CallFailedError
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.endpoint import IDEMPOTENCY_KEY
+from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.loop_resources import PerLoop
+from ensemble_ray.llm.protocol.transport import Answered, CallFailedError
 from ensemble_ray.process.threads import threads
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class SdkClients:
         await threads.run(importlib.import_module, "openai")  # a second of CPU: not on the loop
         from openai import AsyncOpenAI, DefaultAioHttpClient
 
-        from ensemble_ray.llm.sdk_guard import guard  # stands on the package, which is loaded by now
+        from ensemble_ray.llm.protocol.sdk_guard import guard  # stands on the package, which is loaded by now
 
         options = {**connection, **self._options}
         options["http_client"] = options.get("http_client") or DefaultAioHttpClient()
@@ -122,7 +122,7 @@ async def _ask(
     from httpx2 import Response
     from openai import AsyncStream
 
-    from ensemble_ray.llm.sdk_guard import guarded
+    from ensemble_ray.llm.protocol.sdk_guard import guarded
 
     # What else could be unpacked is not bounded.
     sent = {"Accept-Encoding": "gzip, deflate"}
@@ -170,7 +170,7 @@ def _failures() -> Generator[None]:
     from aiohttp import ClientError
     from openai import APIError
 
-    from ensemble_ray.llm.sdk_guard import AnswerRefusedError
+    from ensemble_ray.llm.protocol.sdk_guard import AnswerRefusedError
 
     # What gets past the package: errors of reading a stream; a user's own HTTP client may be of either package.
     packages = (sys.modules.get(name) for name in ("httpx2", "httpx"))
@@ -209,4 +209,4 @@ def _failure_of(error: APIError) -> Failure:
     if isinstance(error, APIStatusError):
         headers = {name.lower(): value for name, value in error.response.headers.items()}
         return Failure(status=error.status_code, body=error.response.content, headers=headers)
-    return Failure(status=200, reason=error.message, told_by_provider=True)
+    return Failure(status=200, reason=error.message, is_from_provider=True)

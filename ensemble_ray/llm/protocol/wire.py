@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
-from ensemble_ray.llm.answer_limits import AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.answer_limits import AnswerLimits, TooMuchError
 from ensemble_ray.text.foreign_text import one_line, whole_text
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 
@@ -52,7 +52,7 @@ class WireError(ValueError):
         told_by_provider: The text is the provider's, sent with a status of success.
     """
 
-    told_by_provider = False
+    is_from_provider = False
 
 
 class EncodedPieces:
@@ -216,7 +216,7 @@ def not_a_completion(body: Mapping[str, Any]) -> WireError:
     if found:
         words = cast("Mapping[str, object]", found).get("message") if isinstance(found, dict) else found
         error = WireError(shown(words) if isinstance(words, str) else shown_data(words))
-        error.told_by_provider = True
+        error.is_from_provider = True
         return error
     return WireError(f"it has no choices with a message: {shown_data(body)}")
 

@@ -22,13 +22,13 @@ from itertools import count
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.loop_resources import PerLoop
-from ensemble_ray.llm.openai_errors import Failure
-from ensemble_ray.llm.redirects import (
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.errors import Failure
+from ensemble_ray.llm.protocol.loop_resources import PerLoop
+from ensemble_ray.llm.protocol.redirects import (
     RedirectRefusedError,
+    follow_redirect,
     is_redirect,
-    redirected,
 )
 from ensemble_ray.process.threads import threads
 
@@ -143,7 +143,7 @@ async def _answer(
                 return
             try:
                 location = response.headers.get("Location")
-                url = redirected(url, response.status, location, followed=followed)
+                url = follow_redirect(url, response.status, location, followed=followed)
             except RedirectRefusedError as error:
                 raise CallFailedError(Failure(status=response.status, reason=str(error))) from None
 

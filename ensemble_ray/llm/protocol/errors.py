@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ensemble_ray.llm.arrival import mark_arrival
-from ensemble_ray.llm.openai_wire import WireError, parse_json, shown, shown_data
-from ensemble_ray.llm.places import secrets_of, shown_url
+from ensemble_ray.llm.endpoint_urls import secrets_of, shown_url
+from ensemble_ray.llm.protocol.arrival import mark_arrival
+from ensemble_ray.llm.protocol.wire import WireError, parse_json, shown, shown_data
 from ensemble_ray.process.threads import threads
 from ensemble_ray.text.foreign_text import one_line, whole_data
 
-__all__ = ["Failure", "Origin", "provider_error", "without_secrets"]
+__all__ = ["Failure", "Origin", "build_provider_error", "remove_secrets"]
 
 
 #: Shorter ones are placeholders such as `x`, and would tear holes into every text.
@@ -49,14 +49,14 @@ class Origin:
         return {self.key, *secrets_of(self.url.removesuffix("/chat/completions"))}
 
     @property
-    def place(self) -> str:
+    def endpoint(self) -> str:
         """The endpoint without what may be secret in a URL: user, password, query."""
         return shown_url(self.url).removesuffix("?...").removesuffix("/chat/completions")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """A call that gave no answer: a status with its body, no connection, no time left, or an answer nobody can read."""
+    """A call that gave no answer: a status with its body, no connection, no time left, or an answer that cannot be read."""
 
     #: None when there was no answer at all
     status: int | None = None
@@ -66,7 +66,7 @@ class Failure:
     #: why there was no answer, or what was wrong with it
     reason: str = ""
     #: the reason is the provider's own, sent with a status of success
-    told_by_provider: bool = False
+    is_from_provider: bool = False
     #: what the transport raised where there was no answer
     cause: BaseException | None = None
 
@@ -76,14 +76,14 @@ class Failure:
         return self.headers.get("retry-after")
 
 
-def without_secrets(text: str, *secrets: str) -> str:
+def remove_secrets(text: str, *secrets: str) -> str:
     """Return the text with key and other secrets blacked out, should a provider have echoed them."""
     for secret in sorted(secrets, key=len, reverse=True):
         text = text.replace(secret, "***") if len(secret) >= _SHORTEST_KEY else text
     return text
 
 
-async def provider_error(failure: Failure, origin: Origin) -> Exception:
+async def build_provider_error(failure: Failure, origin: Origin) -> Exception:
     """Return the `openai` error for a failure, its cause set; the caller raises it."""
     arrived_at = time.monotonic()  # answers that come while the package is imported are later ones
     openai = await _sdk()
@@ -104,7 +104,7 @@ async def _sdk() -> Any:
 def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
     # openai 3 speaks httpx2, earlier ones httpx; its errors want a request of that package, here one without headers.
     httpx = cast("Any", sys.modules.get("httpx2") or importlib.import_module("httpx"))
-    request = httpx.Request("POST", f"{origin.place}/chat/completions")
+    request = httpx.Request("POST", f"{origin.endpoint}/chat/completions")
     text = explanation(failure, origin)
     if failure.timed_out:
         late = openai.APITimeoutError(request=request)
@@ -113,7 +113,7 @@ def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
         return cast("Exception", late)
     if failure.status is None:
         return cast("Exception", openai.APIConnectionError(message=text, request=request))
-    raw = without_secrets(failure.body.decode(errors="replace"), *origin.secrets)
+    raw = remove_secrets(failure.body.decode(errors="replace"), *origin.secrets)
     # Headers are ASCII; what else an endpoint writes there cannot be built into a response again.
     headers = {
         name: value[:_HEADER_LENGTH]
@@ -123,7 +123,7 @@ def _built(openai: Any, failure: Failure, origin: Origin) -> Exception:
     response = httpx.Response(failure.status, headers=headers, text=raw, request=request)
     body = _error_object(raw)
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
-        if failure.told_by_provider:
+        if failure.is_from_provider:
             return cast("Exception", openai.APIError(text, request, body=body))
         return cast("Exception", openai.APIResponseValidationError(response, body, message=text))
     return cast("Exception", _status_class(openai, failure.status)(text, response=response, body=body))
@@ -145,7 +145,7 @@ def _status_class(openai: Any, status: int) -> Any:
 
 def explanation(failure: Failure, origin: Origin) -> str:
     """Say what happened, where, and what to do about it."""
-    where = f"Endpoint {origin.place}"
+    where = f"Endpoint {origin.endpoint}"
     if failure.timed_out:
         return (
             f"{where} gave no answer within {origin.timeout_s:g} s. Raise `timeout`, or check that the endpoint "
@@ -153,7 +153,7 @@ def explanation(failure: Failure, origin: Origin) -> str:
         )
     if failure.status is None:
         return (
-            f"Cannot reach endpoint {origin.place}: {_reason(failure, origin)}. Check that it is running and that `base_url` "
+            f"Cannot reach endpoint {origin.endpoint}: {_reason(failure, origin)}. Check that it is running and that `base_url` "
             "(or OPENAI_BASE_URL) is right."
         )
     if failure.status < 400:  # noqa: PLR2004  HTTP's own classes
@@ -164,7 +164,7 @@ def explanation(failure: Failure, origin: Origin) -> str:
 
 
 def _reason(failure: Failure, origin: Origin) -> str:
-    return one_line(without_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
+    return one_line(remove_secrets(failure.reason, *origin.secrets), _REASON_LENGTH)
 
 
 def _verdict(status: int) -> str:
@@ -194,7 +194,7 @@ def _advice(failure: Failure, origin: Origin) -> str:
 
 def _provider_text(body: bytes, origin: Origin) -> str:
     """Return the provider's own words, from its error object or all it sent; secrets go before it is cut."""
-    text = without_secrets(body.decode(errors="replace"), *origin.secrets)
+    text = remove_secrets(body.decode(errors="replace"), *origin.secrets)
     found = _error_object(text)
     if isinstance(found, dict):
         words = cast("Mapping[str, object]", found)

@@ -25,6 +25,6 @@ def mark_arrival(error: BaseException, at: float) -> None:
 
 
 def seconds_since_arrival(error: BaseException) -> float:
-    """Return how long ago the failure behind an error arrived, s; 0 where nobody said."""
+    """Return how long ago the failure behind an error arrived, s; 0 where it is not known."""
     at: object = getattr(error, _FIELD, None)
     return max(0.0, time.monotonic() - at) if isinstance(at, float) else 0.0

@@ -1,11 +1,11 @@
-"""Runs one program and ends with whoever asked for it: a script of its own, started by `process_run.py`.
+"""Runs one program and ends with the process that asked for it: a script of its own, started by `run.py`.
 
 Package: built-in tools. Arguments: the numbers of two file descriptors, `1` where the program's environment has LC_CTYPE,
 and the command. The first descriptor is the reading end of a pipe whose writing end only the asking process has: when that
 process dies, by whatever signal, the pipe ends, and the whole process group is killed, this script included. To the second
 one goes how the program ended: its return code, or `errno` and a number where it could not be started.
 
-It leads a session and a group of their own, and stays until it is told that the call is over, so that the group's id
+It leads a session and a group of their own, and stays until the call is over, so that the group's id
 cannot pass to others while somebody may still kill it. Only the interpreter's library is imported, and little of it.
 """
 
@@ -23,13 +23,13 @@ def supervise(control: int, status: int, command: list[str], environment: dict[s
     for end in (woken, waker):
         os.set_blocking(end, False)
     signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, _take_note)
+    signal.signal(signal.SIGCHLD, _wake_up)
     if select.select([control], [], [], 0)[0]:
         return  # nobody waits for it
     program = os.fork()
     if not program:
         _become(command, environment, control, status)
-    _let_go_of_streams()
+    _release_streams()
     while True:
         ready, _, _ = select.select([control, woken], [], [])
         if control in ready:
@@ -45,7 +45,7 @@ def supervise(control: int, status: int, command: list[str], environment: dict[s
                 status = -1
 
 
-def _take_note(_number: int, _frame: object) -> None:
+def _wake_up(_number: int, _frame: object) -> None:
     """Do nothing: a signal that is ignored would not wake who waits."""
 
 
@@ -64,7 +64,7 @@ def _become(command: list[str], environment: dict[str, str], control: int, statu
         os._exit(127)
 
 
-def _let_go_of_streams() -> None:
+def _release_streams() -> None:
     """Leave the three streams to the program: who reads them waits until all that have them are gone."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):

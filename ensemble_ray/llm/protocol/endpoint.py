@@ -13,14 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
-from ensemble_ray.llm import openai_transport
-from ensemble_ray.llm.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
-from ensemble_ray.llm.openai_errors import Failure, Origin, provider_error
-from ensemble_ray.llm.openai_stream import SseParser, StreamAssembler
-from ensemble_ray.llm.openai_transport import Answered, CallFailedError, read_to_end
-from ensemble_ray.llm.openai_wire import WireError, decode_completion
+from ensemble_ray.llm.protocol import transport as lean_transport
+from ensemble_ray.llm.protocol.answer_limits import ERROR_BODY_BYTES, AnswerLimits, TooMuchError
+from ensemble_ray.llm.protocol.errors import Failure, Origin, build_provider_error
+from ensemble_ray.llm.protocol.schema_offers import SchemaOffer, is_refused_schema
+from ensemble_ray.llm.protocol.stream import SseParser, StreamAssembler
+from ensemble_ray.llm.protocol.transport import Answered, CallFailedError, read_to_end
+from ensemble_ray.llm.protocol.wire import WireError, decode_completion
 from ensemble_ray.llm.retry import delay_before_retry
-from ensemble_ray.llm.schema_offers import SchemaOffer, is_refused_schema
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.messages import ChatResponse
 
@@ -40,7 +40,7 @@ R = TypeVar("R")
 
 
 class Transport(Protocol):
-    """Sends a request's bytes and reads an answer's; the lean one is a module, `openai_transport`."""
+    """Sends a request's bytes and reads an answer's; the lean one is a module, `transport`."""
 
     def post(
         self, url: str, body: bytes, headers: Mapping[str, str], *, timeout_s: float, limits: AnswerLimits
@@ -67,7 +67,7 @@ class Endpoint:
     timeout_s: float = DEFAULT_TIMEOUT_S
     max_retries: int = 0
     limits: AnswerLimits = field(default_factory=AnswerLimits)
-    transport: Transport = openai_transport
+    transport: Transport = lean_transport
 
     async def complete(self, body: bytes, offer: SchemaOffer | None = None) -> ChatResponse:
         """Return the whole answer.
@@ -192,7 +192,7 @@ class Endpoint:
         )
 
     async def _provider_error(self, failure: Failure) -> Exception:
-        return await provider_error(failure, self.origin)
+        return await build_provider_error(failure, self.origin)
 
     @property
     def origin(self) -> Origin:
@@ -214,10 +214,10 @@ async def _stream_events(pieces: AsyncIterator[bytes], limits: AnswerLimits) -> 
 
 
 def _unusable(answered: Answered, error: WireError | TooMuchError) -> Failure:
-    is_told = isinstance(error, WireError) and error.told_by_provider
+    is_from_provider = isinstance(error, WireError) and error.is_from_provider
     # What an error keeps of a body is for people.
     body = answered.body[:ERROR_BODY_BYTES]
-    return Failure(status=answered.status, body=body, reason=str(error), told_by_provider=is_told)
+    return Failure(status=answered.status, body=body, reason=str(error), is_from_provider=is_from_provider)
 
 
 def _refuses_usage(failure: Failure) -> bool:

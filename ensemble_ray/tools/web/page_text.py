@@ -68,7 +68,7 @@ def _children(node: LexborNode) -> list[LexborNode]:
 
 
 def _hold_to(cpu_s: int, memory_bytes: int) -> None:
-    """Let the system end this process when it takes more; where it cannot, whoever started it ends it."""
+    """Let the system end this process when it takes more; where it cannot, its starter ends it."""
     with contextlib.suppress(ImportError):
         import resource
 

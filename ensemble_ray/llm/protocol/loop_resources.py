@@ -60,15 +60,15 @@ class PerLoop(Generic[T]):
 
 
 def _closers_of(loop: asyncio.AbstractEventLoop) -> list[_Closer]:
-    known = _closers.get(loop)
-    if known is None:
+    entry = _closers.get(loop)
+    if entry is None:
         closers: list[_Closer] = []
         generator = _run_at_end(closers)
         # One step makes the generator known to the loop; it suspends at its first yield without waiting.
         with contextlib.suppress(StopIteration):
             generator.asend(None).send(None)
-        known = _closers[loop] = (closers, generator)
-    return known[0]
+        entry = _closers[loop] = (closers, generator)
+    return entry[0]
 
 
 async def _run_at_end(closers: list[_Closer]) -> AsyncGenerator[None]:

@@ -1,0 +1,1 @@
+"""The engine that serves a model file of this machine."""

@@ -1,0 +1,1 @@
+"""Calls of an endpoint of the chat-completions protocol."""

@@ -1,0 +1,1 @@
+"""Requests of the web tools, and the pages that they bring."""
