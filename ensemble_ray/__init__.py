@@ -125,7 +125,7 @@ from ensemble_ray.trace import (
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
-    from ensemble_ray.fed.item_log import ItemStream
+    from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.forking import afork, fork
     from ensemble_ray.items.dead_letters import DeadLetters

@@ -13,6 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.coordinator.background import as_error
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
+from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.item_log import ItemLog, ItemStream
+from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.token_counts import Weights
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.origin import Origin
@@ -22,21 +35,10 @@ from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.recorded_model import RecordedModel
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
-from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.feeding import opened, rules_of, window_of
 from ensemble_ray.fed.finished import finished
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.item_log import ItemLog, ItemStream
-from ensemble_ray.fed.jobs import as_error
-from ensemble_ray.fed.making import Envelope, OrderMaker
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.result import FedFrame, assemble_fed
-from ensemble_ray.fed.tasks import TaskMaker
-from ensemble_ray.fed.watch import RunWatch
-from ensemble_ray.fed.weights import Weights
 from ensemble_ray.ids import RUN, new_object_id, new_run_id
 from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
 from ensemble_ray.items.dead_letters import DeadLetterFile
@@ -55,12 +57,13 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_life import RunLife
 from ensemble_ray.runtime import FeedRequest
+from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import EndFed
 from ensemble_ray.tools.tool import NoOpToolMetrics
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel, Journal
@@ -101,7 +104,7 @@ class MapReduceRun(RunLife):
         self._is_named = run_id is not None
         self._bodies = FedBodies(keeps_items=is_watched)
         self._items = ItemLog(self._bodies, is_read=is_watched)
-        self._conductor: MapReduceConductor | None = None
+        self._coordinator: Coordinator[TaskOrder, TaskResult, FedEnded] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._budget = RunBudget.of(chosen.max_tokens, chosen.max_cost)
@@ -131,11 +134,11 @@ class MapReduceRun(RunLife):
 
     @property
     def _has_begun(self) -> bool:
-        return self._conductor is not None or self._resumption is not None
+        return self._coordinator is not None or self._resumption is not None
 
     async def _stop(self) -> None:
-        if self._conductor is not None:
-            self._conductor.cancel()
+        if self._coordinator is not None:
+            self._coordinator.cancel()
         elif self._opening is not None:
             self._opening.cancel()
 
@@ -172,7 +175,7 @@ class MapReduceRun(RunLife):
             await self._note_end(owned, ended)
         except Exception as error:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
-            if self._conductor is not None or isinstance(error, RecordError | StaleEpochError):
+            if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
             raise
         finally:
@@ -251,12 +254,12 @@ class MapReduceRun(RunLife):
             stack.push_async_callback(reader.close)
             watch = await self._watch(is_direct=is_direct)
             stack.push_async_exit(watch.leave)
-            envelope = Envelope(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
-            parts = self._parts(envelope, Intake(reader, record), watch, record, is_direct=is_direct)
-            conductor = MapReduceConductor(envelope, parts)
-            watch.on_error = conductor.break_off
+            run_journal = RunJournal(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
+            parts = self._parts(run_journal, Intake(reader, record), watch, record, is_direct=is_direct)
+            coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
+            watch.on_error = coordinator.break_off
             try:
-                houses = await self._runtime.feed(self._request(conductor, mode, journal))
+                houses = await self._runtime.feed(self._request(coordinator.deliver, mode, journal))
             except asyncio.CancelledError:
                 if not self._is_cancelling:
                     raise
@@ -265,17 +268,19 @@ class MapReduceRun(RunLife):
             self._spending = houses.spending
             self._items.window = window = window_of(self._definition, houses.most_processes)
             rules = rules_of(self._definition, window=window, is_direct=is_direct)
-            self._conductor = conductor
+            houses.failed.add_done_callback(coordinator.break_off_with)
+            self._coordinator = coordinator
             if owned is not None:
                 watching = asyncio.get_running_loop().create_task(watch_for_cancel(owned, self.id, self.acancel))
                 stack.callback(watching.cancel)
             if self._is_cancelling:
-                conductor.cancel()
-            return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+                coordinator.cancel()
+            groups = () if record is None else record.groups
+            return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), houses)
 
     def _cancelled(self, started_at: float) -> FedEnded:
         """The end of a run that was cancelled before its first task."""
-        ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
         return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _opened(self) -> tuple[ItemReader, bool] | None:
@@ -305,12 +310,12 @@ class MapReduceRun(RunLife):
         return RunWatch(self._items, results=results, letters=letters)
 
     def _parts(
-        self, envelope: Envelope, intake: Intake, watch: RunWatch, record: RecoveredRun | None, *, is_direct: bool
-    ) -> FedParts:
+        self, journal: RunJournal, intake: Intake, watch: RunWatch, record: RecoveredRun | None, *, is_direct: bool
+    ) -> MapReduceParts:
         definition = self._definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
         orders = OrderMaker(
-            envelope,
+            journal,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=self._recorded),
             kinds=Kinds(),
@@ -320,7 +325,7 @@ class MapReduceRun(RunLife):
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
-        return FedParts(
+        return MapReduceParts(
             intake=intake,
             orders=orders,
             bodies=self._bodies,
@@ -330,7 +335,9 @@ class MapReduceRun(RunLife):
             record=record,
         )
 
-    def _request(self, conductor: MapReduceConductor, mode: CaptureMode, journal: Journal) -> FeedRequest:
+    def _request(
+        self, deliver: Callable[[Sequence[TaskResult]], None], mode: CaptureMode, journal: Journal
+    ) -> FeedRequest:
         definition, resumption = self._definition, self._resumption
         planned = Planned(plan=Plan(workflow=definition.shown_workflow, nodes=()), tasks={}, agents={})
         frame = frame_of(
@@ -353,7 +360,7 @@ class MapReduceRun(RunLife):
             on_unknown=definition.on_unknown,
             journal=journal,
             store=None if definition.durability is Durability.OFF else self._runtime.store_address,
-            deliver=conductor.deliver,
+            deliver=deliver,
             called_off=self._called_off,
         )
 

@@ -8,20 +8,22 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
+from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.token_counts import Weights
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.spending import Spending
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
-from ensemble_ray.fed.factories import DefinitionFactories
 from ensemble_ray.fed.feeding import rules_of
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.making import Envelope, OrderMaker
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.fed.tasks import TaskMaker
-from ensemble_ray.fed.weights import Weights
 from ensemble_ray.items.pulling import ItemReader, ListReader
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, TaskOutput
@@ -144,10 +146,10 @@ class Conducting:
         if facts:
             record = RecoveredRun(self.bodies)
             record.take(facts)
-        envelope = Envelope(run_id="run", epoch=0, journal=self.journal, clock=self.clock)
+        journal_of_run = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=self.clock)
         intake = Intake(ListReader(range(count)) if reader is None else reader, record)
         orders = OrderMaker(
-            envelope,
+            journal_of_run,
             factories=DefinitionFactories(definition),
             maker=TaskMaker(definition, {}, recorded=None),
             kinds=Kinds(),
@@ -157,7 +159,7 @@ class Conducting:
             item_count=None,
             is_direct=False,
         )
-        parts = FedParts(
+        parts = MapReduceParts(
             intake=intake,
             orders=orders,
             bodies=self.bodies,
@@ -166,11 +168,12 @@ class Conducting:
             weights=Weights(definition),
             record=record,
         )
-        self.conductor = MapReduceConductor(envelope, parts)
+        self.coordinator = Coordinator(journal_of_run, MapReduceTasks(journal_of_run, parts))
+        self.executor.failed.add_done_callback(self.coordinator.break_off_with)
         rules = rules_of(definition, window=window, is_direct=False)
-        self.machine = MapReduceMachine(rules, () if record is None else record.groups)
+        self.machine = MapReduceMachine(rules, orders.instance, () if record is None else record.groups)
         self.end: asyncio.Task[FedEnded] = asyncio.get_running_loop().create_task(
-            self.conductor.conduct(self.executor, self.machine)
+            self.coordinator.run(self.machine, self.executor)
         )
 
     @property
@@ -189,21 +192,21 @@ class Conducting:
 
     def complete(self, *keys: str, tokens: int = -1) -> None:
         """Give these tasks outputs that say their keys."""
-        self.conductor.deliver(
+        self.coordinator.deliver(
             [self.result(key, status="completed", output=output(f"output of {key}", tokens)) for key in keys]
         )
 
     def fail(self, key: str, error: BaseException, **fields: Any) -> None:
         """Let a task fail."""
-        self.conductor.deliver([self.result(key, status="failed", error=error, **fields)])
+        self.coordinator.deliver([self.result(key, status="failed", error=error, **fields)])
 
     def exit(self, key: str, reason: ExitReason, error: BaseException | None = None) -> None:
         """Let a task ask for the end of the run."""
-        self.conductor.deliver([self.result(key, status="exited", exit_reason=reason, error=error)])
+        self.coordinator.deliver([self.result(key, status="exited", exit_reason=reason, error=error)])
 
     def stopped(self, *keys: str) -> None:
         """Let tasks have been stopped."""
-        self.conductor.deliver([self.result(key, status="cancelled") for key in keys])
+        self.coordinator.deliver([self.result(key, status="cancelled") for key in keys])
 
     def result(self, key: str, **fields: Any) -> TaskResult:
         """Return what came of a task that was started."""

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray import Task
+from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
-from ensemble_ray.fed.ports import FedEnded
-from ensemble_ray.fed.tasks import TaskMaker
 from ensemble_ray.ids import instance_of
 from ensemble_ray.items.pulling import Pulled, RefusedItem
 from ensemble_ray.messages import Fact
@@ -293,7 +293,7 @@ async def test_run_that_is_cancelled_waits_for_no_estimator() -> None:
     await run.started("map-0")
     run.complete("map-0")
     await until(is_asked.is_set)
-    run.conductor.cancel()
+    run.coordinator.cancel()
     try:
         assert (await run.ended()).ending.state is RunState.CANCELLED
     finally:
@@ -308,7 +308,7 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     """S-SET-27: nothing starts any more."""
     run = Conducting(team(5), count=5, window=2)
     await run.started("map-0", "map-1")
-    run.conductor.cancel()
+    run.coordinator.cancel()
     await until(lambda: run.executor.stopped)
     assert run.executor.stopped == ["map-0#0", "map-1#0"]
     assert not run.end.done()
@@ -323,7 +323,7 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
 async def test_run_never_begins_when_it_is_cancelled_before() -> None:
     """S-SET-27."""
     run = Conducting(team())
-    run.conductor.cancel()
+    run.coordinator.cancel()
     assert (await run.ended()).ending.state is RunState.CANCELLED
     assert run.executor.keys == []
 
@@ -339,7 +339,7 @@ async def test_task_that_is_being_made_counts_as_stopped() -> None:
 
     run = Conducting(team(2, map_task=slow), count=2)
     await until(is_asked.is_set)
-    run.conductor.cancel()
+    run.coordinator.cancel()
     try:
         assert (await run.ended()).ending.state is RunState.CANCELLED
     finally:
