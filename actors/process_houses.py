@@ -24,8 +24,8 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.execute.reports import Report
 
 __all__ = ["CALLABLES", "MOST_DEATHS", "Dispatch", "ProcessHouses", "Tenant", "report_undone"]
 

@@ -18,8 +18,8 @@ from actors.connection import Pulse
 from actors.failures import last_line, ours
 from actors.wire import RunPackage, unpack_output, unpack_result
 from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.coordinator.planned import FailedTask, PlannedEnd
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.execute.conductor import Conducted, Failed
 from ensemble_ray.runs.outcomes import outcome_of
 from ensemble_ray.runs.submission import Submission
 
@@ -103,14 +103,14 @@ class RayRun:
             unreadable.run_id = self.run_id
             raise unreadable from error
 
-    async def _ended(self) -> Conducted[bytes, bytes]:
+    async def _ended(self) -> PlannedEnd[bytes, bytes]:
         """How the run ended, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
         is_told = False
         while True:
             try:
                 if is_told and self._is_cancelled:  # `cancel` may have given up before it was back
                     await self._pulse.given(self._scheduler.cancel.remote(self.run_id))
-                ended: Conducted[bytes, bytes] | None = await self._pulse.given(
+                ended: PlannedEnd[bytes, bytes] | None = await self._pulse.given(
                     self._scheduler.wait.remote(self.run_id)
                 )
             except ray.exceptions.ActorUnavailableError:
@@ -144,9 +144,9 @@ class RayRun:
             return
 
 
-def _opened(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:
+def _opened(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResult]:
     """The outcome with its outputs loaded."""
-    return Conducted(
+    return PlannedEnd(
         state=ended.state,
         exit_reason=ended.exit_reason,
         started_at=ended.started_at,
@@ -155,7 +155,7 @@ def _opened(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]
         delegated=[unpack_output(body) for body in ended.delegated],
         lost_work=ended.lost_work,
         failures=[
-            Failed(
+            FailedTask(
                 key=failed.key,
                 at=failed.at,
                 failure=unpack_result(failed.failure),

@@ -13,7 +13,7 @@ import ray
 from actors.process_houses import CALLABLES, Dispatch, ProcessHouses
 from actors.processes import Kind, Process, ProcessPool
 from actors.wire import RunPackage, RunPlace, WireOrder, WireReport, wire_order
-from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.housing import Lodger, assign_houses
 from ensemble_ray.plan.plan import MANAGER_KEY

@@ -32,8 +32,12 @@ from actors.vault import Vault
 from actors.wire import RunPackage, WireReport, pack_recorded
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.config import package_version
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import SpooledOutputs
+from ensemble_ray.coordinator.planned import PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, message_of
-from ensemble_ray.execute.conductor import Conducted, Resumed, RunConductor
+from ensemble_ray.execute.reports import Resumed
 from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.outputs import RunState
 from ensemble_ray.process.clock import SystemClock
@@ -71,7 +75,7 @@ class SchedulerActor(LineDesk):
         #: runs whose tasks their drivers make while they go on
         self._feeds = Feeds(self._pool, default_max_actors)
         self._runs: dict[str, ScheduledRun] = {}
-        self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+        self._ended: dict[str, asyncio.Future[PlannedEnd[bytes, bytes]]] = {}
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
         cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
@@ -142,7 +146,7 @@ class SchedulerActor(LineDesk):
         """What one process knows of an endpoint, for all others of the cluster (S-DUR-64, S-DUR-65)."""
         self._pool.tell(news, source=house)
 
-    async def wait(self, run_id: str) -> Conducted[bytes, bytes] | None:
+    async def wait(self, run_id: str) -> PlannedEnd[bytes, bytes] | None:
         """How a run ended, when it has; None where nothing is known of it, since this process was started anew."""
         await self.recovered()
         ended = self._ended.get(run_id)
@@ -224,7 +228,7 @@ class SchedulerActor(LineDesk):
     async def _begin(self, package: RunPackage, hub: Any) -> ScheduledRun:
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
         run_id, before = package.run_id, self._ended.get(package.run_id)
-        ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._ended[run_id] = ended
         owned = None
         try:
@@ -270,7 +274,7 @@ class ScheduledRun:
         hub: Any,
         owned: OwnedRun | None,
         vault: Vault,
-        finished: asyncio.Future[Conducted[bytes, bytes]],
+        finished: asyncio.Future[PlannedEnd[bytes, bytes]],
     ) -> None:
         recorded = () if owned is None else owned.earlier
         package = replace(package, frame=with_account(package.frame, (*recorded, *package.earlier)))
@@ -278,17 +282,22 @@ class ScheduledRun:
         self._owned = owned
         self._vault = vault
         self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, take=self.report)
-        self._conductor: RunConductor[bytes, bytes] = RunConductor(
+        journal = RunJournal(
             run_id=package.run_id,
-            plan=package.plan,
-            header=package.header,
+            epoch=0 if owned is None else owned.epoch,
             journal=MemoryJournal(package.run_id) if owned is None else owned.journal,
             clock=SystemClock(),
-            houses=self._houses,
+        )
+        self._tasks: PlannedTasks[bytes, bytes] = PlannedTasks(
+            package.plan,
+            journal,
+            SpooledOutputs(),
+            header=package.header,
             earlier=package.earlier,
-            epoch=0 if owned is None else owned.epoch,
             resumed=None if owned is None or not owned.earlier else self._resumed(owned),
         )
+        self._coordinator = Coordinator(journal, self._tasks)
+        self._running: asyncio.Task[PlannedEnd[bytes, bytes]]
         self._jobs: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
         self.finished = finished
@@ -304,17 +313,18 @@ class ScheduledRun:
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
-        self._in_background(self._finish())
         if self._owned is not None:
             self._keeping = self._in_background(self._keep())
         with self._ending_with_what_fails():
             self._houses.open()
-            await self._conductor.start()
+        self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self._houses))
+        self._in_background(self._finish())
+        await self._coordinator.begun
 
     async def report(self, reports: Sequence[WireReport]) -> None:
         """Take results."""
         with self._ending_with_what_fails():
-            await self._conductor.report(self._houses.reported(reports))
+            self._coordinator.deliver(self._houses.reported(reports))
 
     def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
         """Processes of an agent."""
@@ -322,8 +332,7 @@ class ScheduledRun:
 
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
-        with self._ending_with_what_fails():
-            await self._conductor.cancel()
+        await self._coordinator.cancel()
         asyncio.get_running_loop().call_later(GRACE_S + 1.0, self._houses.end_stuck)
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -358,13 +367,13 @@ class ScheduledRun:
         except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
             _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
 
-    async def _released(self) -> Conducted[bytes, bytes]:
+    async def _released(self) -> PlannedEnd[bytes, bytes]:
         keeps_warm, state = False, RunState.FAILED
         watching = None
         if self._owned is not None:
             watching = self._in_background(watch_for_cancel(self._owned, self.run_id, self.cancel))
         try:
-            ended = await asyncio.shield(self._conductor.ended)
+            ended = await asyncio.shield(self._running)
             keeps_warm, state = self._package.keeps_warm, ended.state
         except (RecordError, StaleEpochError):
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
@@ -396,5 +405,4 @@ class ScheduledRun:
         try:
             yield
         except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
-            if not self._conductor.ended.done():
-                self._conductor.ended.set_exception(error)
+            self._coordinator.break_off(error)

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_result, unpack_order
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.kinds import Shelf, overlaid
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.process.clock import SystemClock

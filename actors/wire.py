@@ -14,13 +14,13 @@ from typing import cast
 
 import cloudpickle
 
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import AgentExecutionError, message_of, portable
-from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
-from ensemble_ray.execute.reports import report_of
+from ensemble_ray.execute.reports import Report, report_of
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan

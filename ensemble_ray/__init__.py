@@ -125,7 +125,7 @@ from ensemble_ray.trace import (
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
-    from ensemble_ray.fed.item_log import ItemStream
+    from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.items.dead_letters import DeadLetters
     from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
@@ -309,7 +309,7 @@ __all__ = [
 #: Where names stand that not every program needs: what works over many items, and what goes on with recorded runs.
 _LATE = {
     "DeadLetters": "items.dead_letters",
-    "ItemStream": "fed.item_log",
+    "ItemStream": "coordinator.map_reduce.item_log",
     "MapEnsemble": "map_reduce",
     "MapReduceEnsemble": "map_reduce",
     "MapReduceRun": "fed.run",

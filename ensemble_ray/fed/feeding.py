@@ -10,19 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
 from ensemble_ray.plan.map_reduce_tokens import input_tokens
-from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.items.pulling import Entry
 
-__all__ = ["opened", "rules_for_tasks", "rules_of", "window_of"]
+__all__ = ["opened", "rules_of", "window_of"]
 
 #: Tasks in flight per process where nothing limits them (S-MR-140).
 _PER_PROCESS = 256
@@ -66,16 +65,6 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
         fails_on_item=fails_on_item,
         fails_on_reduce=fails_on_reduce,
     )
-
-
-def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """The ensemble, without tasks, whose rules every task of the run is held to."""
-    shared = {
-        name: getattr(definition, name)
-        for name in EnsembleDefinition.model_fields
-        if name in type(definition).model_fields
-    }
-    return EnsembleDefinition.model_construct(**shared)
 
 
 async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:

@@ -10,21 +10,21 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.ports import FedEnded
 from ensemble_ray.fed.feeding import opened
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.task_fold import as_text
-from ensemble_ray.schedule.map_reduce_words import EndFed
+from ensemble_ray.schedule.instructions import End
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.watch import RunWatch
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
@@ -102,7 +102,7 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBod
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
     return FedEnded(
-        ending=EndFed(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
+        ending=End(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
         started_at=head.started_at,
         completed_at=head.started_at,
         failures=[failure for failure in failures if failure is not None],

@@ -12,6 +12,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.background import as_error
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
+from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
+from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.map_reduce.token_counts import Weights
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
@@ -19,21 +32,10 @@ from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.recorded_model import RecordedModel
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
-from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.feeding import opened, rules_of, window_of
 from ensemble_ray.fed.finished import finished
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.item_log import ItemLog
-from ensemble_ray.fed.jobs import as_error
-from ensemble_ray.fed.making import Envelope, OrderMaker
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.result import conclude
-from ensemble_ray.fed.tasks import TaskMaker
-from ensemble_ray.fed.watch import RunWatch
-from ensemble_ray.fed.weights import Weights
 from ensemble_ray.ids import RUN, new_object_id
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
@@ -51,10 +53,11 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
+from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import EndFed
 
 if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel
@@ -78,7 +81,7 @@ class MapReduceLauncher:
         self._bodies = FedBodies(keeps_items=keeps_items)
         #: what came of items
         self.items = ItemLog(self._bodies, is_read=keeps_items)
-        self._conductor: MapReduceConductor | None = None
+        self._coordinator: Coordinator[TaskOrder, TaskResult, FedEnded] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
@@ -89,7 +92,7 @@ class MapReduceLauncher:
     @property
     def has_begun(self) -> bool:
         """Whether tasks can be done."""
-        return self._conductor is not None
+        return self._coordinator is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
         """Tell what will run; no item is pulled yet."""
@@ -144,7 +147,7 @@ class MapReduceLauncher:
             await self._record_end(scope, owned, ended)
         except Exception as error:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
-            if self._conductor is not None or isinstance(error, RecordError | StaleEpochError):
+            if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
             raise
         finally:
@@ -154,8 +157,8 @@ class MapReduceLauncher:
 
     async def stop(self) -> None:
         """Ask the run to end, or the opening of its items."""
-        if self._conductor is not None:
-            self._conductor.cancel()
+        if self._coordinator is not None:
+            self._coordinator.cancel()
         elif self._opening is not None:
             self._opening.cancel()
 
@@ -216,31 +219,33 @@ class MapReduceLauncher:
             stack.push_async_callback(reader.close)
             watch = await self._open_watch(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(watch.leave)
-            envelope = Envelope(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
-            parts = self._assemble_parts(scope, envelope, Intake(reader, record), watch, record, is_direct=is_direct)
-            conductor = MapReduceConductor(envelope, parts)
-            watch.on_error = conductor.break_off
+            run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
+            parts = self._assemble_parts(scope, run_journal, Intake(reader, record), watch, record, is_direct=is_direct)
+            coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
+            watch.on_error = coordinator.break_off
             try:
-                houses = await scope.runtime.open_session(
-                    self._request(scope, mode), journal=journal, deliver=conductor.deliver
+                executor = await scope.runtime.open_session(
+                    self._request(scope, mode), journal=journal, deliver=coordinator.deliver
                 )
             except asyncio.CancelledError:
                 if not scope.cancelled.is_set():
                     raise
                 return self._cancelled_end(now)
-            stack.push_async_callback(houses.close)
-            self._spending = houses.spending
-            self.items.window = window = window_of(self.definition, houses.most_processes)
+            stack.push_async_callback(executor.close)
+            self._spending = executor.spending
+            self.items.window = window = window_of(self.definition, executor.most_processes)
             rules = rules_of(self.definition, window=window, is_direct=is_direct)
-            self._conductor = conductor
+            executor.failed.add_done_callback(coordinator.break_off_with)
+            self._coordinator = coordinator
             if owned is not None:
                 watching = asyncio.get_running_loop().create_task(
                     watch_for_cancel(owned, run_id, self._cancel_from_outside(scope))
                 )
                 stack.callback(watching.cancel)
             if scope.cancelled.is_set():
-                conductor.cancel()
-            return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+                coordinator.cancel()
+            groups = () if record is None else record.groups
+            return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), executor)
 
     def _cancel_from_outside(self, scope: RunScope) -> Callable[[], Awaitable[None]]:
         """Return what cancels the run when its record asks for that."""
@@ -253,7 +258,7 @@ class MapReduceLauncher:
 
     def _cancelled_end(self, started_at: float) -> FedEnded:
         """Return the end of a run that was cancelled before its first task."""
-        ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
         return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
@@ -285,13 +290,13 @@ class MapReduceLauncher:
     def _assemble_parts(
         self,
         scope: RunScope,
-        envelope: Envelope,
+        journal: RunJournal,
         intake: Intake,
         watch: RunWatch,
         record: RecoveredRun | None,
         *,
         is_direct: bool,
-    ) -> FedParts:
+    ) -> MapReduceParts:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
             """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
             known = self._answers.get(name, ())
@@ -300,7 +305,7 @@ class MapReduceLauncher:
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
         orders = OrderMaker(
-            envelope,
+            journal,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
             kinds=Kinds(),
@@ -310,7 +315,7 @@ class MapReduceLauncher:
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
-        return FedParts(
+        return MapReduceParts(
             intake=intake,
             orders=orders,
             bodies=self._bodies,

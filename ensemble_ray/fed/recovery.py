@@ -12,21 +12,21 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ensemble_ray.coordinator.map_reduce.outputs import node_type
+from ensemble_ray.coordinator.map_reduce.ports import FedFailure
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.errors_data import error_from
 from ensemble_ray.execute.recorded import as_mapping, typed_output
-from ensemble_ray.fed.bodies import node_type
-from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.map_reduce_data import AGENTS_KIND, DIRECT, FINAL, agents_in, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Keep, Outcome
 from ensemble_ray.trace import TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
     from ensemble_ray.messages import Fact
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.schedule.map_reduce_words import StartReduce
+    from ensemble_ray.schedule.instructions import ReduceGroup
 
 __all__ = ["RecoveredRun"]
 
@@ -126,7 +126,7 @@ class RecoveredRun:
     # FedRecord.
 
     @property
-    def groups(self) -> Sequence[StartReduce]:
+    def groups(self) -> Sequence[ReduceGroup]:
         """Recorded groups, in their order."""
         return self.facts.groups
 

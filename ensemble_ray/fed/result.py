@@ -24,8 +24,8 @@ from ensemble_ray.values import utc_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.ports import FedEnded, FedFailure
+    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+    from ensemble_ray.coordinator.map_reduce.ports import FedEnded, FedFailure
     from ensemble_ray.outputs import FailedItem, TaskOutput
 
 __all__ = ["conclude"]

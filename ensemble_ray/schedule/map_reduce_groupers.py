@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.schedule.map_reduce_groups import Groups, code_of
-from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.packing import chunks, first_fit_decreasing
 
 __all__ = ["Grouper", "LevelGrouper", "OrderedGrouper", "PoolGrouper", "grouper_of"]

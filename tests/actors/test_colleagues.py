@@ -17,8 +17,8 @@ from actors.wire import WireOrder, WireReport, pack_result, unpack_order
 from ensemble_ray import IllegalStateError, StaleEpochError, Task
 from ensemble_ray.delegation import DelegationContext
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.values import utc_now
 

@@ -16,8 +16,8 @@ from actors.feeds import Feeds
 from actors.processes import ProcessPool
 from actors.wire import WireReport, unpack_result
 from ensemble_ray import ChatResponse, Task
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent
 

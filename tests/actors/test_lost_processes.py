@@ -14,7 +14,7 @@ from actors.run_houses import RunHouses
 from actors.runtime import RayRuntime
 from actors.wire import RunPackage, WireOrder, WireReport, pack_order
 from ensemble_ray import ChatResponse, Ensemble, IllegalStateError, RunOptions
-from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.ids import instance_of
 from ensemble_ray.record.stores import StoreAddress

@@ -14,9 +14,10 @@ from actors.processes import ProcessPool
 from actors.run_houses import RunHouses
 from actors.wire import AgentCargo, RunPackage, WireReport, unpack_output
 from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.epochs import REDISPATCH_STEP
-from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.scenarios.dying import marks_of, stay

@@ -33,8 +33,8 @@ from actors.wire import (
     wire_order,
 )
 from ensemble_ray import Agent, Task
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
-from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Node, Plan

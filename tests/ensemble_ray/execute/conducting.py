@@ -6,7 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ensemble_ray.execute.conductor import Assignment, Conducted, Report, Resumed, RunConductor
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.execute.reports import Report, Resumed
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
@@ -74,29 +78,44 @@ class Conducting:
         self.clock = ManualClock(start=100.0)
         self.journal = SlowJournal("run")
         self.houses = Houses(self.journal)
-        self.conductor: RunConductor[str, str] = RunConductor(
-            run_id="run",
-            plan=plan,
-            header={"workflow": plan.workflow},
-            journal=self.journal,
-            clock=self.clock,
-            houses=self.houses,
-            earlier=earlier,
-            epoch=epoch,
-            resumed=resumed,
+        self.plan = plan
+        journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
+        self.tasks: PlannedTasks[str, str] = PlannedTasks(
+            plan, journal, HeldOutputs(), header={"workflow": plan.workflow}, earlier=earlier, resumed=resumed
         )
+        self.coordinator = Coordinator(journal, self.tasks)
+        self.end: asyncio.Task[PlannedEnd[str, str]]
+
+    async def start(self) -> None:
+        """Begin, and return when it has nothing more to do by itself."""
+        self.end = asyncio.create_task(self.coordinator.run(self.tasks.source, self.houses))
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Return when the coordinator waits for somebody else; raise what it broke off with."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if self.end.done():
+            await self.end
 
     async def report(self, *reports: Report[str, str]) -> None:
-        await self.conductor.report(reports)
+        self.coordinator.deliver(reports)
+        await self.settled()
+
+    async def cancel(self) -> None:
+        """Ask for its end."""
+        asking = self.coordinator.cancel()
+        await self.settled()
+        assert asking.done()
 
     @property
     def told(self) -> list[str]:
         """All facts."""
         return _told(self.journal.facts())
 
-    def ended(self) -> Conducted[str, str]:
-        """How it ended; it must have."""
-        return self.conductor.ended.result()
+    def ended(self) -> PlannedEnd[str, str]:
+        """Return how it ended; it must have."""
+        return self.end.result()
 
 
 async def conducting(
@@ -104,25 +123,39 @@ async def conducting(
 ) -> Conducting:
     """A run that began, or went on."""
     run = Conducting(plan, earlier=earlier, epoch=epoch, resumed=resumed)
-    await run.conductor.start()
+    await run.start()
     return run
 
 
 def done(key: str, at: float = 101.0) -> Report[str, str]:
     """The task gave an output."""
-    return Report(key=key, status="completed", at=at, duration_s=1.0, total_tokens=7, output=f"output of {key}")
+    return Report(
+        key=key,
+        instance=f"{key}#0",
+        status="completed",
+        at=at,
+        duration_s=1.0,
+        total_tokens=7,
+        output=f"output of {key}",
+    )
 
 
 def failed(key: str, at: float = 101.0) -> Report[str, str]:
     """The task failed."""
     return Report(
-        key=key, status="failed", at=at, failure=f"failure of {key}", error_type="ValueError", message=f"{key} broke"
+        key=key,
+        instance=f"{key}#0",
+        status="failed",
+        at=at,
+        failure=f"failure of {key}",
+        error_type="ValueError",
+        message=f"{key} broke",
     )
 
 
 def ended_early(key: str, status: str, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Report[str, str]:
     """The task exited, or was cancelled."""
-    return Report(key=key, status=status, at=101.0, failure=f"trace of {key}", exit_reason=reason)
+    return Report(key=key, instance=f"{key}#0", status=status, at=101.0, failure=f"trace of {key}", exit_reason=reason)
 
 
 PAIR = plan_of("parallel", {"a": (), "b": (), "c": ("b", "a")})

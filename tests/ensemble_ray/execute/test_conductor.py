@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.execute.conductor import Report
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
@@ -56,7 +56,7 @@ async def test_nothing_is_done_when_the_journal_refuses() -> None:
     with pytest.raises(IllegalStateError):
         await run.report(done("a"), done("b"))
     assert run.houses.keys == ["a", "b"]
-    assert not run.conductor.ended.done()
+    assert "end run" not in run.told
 
 
 async def test_context_comes_in_the_order_of_the_context_list() -> None:
@@ -73,27 +73,17 @@ async def test_reports_that_come_meanwhile_are_taken_together() -> None:
     """S-PAR-14: in the order in which they came, in one step of the machine."""
     run = await conducting(plan_of("parallel", dict.fromkeys("abc", ())))
     run.journal.free.clear()
-    first = asyncio.ensure_future(run.report(done("b")))
-    await asyncio.sleep(0)
+    await run.report(done("b"))
     await run.report(done("c"))
     await run.report(done("a"))
     run.journal.free.set()
-    await first
+    await run.settled()
     assert run.journal.batches[2:] == [
         ["stimulus b#0 TaskCompleted"],
         ["stimulus c#0 TaskCompleted", "stimulus a#0 TaskCompleted"],
         ["end run"],
     ]
     assert [key for key, _ in run.ended().completed] == ["b", "c", "a"]
-
-
-async def test_reports_are_taken_again_after_the_journal_refused() -> None:
-    """One refusal must not stop the inbox for good."""
-    run = await conducting(PAIR)
-    await run.journal.close()
-    for key in ("a", "b"):
-        with pytest.raises(IllegalStateError):
-            await run.report(done(key))
 
 
 # Missing context.
@@ -168,7 +158,7 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
 async def test_skipped_tasks_are_a_line_at_debug_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     """S-PAR-28: never handed to a house."""
     run = await conducting(plan_of("parallel", {"a": (), "b": ("a",)}, error_strategy="continue_on_error"))
-    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.conductor"):
+    with caplog.at_level(logging.DEBUG, logger="ensemble_ray.coordinator.coordinator"):
         await run.report(failed("a"))
     assert [record.getMessage() for record in caplog.records] == [
         "Task 'b' is skipped: context task 'a' did not complete"
@@ -191,10 +181,10 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     """S-SET-27: the wish is a fact before houses hear of it; completed outputs are kept."""
     run = await conducting(PAIR)
     await run.report(done("a"))
-    await run.conductor.cancel()
+    await run.cancel()
     assert run.houses.stopped == ["b#0"]
     assert run.houses.known[-1][-1] == "stimulus run CancelRequested"
-    assert not run.conductor.ended.done()
+    assert not run.end.done()
     await run.report(ended_early("b", "cancelled"))
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
@@ -205,11 +195,12 @@ async def test_run_never_begins_when_it_is_cancelled_while_its_first_fact_is_on_
     """S-SET-27: nothing starts, and the machine is not told of a beginning after its end."""
     run = Conducting(PAIR)
     run.journal.free.clear()
-    starting = asyncio.create_task(run.conductor.start())
-    cancelling = asyncio.create_task(run.conductor.cancel())
-    await asyncio.sleep(0)  # both have begun, and wait for the journal
+    starting = asyncio.create_task(run.start())
+    await asyncio.sleep(0)  # it has begun, and waits for the journal
+    cancelling = run.coordinator.cancel()
     run.journal.free.set()
     await asyncio.gather(starting, cancelling)
+    await run.settled()
     assert run.houses.started == []
     assert run.ended().state is RunState.CANCELLED
     assert "stimulus run RunStarted" not in run.told
@@ -220,7 +211,7 @@ async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
     run = await conducting(plan_of("sequential", {"a": ()}))
     await run.report(done("a"))
     await run.journal.close()
-    await run.conductor.cancel()
+    await run.cancel()
     assert run.ended().state is RunState.COMPLETED
     assert run.told[-1] == "end run"
 
@@ -228,7 +219,7 @@ async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
 async def test_run_ends_once_when_it_is_cancelled_while_it_ends() -> None:
     """S-SET-27: a wish that comes while the last report is taken comes too late."""
     run = await conducting(plan_of("sequential", {"a": ()}))
-    await asyncio.gather(run.report(done("a")), run.conductor.cancel())
+    await asyncio.gather(run.report(done("a")), run.cancel())
     assert run.journal.batches[-2:] == [["stimulus a#0 TaskCompleted"], ["end run"]]
     assert run.ended().state is RunState.COMPLETED
 

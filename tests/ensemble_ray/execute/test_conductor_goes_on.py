@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import pytest
 
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.conductor import Report, Resumed
+from ensemble_ray.execute.reports import Report, Resumed
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.schedule.stimuli import RunStarted, Stimulus, TaskCompleted, TaskExited, TaskFailed
+from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
 from tests.ensemble_ray.execute.conducting import PAIR, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 
@@ -28,12 +28,12 @@ def resumed(
     )
 
 
-def told_done(key: str) -> TaskCompleted:
+def told_done(key: str) -> Completed:
     """The machine was told that the task completed."""
-    return TaskCompleted(at=101.0, key=key, duration_s=1.0, total_tokens=7)
+    return Completed(at=101.0, instance=f"{key}#0", duration_s=1.0, total_tokens=7)
 
 
-BEGUN = (RunStarted(at=50.0),)
+BEGUN = (Begun(at=50.0),)
 
 
 async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
@@ -60,8 +60,8 @@ async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> No
     await first.report(done("a"), done("b"))
     groups = Recovered([*first.journal.facts()]).stimuli
     assert [[type(each).__name__ for each in group] for group in groups] == [
-        ["RunStarted"],
-        ["TaskCompleted", "TaskCompleted"],
+        ["Begun"],
+        ["Completed", "Completed"],
     ]
     again = await conducting(capped, epoch=1, resumed=resumed(groups, done("a"), done("b")))
     assert again.houses.keys == ["c", "e"]
@@ -74,7 +74,7 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
     await first.report(done("a"), done("b"))
     groups = Recovered(first.journal.facts()[:-1]).stimuli
     assert [len(group) for group in groups] == [1, 1]
-    again = await conducting(first.conductor.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
+    again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
     assert again.told == ["resume run", "stimulus b#0 TaskCompleted"]
     assert again.houses.keys == ["c"]
 
@@ -87,7 +87,7 @@ async def test_recorded_end_is_told_when_the_machine_never_heard_of_it(report: R
     told = {"completed": "TaskCompleted", "failed": "TaskFailed", "exited": "TaskExited"}[report.status]
     assert run.told[:2] == ["resume run", f"stimulus a#0 {told}"]
     assert run.houses.keys == (["b"] if report.status == "completed" else [])
-    assert run.conductor.ended.done() == (report.status != "completed")
+    assert run.end.done() == (report.status != "completed")
 
 
 async def test_recorded_ends_of_tasks_that_had_not_started_are_told_when_they_would() -> None:
@@ -118,7 +118,7 @@ async def test_run_ends_when_its_owner_died_before_the_record_of_the_end() -> No
 async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> None:
     """S-DUR-30, S-DUR-39: with what was completed before it, as its first owner would have told."""
     plan = plan_of("parallel", dict.fromkeys("ab", ()))
-    stimuli = [BEGUN, [told_done("a"), TaskFailed(at=101.0, key="b", error_type="ValueError", message="b broke")]]
+    stimuli = [BEGUN, [told_done("a"), Failed(at=101.0, instance="b#0", error_type="ValueError", message="b broke")]]
     run = await conducting(plan, epoch=1, resumed=resumed(stimuli, done("a"), failed("b")))
     ended = run.ended()
     assert [(each.key, each.failure, each.completed_before) for each in ended.failures] == [("b", "failure of b", 1)]
@@ -149,7 +149,7 @@ async def test_recorded_task_is_used_in_its_turn_when_the_plan_was_changed() -> 
 async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> None:
     """S-DUR-36, S-PAR-30: the task that ended the run comes later now; it ends it there."""
     swapped = plan_of("sequential", {"new": (), "a": (), "b": ()})
-    stimuli = [BEGUN, [TaskExited(at=101.0, key="a")]]
+    stimuli = [BEGUN, [Exited(at=101.0, instance="a#0")]]
     run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited")))
     await run.report(done("new"))
     ended = run.ended()
@@ -159,7 +159,7 @@ async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> Non
 
 async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
     """S-DUR-38, S-PAR-30: nothing more starts; the task that ran beside it goes on."""
-    stimuli = [BEGUN, [TaskExited(at=101.0, key="a", reason=ExitReason.TIMEOUT)]]
+    stimuli = [BEGUN, [Exited(at=101.0, instance="a#0", reason=ExitReason.TIMEOUT)]]
     run = await conducting(
         PAIR, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited", reason=ExitReason.TIMEOUT))
     )
@@ -173,7 +173,7 @@ async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
     """S-DUR-35: the cancellation is forgotten; what it stopped runs again, what was completed does not."""
     first = await conducting(PAIR)
     await first.report(done("a"))
-    await first.conductor.cancel()
+    await first.cancel()
     await first.report(ended_early("b", "cancelled"))
     assert first.ended().state is RunState.CANCELLED
     stimuli = Recovered(first.journal.facts()).stimuli
@@ -188,9 +188,9 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
     """S-DUR-32, S-SET-27: a restart is nobody's wish to go on; what ran stopped with its process and is not started."""
     first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
     await first.report(done("a"))
-    await first.conductor.cancel()
+    await first.cancel()
     stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
-    run = await conducting(first.conductor.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
+    run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
     assert run.houses.keys == []
     assert run.told == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
     ended = run.ended()
@@ -201,9 +201,9 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
 async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() -> None:
     """S-DUR-30, S-SET-27: a task that was completed before it could be stopped is completed."""
     first = await conducting(plan_of("parallel", {"a": (), "b": ()}))
-    await first.conductor.cancel()
+    await first.cancel()
     stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
-    run = await conducting(first.conductor.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
+    run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
     assert run.ended().state is RunState.CANCELLED
     assert [key for key, _ in run.ended().completed] == ["b"]
 
@@ -211,7 +211,7 @@ async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() 
 async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
     """S-DUR-16, S-DUR-17: somebody else has the run; nothing more is started here, nothing more is recorded."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
-    refused: Report[str, str] = Report(key="a", status="failed", at=101.0, failure="f", newer_epoch=12)
+    refused: Report[str, str] = Report(key="a", instance="a#0", status="failed", at=101.0, failure="f", newer_epoch=12)
     with pytest.raises(StaleEpochError, match="'a' is written by epoch 12, epoch 0 must stop"):
         await run.report(refused)
     assert run.houses.keys == ["a"]
@@ -222,7 +222,13 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
     """S-DUR-8: the task has not failed, so that the run can be resumed when the fault is mended."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
     unwritten: Report[str, str] = Report(
-        key="a", status="failed", at=101.0, failure="f", error_type="RecordError", message="The disk is full"
+        key="a",
+        instance="a#0",
+        status="failed",
+        at=101.0,
+        failure="f",
+        error_type="RecordError",
+        message="The disk is full",
     )
     with pytest.raises(RecordError, match="The disk is full"):
         await run.report(unwritten)

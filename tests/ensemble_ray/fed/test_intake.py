@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact

@@ -1,4 +1,4 @@
-"""What a fed run does beside its machine: errors reach whoever minds them, and nothing is waited for at the end."""
+"""What a run does beside its source: errors reach the run, and nothing is waited for at the end."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from ensemble_ray.coordinator.background import BackgroundTasks, as_error
 from ensemble_ray.errors import RecordError
-from ensemble_ray.fed.jobs import Jobs, as_error
 
 
 async def _raise(error: BaseException) -> None:
@@ -19,30 +19,20 @@ async def _settled() -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("error", [ValueError("a"), asyncio.CancelledError(), GeneratorExit()])
-async def test_error_of_the_user_reaches_the_run(error: BaseException) -> None:
-    """S-MR-106: also what is meant to end a task or a generator; that comes as an ordinary error."""
+@pytest.mark.parametrize("error", [ValueError("a"), RecordError("full"), asyncio.CancelledError(), GeneratorExit()])
+async def test_error_reaches_the_run(error: BaseException) -> None:
+    """S-MR-106, S-MR-123: also what is meant to end a task or a generator; that comes as an ordinary error."""
     failed: list[BaseException] = []
-    Jobs(failed.append, failed.append).do(_raise(error))
+    BackgroundTasks(failed.append).start(_raise(error))
     await _settled()
     (told,) = failed
     assert told is error or (isinstance(told, RuntimeError) and told.__cause__ is error)
 
 
-async def test_record_that_cannot_be_written_breaks_the_run_off() -> None:
-    """S-MR-123: it is nobody's failure of a task."""
-    failed: list[BaseException] = []
-    broken: list[BaseException] = []
-    error = RecordError("full")
-    Jobs(failed.append, broken.append).do(_raise(error))
-    await _settled()
-    assert (failed, broken) == ([], [error])
-
-
-async def test_jobs_are_stopped_when_the_run_has_ended() -> None:
+async def test_background_tasks_are_stopped_when_the_run_has_ended() -> None:
     """S-SET-27: what they raise then is nobody's business."""
     failed: list[BaseException] = []
-    jobs = Jobs(failed.append, failed.append)
+    tasks = BackgroundTasks(failed.append)
     is_stopped = asyncio.Event()
 
     async def hang() -> None:
@@ -51,9 +41,9 @@ async def test_jobs_are_stopped_when_the_run_has_ended() -> None:
         finally:
             is_stopped.set()
 
-    jobs.do(hang())
+    tasks.start(hang())
     await asyncio.sleep(0)
-    jobs.leave()
+    tasks.leave()
     await asyncio.wait_for(is_stopped.wait(), 60)
     assert failed == []
 

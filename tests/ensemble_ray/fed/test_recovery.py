@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.fed.bodies import FedBodies
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact

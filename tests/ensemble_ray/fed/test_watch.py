@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
+from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.errors import IllegalStateError, RecordError
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.item_log import ItemLog
-from ensemble_ray.fed.watch import RunWatch
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.outputs import TaskOutput
 from tests.ensemble_ray.fed.outputs import output

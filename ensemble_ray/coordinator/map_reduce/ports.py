@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.plan.map_reduce_factories import FactoryFailure
-    from ensemble_ray.schedule.map_reduce_words import EndFed, StartReduce
+    from ensemble_ray.schedule.instructions import End, ReduceGroup
 
 __all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
 
@@ -58,7 +58,7 @@ class FedRecord(Protocol):
     """
 
     @property
-    def groups(self) -> Sequence[StartReduce]:
+    def groups(self) -> Sequence[ReduceGroup]:
         """Recorded groups, in their order."""
         ...
 
@@ -109,7 +109,7 @@ class FedFailure:
 class FedEnded:
     """How a fed run ended."""
 
-    ending: EndFed
+    ending: End
     started_at: float
     completed_at: float
     #: the first of them, on all levels

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.item_log import ItemLog
+    from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
     from ensemble_ray.items.dead_letters import DeadLetterFile
     from ensemble_ray.items.results import ResultsFile
     from ensemble_ray.outputs import TaskOutput

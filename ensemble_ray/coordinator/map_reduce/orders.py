@@ -7,53 +7,34 @@ is on record before its reduce is made (S-MR-161), and so is what was asked of a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.fed.bodies import node_type
-from ensemble_ray.ids import instance_of
+from ensemble_ray.ids import instance_of, key_of
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
+from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+    from ensemble_ray.coordinator.map_reduce.ports import FedFactories, FedRecord
+    from ensemble_ray.coordinator.map_reduce.ready_tasks import MadeTask, TaskMaker
+    from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.execute.kinds import Kinds
-    from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.intake import Intake
-    from ensemble_ray.fed.ports import FedFactories, FedRecord
-    from ensemble_ray.fed.tasks import MadeTask, TaskMaker
-    from ensemble_ray.messages import Fact
     from ensemble_ray.outputs import TaskOutput
-    from ensemble_ray.ports import Clock, Journal
-    from ensemble_ray.schedule.map_reduce_words import StartReduce
 
-__all__ = ["Envelope", "NotMade", "OrderMaker", "Work"]
+__all__ = ["NotMade", "OrderMaker", "Work"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Envelope:
-    """What all orders of a run say, and what its facts are written under."""
-
-    run_id: str
-    epoch: int
-    journal: Journal
-    clock: Clock
-
-    async def append(self, *facts: Fact, until: Until = Until.TAKEN) -> None:
-        """Put facts on record.
-
-        Raises:
-            RecordError, StaleEpochError: it cannot be, or is not ours any more.
-        """
-        await self.journal.append(facts, epoch=self.epoch, until=until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +47,19 @@ class Work:
     kind: str
     order: TaskOrder
 
+    @property
+    def instance(self) -> str:
+        """Return its instance."""
+        return self.order.instance
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotMade:
     """A map whose factory raised (S-MR-154)."""
 
+    instance: str
     number: int
     error: Exception
-    level: int = 0
 
 
 def _told(output: TaskOutput) -> TaskOutput:
@@ -88,7 +74,7 @@ class OrderMaker:
 
     def __init__(
         self,
-        envelope: Envelope,
+        journal: RunJournal,
         *,
         factories: FedFactories,
         maker: TaskMaker,
@@ -102,7 +88,7 @@ class OrderMaker:
         """Make one.
 
         Args:
-            envelope: Of the run.
+            journal: Of the run.
             factories: The user's.
             maker: Makes what they give ready to be done.
             kinds: Names what agents have in common.
@@ -112,7 +98,7 @@ class OrderMaker:
             item_count: How many items there are, where that is known.
             is_direct: Whether the only task is that of the short-circuit (S-MR-81).
         """
-        self._envelope = envelope
+        self._journal = journal
         self._factories = factories
         self._maker = maker
         self._kinds = kinds
@@ -131,31 +117,47 @@ class OrderMaker:
             return FINAL
         return reduce_key(level, number) if level else map_key(self._intake.index(number))
 
+    def instance(self, made_of: MapItem | ReduceGroup) -> str:
+        """Return the instance of a task: its key, and which attempt of the run at it this is."""
+        level, is_final = (made_of.level, made_of.is_final) if isinstance(made_of, ReduceGroup) else (0, False)
+        key = self.key(level, made_of.number, is_final=is_final)
+        return instance_of(
+            key, occurrence=0 if self._record is None else self._record.occurrence(level, made_of.number)
+        )
+
     def _total(self, kind: str) -> int:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
         return self._item_count if kind == "map" else int(kind != "reduce")
 
-    async def maps(self, numbers: Sequence[int], is_unwanted: Callable[[int, int], bool]) -> list[Work | NotMade]:
-        """Maps of these items, but for those that are unwanted when their turn comes.
+    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[Work | NotMade]:
+        """Make the maps of items, by instance, but for those that are discarded when their turn comes.
 
         Raises:
             Exception: what a factory raised, or what is wrong with what it gave.
         """
         async with self._turn:
-            wanted = [number for number in numbers if not is_unwanted(0, number)]
+            wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
                 return []
-            given = await self._factories.maps([self._intake.item(number) for number in wanted])
-            tasks = {number: each for number, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
-            keys = [self.key(0, number) for number in tasks]
+            given = await self._factories.maps([self._intake.item(number) for _, number in wanted])
+            tasks = {place: each for place, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
+            keys = [key_of(instance) for instance, _ in tasks]
             made = await self._ready(list(tasks.values()), keys) if tasks else []
         kind = node_type(0, is_direct=self._is_direct)
-        works = [self._work(each, 0, number, kind) for number, each in zip(tasks, made, strict=True)]
-        failed = ((n, each) for n, each in zip(wanted, given, strict=True) if isinstance(each, FactoryFailure))
-        return [*works, *(NotMade(number=number, error=each.error) for number, each in failed)]
+        works = [
+            self._work(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
+        ]
+        failed = (
+            NotMade(instance=instance, number=number, error=each.error)
+            for (instance, number), each in zip(wanted, given, strict=True)
+            if isinstance(each, FactoryFailure)
+        )
+        return [*works, *failed]
 
-    async def reduce(self, group: StartReduce, is_unwanted: Callable[[int, int], bool]) -> list[Work | NotMade]:
-        """The reduce of a group, unless it is unwanted when its turn comes.
+    async def reduce(
+        self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
+    ) -> list[Work | NotMade]:
+        """Make the reduce of a group, unless it is discarded when its turn comes.
 
         Raises:
             Exception: as `maps`.
@@ -163,17 +165,18 @@ class OrderMaker:
         level, number = group.level, group.number
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
-        at = self._envelope.clock.now()
-        fact = group_fact(self._envelope.run_id, at, key=key, level=level, number=number, inputs=inputs)
-        await self._envelope.append(fact, until=Until.WRITTEN)
+        at = self._journal.now()
+        fact = group_fact(self._journal.run_id, at, key=key, level=level, number=number, inputs=inputs)
+        await self._journal.append(fact, until=Until.WRITTEN)
         async with self._turn:
-            if is_unwanted(level, number):
+            if is_discarded(instance):
                 return []
             outputs = [self._bodies.output(*each) for each in group.inputs]
             task, wanted = await self._factories.reduce(outputs)
             (made,) = await self._ready([task], [key])
         kind = node_type(level, is_final=group.is_final)
-        return [self._work(made, level, number, kind, [_told(outputs[position]) for position in wanted])]
+        shown = [_told(outputs[position]) for position in wanted]
+        return [self._work(made, instance, (level, number), kind, context=shown)]
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
@@ -181,19 +184,20 @@ class OrderMaker:
             made = await self._maker.ready(tasks, keys)
         finally:
             if asked := self._maker.taken_facts():
-                await self._envelope.append(*asked, until=Until.WRITTEN)
+                await self._journal.append(*asked, until=Until.WRITTEN)
         if fresh := self._bodies.meet([each.agent for each in made if each.agent is not None]):
-            await self._envelope.append(agents_fact(self._envelope.run_id, self._envelope.clock.now(), fresh))
+            await self._journal.append(agents_fact(self._journal.run_id, self._journal.now(), fresh))
         return made
 
-    def _work(self, made: MadeTask, level: int, number: int, kind: str, context: Sequence[TaskOutput] = ()) -> Work:
-        occurrence = 0 if self._record is None else self._record.occurrence(level, number)
-        task = made.task
+    def _work(
+        self, made: MadeTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
+    ) -> Work:
+        (level, number), task = place, made.task
         order = TaskOrder(
-            run_id=self._envelope.run_id,
+            run_id=self._journal.run_id,
             key=made.key,
-            instance=instance_of(made.key, occurrence=occurrence),
-            epoch=self._envelope.epoch,
+            instance=instance,
+            epoch=self._journal.epoch,
             index=number + 1,
             task=task,
             agent_key=None if made.agent is None else self._kinds.kind_of(made.agent),

@@ -15,7 +15,7 @@ from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.record.map_reduce_data import item_digest
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.ports import FedRecord
+    from ensemble_ray.coordinator.map_reduce.ports import FedRecord
     from ensemble_ray.items.pulling import ItemReader
 
 __all__ = ["Intake", "Taken"]

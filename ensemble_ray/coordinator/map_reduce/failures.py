@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.fed.ports import FedFailure
+from ensemble_ray.coordinator.map_reduce.ports import FedFailure
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
+from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.team_model import TeamModels
 from ensemble_ray.definition.validation import validate
 from ensemble_ray.definition.workflow import Workflow
-from ensemble_ray.fed.feeding import rules_for_tasks
 from ensemble_ray.plan.map_reduce_factories import held
 from ensemble_ray.plan.planner import ResolvedTasks, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["MadeTask", "TaskMaker"]
+__all__ = ["MadeTask", "TaskMaker", "rules_for_tasks"]
 
 _log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -127,3 +127,13 @@ class TaskMaker:
         if text not in self._told and len(self._told) < _MOST_WARNINGS:
             self._told.add(text)
             _log.warning("%s", text)
+
+
+def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
+    """The ensemble, without tasks, whose rules every task of the run is held to."""
+    shared = {
+        name: getattr(definition, name)
+        for name in EnsembleDefinition.model_fields
+        if name in type(definition).model_fields
+    }
+    return EnsembleDefinition.model_construct(**shared)

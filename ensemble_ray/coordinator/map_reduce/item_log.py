@@ -18,7 +18,7 @@ from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 
 __all__ = ["ItemLog", "ItemStream"]
 
