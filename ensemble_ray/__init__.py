@@ -309,7 +309,7 @@ __all__ = [
 #: Where names stand that not every program needs: what works over many items, and what goes on with recorded runs.
 _LATE = {
     "DeadLetters": "items.dead_letters",
-    "ItemStream": "fed.item_log",
+    "ItemStream": "coordinator.map_reduce.item_log",
     "MapEnsemble": "map_reduce",
     "MapReduceEnsemble": "map_reduce",
     "MapReduceRun": "fed.run",

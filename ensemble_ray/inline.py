@@ -150,7 +150,7 @@ class InlineRuntime:
 
 
 class InlineRun:
-    """One run in this process: a conductor, a runner, and the houses between them."""
+    """One run in this process: a coordinator, a runner, and the processes between them."""
 
     def __init__(self, request: RunRequest, owned: OwnedRun | None, services: Services) -> None:
         self.run_id = request.run_id

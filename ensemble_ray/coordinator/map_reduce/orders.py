@@ -119,9 +119,8 @@ class OrderMaker:
 
     def instance(self, made_of: MapItem | ReduceGroup) -> str:
         """Return the instance of a task: its key, and which attempt of the run at it this is."""
-        is_reduce = isinstance(made_of, ReduceGroup)
-        level = made_of.level if is_reduce else 0
-        key = self.key(level, made_of.number, is_final=is_reduce and made_of.is_final)
+        level, is_final = (made_of.level, made_of.is_final) if isinstance(made_of, ReduceGroup) else (0, False)
+        key = self.key(level, made_of.number, is_final=is_final)
         return instance_of(
             key, occurrence=0 if self._record is None else self._record.occurrence(level, made_of.number)
         )
