@@ -1,6 +1,6 @@
 """Houses of one planned run on the cluster: who lives in which house, and what its processes are told.
 
-The rule who lives where is `plan.housing`; here it is carried out. Fulfils the conductor's `Houses`.
+The rule who lives where is `plan.housing`; here it is carried out. Fulfils the coordinator's `Executor`.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -282,12 +281,8 @@ class ScheduledRun:
         self._owned = owned
         self._vault = vault
         self._houses = RunHouses(package, pool, max_own=default_max_actors(), hub=hub, take=self.report)
-        journal = RunJournal(
-            run_id=package.run_id,
-            epoch=0 if owned is None else owned.epoch,
-            journal=MemoryJournal(package.run_id) if owned is None else owned.journal,
-            clock=SystemClock(),
-        )
+        epoch, facts = (0, MemoryJournal(package.run_id)) if owned is None else (owned.epoch, owned.journal)
+        journal = RunJournal(run_id=package.run_id, epoch=epoch, journal=facts, clock=SystemClock())
         self._tasks: PlannedTasks[bytes, bytes] = PlannedTasks(
             package.plan,
             journal,
@@ -315,16 +310,18 @@ class ScheduledRun:
         """Start processes and the first tasks."""
         if self._owned is not None:
             self._keeping = self._in_background(self._keep())
-        with self._ending_with_what_fails():
+        try:
             self._houses.open()
-        self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self._houses))
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            self._coordinator.break_off(error)
+        run = self._coordinator.run(self._tasks.source, self._houses)
+        self._running = asyncio.get_running_loop().create_task(run)
         self._in_background(self._finish())
         await self._coordinator.begun
 
     async def report(self, reports: Sequence[WireReport]) -> None:
         """Take results."""
-        with self._ending_with_what_fails():
-            self._coordinator.deliver(self._houses.reported(reports))
+        self._coordinator.deliver(self._houses.reported(reports))
 
     def locate(self, agent_key: str, lost: str | None) -> list[tuple[str, Any]]:
         """Processes of an agent."""
@@ -398,11 +395,3 @@ class ScheduledRun:
     def run_id(self) -> str:
         """The run's id."""
         return self._package.run_id
-
-    @contextmanager
-    def _ending_with_what_fails(self) -> Generator[None]:
-        """What goes wrong in conducting, such as a full disk, ends the run with its error; nobody else would hear."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
-            self._coordinator.break_off(error)

@@ -126,7 +126,7 @@ class Recovered:
     def resumed(
         self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskResult], Failure]
     ) -> Resumed[Output, Failure]:
-        """What a conductor needs to go on.
+        """What a coordinator needs to go on.
 
         Args:
             output_of: How an output is held there: made of the task's key and the recorded data.
@@ -196,7 +196,7 @@ class Recovered:
 def resumed_inline(
     recovered: Recovered, output_types: Mapping[str, type[object]] | None = None
 ) -> Resumed[TaskOutput, TaskResult]:
-    """What a conductor in the process of the definition needs: outputs as objects of the types that tasks declare."""
+    """What a coordinator in the process of the definition needs: outputs as objects of the types that tasks declare."""
     types = output_types or {}
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
 

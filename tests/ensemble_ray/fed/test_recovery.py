@@ -12,7 +12,7 @@ from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact
-from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 
 class Fruit(BaseModel):

@@ -12,7 +12,7 @@ from ensemble_ray.execute.reports import Report
 from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.plan.plan import Node, Plan
-from tests.ensemble_ray.execute.conducting import PAIR, Conducting, conducting, done, ended_early, failed
+from tests.ensemble_ray.coordinator.planned_runs import PAIR, Conducting, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 
 

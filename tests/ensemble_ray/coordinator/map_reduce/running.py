@@ -26,12 +26,12 @@ from ensemble_ray.fed.feeding import rules_of
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.items.pulling import ItemReader, ListReader
 from ensemble_ray.messages import Fact
-from ensemble_ray.outputs import ExitReason, TaskOutput
+from ensemble_ray.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
-from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 #: How long a test waits for what must come; no test waits for it to pass.
 PATIENCE_S = 60.0
@@ -244,3 +244,8 @@ class RefusingJournal(MemoryJournal):
         if any(fact.kind == self._kind for fact in facts):
             raise self._error
         await super().append(facts, epoch=epoch, until=until)
+
+
+def ending(ended: FedEnded) -> tuple[RunState, ExitReason, str]:
+    """Return how it ended, in three words."""
+    return ended.ending.state, ended.ending.exit_reason, ended.ending.failure

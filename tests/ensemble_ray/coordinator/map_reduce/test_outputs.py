@@ -5,7 +5,7 @@ from __future__ import annotations
 from ensemble_ray import Agent
 from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.testing import ScriptedModel
-from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 
 def agent(role: str) -> Agent:

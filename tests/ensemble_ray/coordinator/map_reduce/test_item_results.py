@@ -13,7 +13,7 @@ from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.outputs import TaskOutput
-from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 
 def log_of(*outputs: TaskOutput) -> ItemLog:

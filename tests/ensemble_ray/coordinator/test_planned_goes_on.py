@@ -12,7 +12,7 @@ from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
-from tests.ensemble_ray.execute.conducting import PAIR, conducting, done, ended_early, failed
+from tests.ensemble_ray.coordinator.planned_runs import PAIR, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
