@@ -6,7 +6,7 @@ work: what it is made of, how it is begun, and what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     import asyncio
 
     from ensemble_ray.definition.run_rules import Watched
-    from ensemble_ray.messages import Fact
     from ensemble_ray.outputs import EnsembleOutput, ExitReason
     from ensemble_ray.record.result import RunDescription, RunEnd, RunResults
     from ensemble_ray.record.stores import RunStore, StoreAddress
@@ -35,8 +34,6 @@ class Resumption:
 
     #: data of its first fact
     header: Mapping[str, object]
-    #: recorded answers of before scheduling, by effect name, in the order of the calls
-    answers: Mapping[str, Sequence[Fact]]
     #: how many tasks have recorded outputs
     recorded_tasks: int = 0
     #: how many of them are of items of a map-reduce
