@@ -1,4 +1,4 @@
-"""The output of a fed run, or its error. Room: fed.
+"""The output of a map-reduce, or its error. Room: fed.
 
 In: how it ended, and its bodies. Out: one `EnsembleOutput` with one trace over all levels (S-MR-90 to S-MR-93), or the
 error that `run()` raises (S-MR-100 to S-MR-106). Nothing is read from the body store here: sequences over it are handed on.
@@ -24,8 +24,8 @@ from ensemble_ray.trace import CaptureMode, ErrorTrace, ExecutionTrace
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-    from ensemble_ray.coordinator.map_reduce.ports import FedEnded, FedFailure
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
     from ensemble_ray.outputs import FailedItem, TaskOutput
 
 __all__ = ["FedFrame", "assemble_fed"]
@@ -45,7 +45,7 @@ class FedFrame:
 
 
 def assemble_fed(
-    frame: FedFrame, ended: FedEnded, bodies: FedBodies, failed_items: Sequence[FailedItem] = ()
+    frame: FedFrame, ended: MapReduceEnd, bodies: MapReduceOutputs, failed_items: Sequence[FailedItem] = ()
 ) -> EnsembleOutput:
     """The output of a run that did not fail.
 
@@ -73,7 +73,7 @@ def assemble_fed(
     )
 
 
-def _trace(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> ExecutionTrace:
+def _trace(frame: FedFrame, ended: MapReduceEnd, bodies: MapReduceOutputs) -> ExecutionTrace:
     started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
     metrics = bodies.metrics
     return ExecutionTrace(
@@ -95,7 +95,7 @@ def _trace(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> ExecutionTrac
     )
 
 
-def _error_trace(failure: FedFailure) -> ErrorTrace:
+def _error_trace(failure: MapReduceFailure) -> ErrorTrace:
     return ErrorTrace(
         agent_role=failure.agent_role,
         task_description=failure.task_description,
@@ -106,7 +106,7 @@ def _error_trace(failure: FedFailure) -> ErrorTrace:
     )
 
 
-def _failure(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> BaseException:
+def _failure(frame: FedFrame, ended: MapReduceEnd, bodies: MapReduceOutputs) -> BaseException:
     if ended.refusal is not None:
         return _first(ended.refusal, bodies.outputs)
     if ended.cause is not None:
@@ -120,7 +120,7 @@ def _failure(frame: FedFrame, ended: FedEnded, bodies: FedBodies) -> BaseExcepti
     return _first(here[0], bodies.outputs)
 
 
-def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
+def _several(failures: Sequence[MapReduceFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
     """All failures of a level, or the first hundred of them."""
     causes: dict[str, BaseException] = {}
     for failure in failures:
@@ -131,7 +131,7 @@ def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskO
     return error
 
 
-def _first(failure: FedFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
+def _first(failure: MapReduceFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
     error = failure.error
     if not isinstance(error, TaskExecutionError):
         error = TaskExecutionError(

@@ -1,4 +1,4 @@
-"""MapReduceRun: one fed run, seen from its caller. Room: fed.
+"""MapReduceRun: one map-reduce, seen from its caller. Room: fed.
 
 In: a definition, and what is chosen for one run. Out: the handle of `RunLife`, with results of items as they come. The run
 is owned by this process on every runtime, since its source and its factories are here (S-MR-161).
@@ -16,15 +16,14 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.coordinator.background import as_error
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog, ItemStream
-from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
-from ensemble_ray.coordinator.map_reduce.token_counts import Weights
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
@@ -32,7 +31,6 @@ from ensemble_ray.definition.origin import Origin
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
-from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.fed.feeding import opened, rules_of, window_of
@@ -78,7 +76,7 @@ _log = bounded_logger(__name__)
 
 
 class MapReduceRun(RunLife):
-    """A fed run that was started. Results come with `result()`, or item by item with `items()`."""
+    """A map-reduce that was started. Results come with `result()`, or item by item with `items()`."""
 
     def __init__(
         self,
@@ -102,9 +100,9 @@ class MapReduceRun(RunLife):
         self._origin = origin or Origin()
         self._resumption = resumption
         self._is_named = run_id is not None
-        self._bodies = FedBodies(keeps_items=is_watched)
+        self._bodies = MapReduceOutputs(keeps_items=is_watched)
         self._items = ItemLog(self._bodies, is_read=is_watched)
-        self._coordinator: Coordinator[TaskOrder, TaskResult, FedEnded] | None = None
+        self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._budget = RunBudget.of(chosen.max_tokens, chosen.max_cost)
@@ -188,7 +186,7 @@ class MapReduceRun(RunLife):
         await self._finish(output, mode)
         return output
 
-    def _assembled(self, ended: FedEnded, mode: CaptureMode) -> EnsembleOutput:
+    def _assembled(self, ended: MapReduceEnd, mode: CaptureMode) -> EnsembleOutput:
         """The output of the run, or its error."""
         definition = self._definition
         frame = FedFrame(
@@ -202,7 +200,7 @@ class MapReduceRun(RunLife):
         collects = definition.item_policy == "collect"
         return assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
 
-    async def _recorded_end(self, header: Mapping[str, object]) -> FedEnded | None:
+    async def _recorded_end(self, header: Mapping[str, object]) -> MapReduceEnd | None:
         """How a finished run of that id ended; it is not run again (S-SET-39). None for a run that begins or goes on."""
         resumption = self._resumption
         if not (self._is_named if resumption is None else resumption.is_completed):
@@ -230,7 +228,7 @@ class MapReduceRun(RunLife):
             reads_earlier=False,
         )
 
-    async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> FedEnded:
+    async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> MapReduceEnd:
         """Everything between the beginning of the record and its end."""
         record = None
         if self._resumption is not None:
@@ -255,7 +253,7 @@ class MapReduceRun(RunLife):
             watch = await self._watch(is_direct=is_direct)
             stack.push_async_exit(watch.leave)
             run_journal = RunJournal(run_id=self.id, epoch=epoch, journal=journal, clock=self._clock)
-            parts = self._parts(run_journal, Intake(reader, record), watch, record, is_direct=is_direct)
+            parts = self._parts(run_journal, ItemBuffer(reader, record), watch, record, is_direct=is_direct)
             coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
             watch.on_error = coordinator.break_off
             try:
@@ -278,10 +276,10 @@ class MapReduceRun(RunLife):
             groups = () if record is None else record.groups
             return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), houses)
 
-    def _cancelled(self, started_at: float) -> FedEnded:
+    def _cancelled(self, started_at: float) -> MapReduceEnd:
         """The end of a run that was cancelled before its first task."""
         ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
+        return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _opened(self) -> tuple[ItemReader, bool] | None:
         """The items, and whether all of them are one task; None where the run was cancelled meanwhile."""
@@ -297,20 +295,26 @@ class MapReduceRun(RunLife):
             raise as_error(error)
         return self._opening.result()
 
-    async def _watch(self, *, is_direct: bool, is_replayed: bool = False) -> RunWatch:
+    async def _watch(self, *, is_direct: bool, is_replayed: bool = False) -> ItemResultWriter:
         """The files that the run writes, open."""
         if is_direct:
-            return RunWatch(self._items, is_direct=True)
+            return ItemResultWriter(self._items, is_direct=True)
         definition, is_resumed = self._definition, is_replayed or self._resumption is not None
         letters = results = None
         if definition.results is not None:
             results = await ResultsFile.open(definition.results, is_resumed=is_resumed)
         if definition.dead_letters is not None:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=self.id, is_resumed=is_resumed)
-        return RunWatch(self._items, results=results, letters=letters)
+        return ItemResultWriter(self._items, results=results, letters=letters)
 
     def _parts(
-        self, journal: RunJournal, intake: Intake, watch: RunWatch, record: RecoveredRun | None, *, is_direct: bool
+        self,
+        journal: RunJournal,
+        items: ItemBuffer,
+        watch: ItemResultWriter,
+        record: RecoveredRun | None,
+        *,
+        is_direct: bool,
     ) -> MapReduceParts:
         definition = self._definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
@@ -318,20 +322,18 @@ class MapReduceRun(RunLife):
             journal,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=self._recorded),
-            kinds=Kinds(),
-            intake=intake,
-            bodies=self._bodies,
+            items=items,
+            store=self._bodies,
             record=record,
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
         return MapReduceParts(
-            intake=intake,
+            items=items,
             orders=orders,
-            bodies=self._bodies,
-            watch=watch,
-            capacity=0 if reduced is None else reduced.capacity,
-            weights=Weights(definition),
+            store=self._bodies,
+            results=watch,
+            definition=definition,
             record=record,
         )
 
@@ -364,7 +366,7 @@ class MapReduceRun(RunLife):
             called_off=self._called_off,
         )
 
-    async def _note_end(self, owned: OwnedRun | None, ended: FedEnded) -> None:
+    async def _note_end(self, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
         """Put the end on record."""
         if owned is None:
             return

@@ -1,4 +1,4 @@
-"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`. Room: schedule.
+"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`. Package: schedule.
 
 Rules:
 1. An attempt is refused by the first check that fails: not allowed, global cap, own cap, stage (S-HIER-71 to S-HIER-74).

@@ -1,4 +1,4 @@
-"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Room: schedule.
+"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Package: schedule.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.

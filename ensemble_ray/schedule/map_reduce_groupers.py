@@ -1,4 +1,4 @@
-"""Which outputs come together: three orders of work. Room: schedule.
+"""Which outputs come together: three orders of work. Package: schedule.
 
 In come outputs as they are there or fail; groups are made of them in `Groups`. A grouper is asked to `settle` when
 nothing runs and no items are left: then it makes the groups of the next level or the final one, or nothing when no

@@ -1,4 +1,4 @@
-"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Room: schedule.
+"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Package: schedule.
 
 In come outputs by level, number and weight; out come groups in the order in which they were made, each once. A group
 that is in the queue is never changed, and no output is ever in two.

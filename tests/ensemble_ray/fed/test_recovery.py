@@ -1,8 +1,8 @@
-"""What the record gives to a fed run that goes on, or had ended."""
+"""What the record gives to a map-reduce that goes on, or had ended."""
 
 from __future__ import annotations
 
-from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.messages import Fact
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact
@@ -23,7 +23,7 @@ def failed(index: int) -> Fact:
 
 def test_an_end_counts_that_was_recorded_before_its_item() -> None:
     """S-MR-161, S-SET-39: a task's process commits its end without the driver, which commits the item."""
-    bodies = FedBodies()
+    bodies = MapReduceOutputs()
     record = RecoveredRun(bodies)
     record.take([ended(1), failed(2)])
     assert len(bodies.outputs) == 0
