@@ -110,7 +110,7 @@ class LocalHouses:
         self._report(order, asyncio.current_task(), result)
 
     def _places_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
-        """The places that the task's agent has; those of a kind of agents come with the first task of it."""
+        """Return the places that the task's agent has; those of a kind of agents come with the first task of it."""
         key, agent = order.agent_key or "", order.agent
         if agent is not None and agent.max_concurrency is not None and key not in self._slots:
             self._slots[key] = asyncio.Semaphore(agent.max_concurrency)

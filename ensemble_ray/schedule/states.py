@@ -68,5 +68,5 @@ class InvalidTransitionError(RuntimeError):
         self.story = story
 
     def __str__(self) -> str:
-        """The transition and how the task came there."""
+        """Say which transition it was and how the task came there."""
         return f"Task '{self.key}': no transition {self.before} -> {self.after}. Story: {self.story}"

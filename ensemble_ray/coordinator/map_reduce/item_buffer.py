@@ -59,15 +59,15 @@ class ItemBuffer:
         return len(self._items)
 
     def index(self, number: int) -> int:
-        """The index of an item in its source."""
+        """Return the index of an item in its source."""
         return self._indices[number]
 
     def item(self, number: int) -> object:
-        """An item whose map is not done."""
+        """Return an item whose map is not done."""
         return self._items[number]
 
     def done(self, number: int) -> object:
-        """The item, which is needed no more."""
+        """Return an item and let it go, since its map is done."""
         return self._items.pop(number, None)
 
     async def pull(self, count: int) -> PulledBatch:

@@ -50,11 +50,11 @@ class ItemLog:
     # What comes in, on the library's loop.
 
     def completed(self, number: int, index: int) -> None:
-        """A map has its output, which is in the store."""
+        """Note that a map has its output, which is in the store."""
         self._come(number, index)
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
-        """A map has failed for good; gives it with the item itself, of which only a text may be kept."""
+        """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
             index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
         )
@@ -132,7 +132,7 @@ class ItemLog:
         return min(len(self._came), cursor + most)
 
     def result(self, place: int) -> ItemResult:
-        """The result at a place that has come; in the reader's thread, since reading it is work."""
+        """Return the result at a place that has come; in the reader's thread, since reading it is work."""
         came = self._came[place]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
@@ -141,7 +141,7 @@ class ItemLog:
         return ItemResult(index=self._indices[place], item=item, output=output)
 
     async def leave(self, reader: int) -> None:
-        """A reader comes no more, and is waited for no more."""
+        """Wait for a reader no more, since it comes no more."""
         async with self._changed:
             self._readers.pop(reader, None)
             self._changed.notify_all()

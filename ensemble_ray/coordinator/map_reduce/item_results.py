@@ -54,7 +54,7 @@ class ItemResultWriter:
         return await self._log.free_places(in_flight)
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """An item has its output."""
+        """Note that an item has its output."""
         if self._is_direct:
             return
         self._log.completed(number, index)
@@ -62,7 +62,7 @@ class ItemResultWriter:
             self._write(ItemResult(index=index, item=item, output=output))
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """An item has none."""
+        """Note that an item has none."""
         if self._is_direct:
             return
         failed = self._log.failed(index, item, error, attempts)

@@ -63,7 +63,7 @@ class FailedMap:
 
 
 def _told(output: TaskOutput) -> TaskOutput:
-    """An output as a reduce is told of it (S-MR-118)."""
+    """Return an output as a reduce is shown it (S-MR-118)."""
     description = output.task_description
     shown = description.partition("\n\n")[0][:_SHOWN]
     return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
@@ -108,7 +108,7 @@ class OrderMaker:
         self._turn = asyncio.Lock()
 
     def key(self, level: int, number: int, *, is_final: bool = False) -> str:
-        """The key of a work (S-MR-160)."""
+        """Return the key of a task (S-MR-160)."""
         if self._is_direct:
             return DIRECT
         if is_final:

@@ -31,7 +31,7 @@ _OUTPUT, _TRACE = 1, 2
 
 
 def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) -> str:
-    """What a task is in the tree (S-MR-38, S-MR-82)."""
+    """Return what a task is in the tree (S-MR-38, S-MR-82)."""
     if is_direct:
         return "direct"
     if is_final:
@@ -178,7 +178,7 @@ class MapReduceOutputs:
         return level < len(self._levels) and self._levels[level].has(number)
 
     def mapped(self, number: int) -> tuple[object, TaskOutput]:
-        """The item of a map that is done, None where items are not kept, and its output."""
+        """Return the item of a map that is done, None where items are not kept, and its output."""
         body = self._body(0, number)
         return body.item, _output_of(body)
 

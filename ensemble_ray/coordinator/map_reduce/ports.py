@@ -23,7 +23,7 @@ class TaskFactories(Protocol):
         ...
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
+        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
 
         Raises:
             ValidationError: its context lacks one (S-MR-24).
@@ -43,11 +43,11 @@ class ItemResults(Protocol):
         ...
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """The item of that place, and of that index in its source, has its output."""
+        """Note that the item of that place, and of that index in its source, has its output."""
         ...
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """An item has none."""
+        """Note that an item has none."""
         ...
 
 

@@ -77,7 +77,7 @@ class TaskMaker:
         self._told: set[str] = set()
 
     async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
-        """The tasks under these keys, in order.
+        """Return the tasks under these keys, in order.
 
         Raises:
             ValidationError: one of them cannot run; nothing was asked of any model.
@@ -104,7 +104,7 @@ class TaskMaker:
         ]
 
     def taken_facts(self) -> list[Fact]:
-        """What is to be put on record of the model calls that made agents; given once."""
+        """Return what is to be put on record of the model calls that made agents, once."""
         taken, self._facts = self._facts, []
         return taken
 
@@ -112,7 +112,7 @@ class TaskMaker:
         return model if self._recorded is None else self._recorded(name, model, self._facts.append)
 
     def _filled(self, task: Task) -> Task:
-        """The task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
         changes: dict[str, object] = {"context": ()} if task.context else {}
         for name in ("description", "expected_output") if self._inputs else ():
             text: str = getattr(task, name)
@@ -130,7 +130,7 @@ class TaskMaker:
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """The ensemble, without tasks, whose rules every task of the run is held to."""
+    """Return the ensemble, without tasks, whose rules every task of the run is held to."""
     shared = {
         name: getattr(definition, name)
         for name in EnsembleDefinition.model_fields
