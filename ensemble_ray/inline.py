@@ -22,7 +22,7 @@ from ensemble_ray.definition.durability import Durability, OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.exits import exhaustion_told
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import RunOutcome, TaskFailure, TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report, report_of
 from ensemble_ray.execute.runner import TaskRunner
@@ -171,7 +171,7 @@ class InlineRun:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         runner = TaskRunner(frame, ports, request.planned.agents)
-        self._houses = LocalHouses(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)
+        self._houses = LocalExecutor(runner, request.planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in request.planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
