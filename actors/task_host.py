@@ -16,7 +16,7 @@ from actors.wire import UNKNOWN_KIND, WireOrder, WireReport, load_agent, pack_re
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.kinds import Shelf, overlaid
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.execute.runner import TaskRunner
@@ -53,7 +53,7 @@ class Courier(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _HostedRun:
-    houses: LocalHouses
+    houses: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]
     #: templates of the agents that came with their tasks, by kind
@@ -140,7 +140,7 @@ class TaskHost:
         def deliver(results: Sequence[TaskResult]) -> None:
             self._deliver(run_id, results)
 
-        houses = LocalHouses(TaskRunner(frame, ports, agents, colleagues), agents, deliver, grace_s=GRACE_S)
+        houses = LocalExecutor(TaskRunner(frame, ports, agents, colleagues), agents, deliver, grace_s=GRACE_S)
         kinds: Shelf[Agent] = Shelf(on_drop=lambda kind, _: houses.forget(kind))
         self._runs[run_id] = _HostedRun(houses=houses, journal=journal, flush=flush, kinds=kinds)
 

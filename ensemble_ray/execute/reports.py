@@ -75,7 +75,7 @@ def report_of(
     failure: Failure | None,
     delegated: Sequence[tuple[str, Output]] = (),
 ) -> Report[Output, Failure]:
-    """The report of a result.
+    """Return the report of a result.
 
     Args:
         result: What came of a task.

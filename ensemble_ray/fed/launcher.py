@@ -15,21 +15,19 @@ from typing import TYPE_CHECKING
 from ensemble_ray.coordinator.background import as_error
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
+from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
-from ensemble_ray.coordinator.map_reduce.token_counts import Weights
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
-from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.fed.feeding import opened, rules_of, window_of
@@ -78,10 +76,10 @@ class MapReduceLauncher:
         """Make one for a definition with the options of its run; `keeps_items` says whether results will be read."""
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
-        self._bodies = FedBodies(keeps_items=keeps_items)
+        self._bodies = MapReduceOutputs(keeps_items=keeps_items)
         #: what came of items
         self.items = ItemLog(self._bodies, is_read=keeps_items)
-        self._coordinator: Coordinator[TaskOrder, TaskResult, FedEnded] | None = None
+        self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
@@ -120,8 +118,8 @@ class MapReduceLauncher:
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave, of these items."""
 
-        async def open_watch(*, is_direct: bool) -> RunWatch:
-            return await self._open_watch(scope, is_direct=is_direct, is_continued=True)
+        async def open_results(*, is_direct: bool) -> ItemResultWriter:
+            return await self._open_results(scope, is_direct=is_direct, is_continued=True)
 
         ended = await finished(
             scope.store,
@@ -130,7 +128,7 @@ class MapReduceLauncher:
             header=header,
             bodies=self._bodies,
             output_types=self._find_output_types(),
-            open_watch=open_watch,
+            open_results=open_results,
         )
         if ended is None:
             return None
@@ -166,7 +164,7 @@ class MapReduceLauncher:
         """Tell readers of items that nothing comes any more."""
         self.items.close()
 
-    def _conclude(self, ended: FedEnded) -> Conclusion:
+    def _conclude(self, ended: MapReduceEnd) -> Conclusion:
         definition = self.definition
         collects = definition.item_policy == "collect"
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
@@ -194,7 +192,7 @@ class MapReduceLauncher:
 
     async def _coordinate(
         self, scope: RunScope, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode
-    ) -> FedEnded:
+    ) -> MapReduceEnd:
         """Do everything between the beginning of the record and its end."""
         run_id = scope.run_id
         record = None
@@ -217,10 +215,12 @@ class MapReduceLauncher:
                 return self._cancelled_end(now)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
-            watch = await self._open_watch(scope, is_direct=is_direct, is_continued=record is not None)
+            watch = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(watch.leave)
             run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
-            parts = self._assemble_parts(scope, run_journal, Intake(reader, record), watch, record, is_direct=is_direct)
+            parts = self._assemble_parts(
+                scope, run_journal, ItemBuffer(reader, record), watch, record, is_direct=is_direct
+            )
             coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
             watch.on_error = coordinator.break_off
             try:
@@ -256,10 +256,10 @@ class MapReduceLauncher:
 
         return cancel
 
-    def _cancelled_end(self, started_at: float) -> FedEnded:
+    def _cancelled_end(self, started_at: float) -> MapReduceEnd:
         """Return the end of a run that was cancelled before its first task."""
         ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
+        return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
         """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
@@ -275,24 +275,24 @@ class MapReduceLauncher:
             raise as_error(error)
         return self._opening.result()
 
-    async def _open_watch(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> RunWatch:
+    async def _open_results(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> ItemResultWriter:
         """Open the files that the run writes; one that is continued has written to them before."""
         if is_direct:
-            return RunWatch(self.items, is_direct=True)
+            return ItemResultWriter(self.items, is_direct=True)
         definition = self.definition
         letters = results = None
         if definition.results is not None:
             results = await ResultsFile.open(definition.results, is_resumed=is_continued)
         if definition.dead_letters is not None:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
-        return RunWatch(self.items, results=results, letters=letters)
+        return ItemResultWriter(self.items, results=results, letters=letters)
 
     def _assemble_parts(
         self,
         scope: RunScope,
         journal: RunJournal,
-        intake: Intake,
-        watch: RunWatch,
+        items: ItemBuffer,
+        watch: ItemResultWriter,
         record: RecoveredRun | None,
         *,
         is_direct: bool,
@@ -308,20 +308,18 @@ class MapReduceLauncher:
             journal,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
-            kinds=Kinds(),
-            intake=intake,
-            bodies=self._bodies,
+            items=items,
+            store=self._bodies,
             record=record,
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
         return MapReduceParts(
-            intake=intake,
+            items=items,
             orders=orders,
-            bodies=self._bodies,
-            watch=watch,
-            capacity=0 if reduced is None else reduced.capacity,
-            weights=Weights(definition),
+            store=self._bodies,
+            results=watch,
+            definition=definition,
             record=record,
         )
 
@@ -338,7 +336,7 @@ class MapReduceLauncher:
         budget = replace(context.budget, spent=spent, account=account)
         return replace(request, context=replace(context, budget=budget))
 
-    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: FedEnded) -> None:
+    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
         """Put the end on record."""
         if owned is None:
             return

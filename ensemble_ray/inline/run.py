@@ -16,7 +16,7 @@ from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import RunOutcome, TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report, report_of
 from ensemble_ray.execute.runner import TaskRunner
@@ -62,7 +62,7 @@ class InlineRun:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         runner = TaskRunner(frame, ports, planned.agents)
-        self._houses = LocalHouses(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        self._houses = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)

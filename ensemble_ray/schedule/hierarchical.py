@@ -1,4 +1,4 @@
-"""Hierarchical workflow, seen from the run: one task, the manager's. Room: schedule.
+"""Hierarchical workflow, seen from the run: one task, the manager's. Package: schedule.
 
 Rules:
 1. The manager's task starts at once; what it delegates is decided in its own task (`hierarchy`).

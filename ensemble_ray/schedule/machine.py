@@ -1,4 +1,4 @@
-"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Room: schedule.
+"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Package: schedule.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
@@ -31,7 +31,7 @@ from ensemble_ray.schedule.stimuli import (
     Stimulus,
 )
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "end_of"]
 
 
 _STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] = {
@@ -147,7 +147,7 @@ class Machine:
     # What they share.
 
     def _exit_early(self, stimulus: Exited, done: list[Instruction]) -> None:
-        """The first reason wins (S-PAR-30)."""
+        """Start nothing more; the first reason wins (S-PAR-30)."""
         self._exit = self._exit or stimulus.reason
         self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
 
@@ -203,15 +203,7 @@ class Machine:
 
     def _ended(self) -> End:
         """How the run ends, now that nothing is open."""
-        if self._is_cancelled:
-            return End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        if self._exit is not None:
-            is_spent = self._exit is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
-            state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
-            return End(state=state, exit_reason=self._exit)
-        if self._failed:
-            return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
-        return End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+        return end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=bool(self._failed))
 
     # Invariants, for tests and for hunting defects.
 
@@ -226,3 +218,16 @@ class Machine:
         assert self._running == {k for k, s in self._states.items() if s is TaskState.RUNNING}, "running set"  # noqa: S101
         assert set(self._ready) == {k for k, s in self._states.items() if s is TaskState.READY}, "ready queue"  # noqa: S101
         assert self._is_ended == (self._open == 0), "ended exactly when all are resolved"  # noqa: S101
+
+
+def end_of(*, is_cancelled: bool, exit_reason: ExitReason | None, has_failed: bool) -> End:
+    """Return how a run ends: cancelling outranks an early exit, an early exit a failed task (S-PAR-30)."""
+    if is_cancelled:
+        return End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+    if exit_reason is not None:
+        is_spent = exit_reason is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
+        state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
+        return End(state=state, exit_reason=exit_reason)
+    if has_failed:
+        return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
+    return End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)

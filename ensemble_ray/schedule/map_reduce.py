@@ -19,13 +19,13 @@ The machine is told of recorded tasks like of others, right after it wanted them
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import assert_never
 
-from ensemble_ray.outputs import ExitReason, RunState
+from ensemble_ray.outputs import ExitReason
 from ensemble_ray.schedule.instructions import (
     Cancel,
     CountTokens,
-    End,
     Evaluate,
     FailureReason,
     Instruction,
@@ -38,6 +38,7 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
     WarnOversized,
 )
+from ensemble_ray.schedule.machine import end_of
 from ensemble_ray.schedule.map_reduce_groupers import grouper_of
 from ensemble_ray.schedule.map_reduce_groups import Group, Groups
 from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
@@ -257,17 +258,8 @@ class MapReduceMachine:
 
     def _end(self, done: list[Instruction]) -> None:
         self._is_ended = True
-        if self._is_cancelled:
-            end = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        elif self._exit is not None:
-            is_spent = self._exit is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
-            state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
-            end = End(state=state, exit_reason=self._exit)
-        elif self._failure:
-            end = End(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure=self._failure)
-        else:
-            end = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
-        done.append(end)
+        end = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=self._failure != "")
+        done.append(replace(end, failure=self._failure) if end.exit_reason is ExitReason.ERROR else end)
 
     # Going on.
 

@@ -1,4 +1,4 @@
-"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Room: schedule.
+"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Package: schedule.
 
 In come outputs by level, number and weight; out come groups in the order in which they were made, each once. A group
 that is in the queue is never changed, and no output is ever in two.
@@ -85,7 +85,7 @@ class Groups:
         return len(self._queue) + (self._final is not None)
 
     def made(self, level: int) -> int:
-        """Groups made on that level and to be made because the record has them: their numbers are 0 to that less 1."""
+        """Return the number of groups made on that level and to be made because the record has them: their numbers are 0 to that less 1."""
         return self._made.get(level, 0)
 
     @property
@@ -99,7 +99,7 @@ class Groups:
         return self._is_by_level
 
     def recorded_inputs(self, level: int) -> Iterator[Place]:
-        """What the groups of the record on that level are made of, group by group."""
+        """Return what the groups of the record on that level are made of, group by group."""
         for place, code in enumerate(self._codes):
             if place_of(code)[0] == level:
                 for member in self._members[self._starts[place] : self._starts[place + 1]]:
@@ -165,7 +165,7 @@ class Groups:
         self._final_weights.clear()
 
     def take(self) -> Group:
-        """The oldest group that is made and was not taken."""
+        """Return the oldest group that is made and was not taken."""
         if len(self._queue):
             return self._queue.take()
         final, self._final = self._final, None

@@ -1,4 +1,4 @@
-"""Parallel workflow: a DAG over context references. Room: schedule.
+"""Parallel workflow: a DAG over context references. Package: schedule.
 
 Rules:
 1. All roots start at once; a task starts as soon as its last in-plan dependency completed (S-PAR-10, S-PAR-11).

@@ -1,4 +1,4 @@
-"""Sequential workflow: one task at a time, in list order. Room: schedule.
+"""Sequential workflow: one task at a time, in list order. Package: schedule.
 
 Rules:
 1. A task starts only after the previous one ended (S-ENG-10).

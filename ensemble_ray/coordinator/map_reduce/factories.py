@@ -1,4 +1,4 @@
-"""A definition's factories, as the conductor calls them. Room: fed.
+"""A definition's factories, as the conductor calls them. Package: coordinator.
 
 In: items, or outputs that come together. Out: tasks. A reduce factory gets stand-ins for the tasks whose outputs it
 brings together: their description is the text of the output (S-MR-47, S-MR-115). They are made for the call and kept by
@@ -46,7 +46,7 @@ class DefinitionFactories:
         return [each if isinstance(each, FactoryFailure) else _alone(each[0]) for each in made]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
+        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
 
         Raises:
             ValidationError: its context has others than these.
@@ -70,7 +70,7 @@ class DirectFactory:
         self._definition = definition
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
-        """The one task."""
+        """Return the one task."""
         (all_items,) = items
         task, _ = await make_direct_in_run(self._definition, cast("Sequence[object]", all_items))
         return (_alone(task),)
@@ -81,7 +81,7 @@ class DirectFactory:
 
 
 def _alone(task: Task) -> Task:
-    """The task of an item, which nothing comes before (S-MR-30)."""
+    """Return the task of an item, which nothing comes before (S-MR-30)."""
     if task.context:
         raise ValidationError(
             f"Task '{task.description}' has the context task '{task.context[0].description}': the task of an item has no "

@@ -1,11 +1,11 @@
-"""FailureLog: the failed tasks of a fed run, for its error and its trace. Room: fed. Pure; memory is bounded."""
+"""FailureLog: the failed tasks of a map-reduce, for its error and its trace. Package: coordinator. Pure; memory is bounded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.coordinator.map_reduce.ports import FedFailure
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -16,9 +16,9 @@ __all__ = ["FailureLog", "failure_of"]
 _MOST_FAILURES = 100
 
 
-def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> FedFailure:
+def failure_of(level: int, order: TaskOrder, result: TaskResult, error: BaseException) -> MapReduceFailure:
     """Return how a task of that level failed."""
-    return FedFailure(
+    return MapReduceFailure(
         level=level,
         at=result.at,
         task_description=order.task.description,
@@ -32,11 +32,11 @@ class FailureLog:
     """Keeps the first failures of a run and counts them all."""
 
     def __init__(self) -> None:
-        self._first: list[FedFailure] = []
+        self._first: list[MapReduceFailure] = []
         #: how many there were, of maps and of reduces
         self._counts = [0, 0]
 
-    def add(self, failure: FedFailure) -> None:
+    def add(self, failure: MapReduceFailure) -> None:
         """Count a failure, and keep it if it is among the first of its kind."""
         kind = min(failure.level, 1)
         self._counts[kind] += 1
@@ -44,7 +44,7 @@ class FailureLog:
             self._first.append(failure)
 
     @property
-    def first(self) -> Sequence[FedFailure]:
+    def first(self) -> Sequence[MapReduceFailure]:
         """The first failures, in the order in which they came."""
         return self._first
 

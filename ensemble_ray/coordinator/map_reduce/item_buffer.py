@@ -1,4 +1,4 @@
-"""Intake: items as they come from their source, each with its place, until their maps are done. Room: fed.
+"""ItemBuffer: items as they come from their source, each with its place, until their maps are done. Package: coordinator.
 
 In: a reader, what the record knows of earlier items. Out: items by their number, and their hashes for the record
 (S-MR-162). An item is held from its pull to the end of its map; of one that is done eight bytes stay.
@@ -15,14 +15,14 @@ from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.record.map_reduce_data import item_digest
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.ports import FedRecord
+    from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks
     from ensemble_ray.items.pulling import ItemReader
 
-__all__ = ["Intake", "Taken"]
+__all__ = ["ItemBuffer", "PulledBatch"]
 
 
 @dataclass(slots=True, kw_only=True)
-class Taken:
+class PulledBatch:
     """What one pull gave."""
 
     #: how many, refused ones included
@@ -37,10 +37,10 @@ class Taken:
     is_news: bool = False
 
 
-class Intake:
+class ItemBuffer:
     """The items of one run."""
 
-    def __init__(self, reader: ItemReader, record: FedRecord | None) -> None:
+    def __init__(self, reader: ItemReader, record: RecordedTasks | None) -> None:
         """Read from the beginning; items that `record` knows are compared with it."""
         self._reader = reader
         self._record = record
@@ -59,18 +59,18 @@ class Intake:
         return len(self._items)
 
     def index(self, number: int) -> int:
-        """The index of an item in its source."""
+        """Return the index of an item in its source."""
         return self._indices[number]
 
     def item(self, number: int) -> object:
-        """An item whose map is not done."""
+        """Return an item whose map is not done."""
         return self._items[number]
 
     def done(self, number: int) -> object:
-        """The item, which is needed no more."""
+        """Return an item and let it go, since its map is done."""
         return self._items.pop(number, None)
 
-    async def pull(self, count: int) -> Taken:
+    async def pull(self, count: int) -> PulledBatch:
         """Take at most so many of the next items.
 
         Raises:
@@ -79,7 +79,7 @@ class Intake:
         """
         pulled = await self._reader.next(count)
         first = len(self._indices)
-        taken = Taken(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
+        taken = PulledBatch(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
         digests: list[str] = []
         for number, entry in enumerate(pulled.items, start=first):
             item: object

@@ -1,6 +1,6 @@
-"""ItemLog: what came of items, in the order in which it came, for readers that may come late (S-MR-131). Room: fed.
+"""ItemLog: what came of items, in the order in which it came, for readers that may come late (S-MR-131). Package: coordinator.
 
-In: completions and failures, on the library's loop. Out: streams of `ItemResult`, read from the body store. A reader that
+In: completions and failures, on the library's loop. Out: streams of `ItemResult`, read from the store. A reader that
 is slow holds the pull of further items back: never more results wait for it than the window is wide.
 """
 
@@ -18,7 +18,7 @@ from ensemble_ray.loop import bridge, run_blocking
 from ensemble_ray.outputs import FailedItem, ItemResult
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 
 __all__ = ["ItemLog", "ItemStream"]
 
@@ -30,9 +30,9 @@ _PART_OF_WINDOW = 8
 class ItemLog:
     """Results of one run's items."""
 
-    def __init__(self, bodies: FedBodies, *, is_read: bool = True) -> None:
+    def __init__(self, store: MapReduceOutputs, *, is_read: bool = True) -> None:
         """Begin with none; where nobody will read them, only failures are kept."""
-        self._bodies = bodies
+        self._store = store
         self._is_read = is_read
         #: how many results may wait for a reader
         self.window = 1
@@ -50,11 +50,11 @@ class ItemLog:
     # What comes in, on the library's loop.
 
     def completed(self, number: int, index: int) -> None:
-        """A map has its output, which is in the body store."""
+        """Note that a map has its output, which is in the store."""
         self._come(number, index)
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> FailedItem:
-        """A map has failed for good; gives it with the item itself, of which only a text may be kept."""
+        """Note that a map has failed for good; return it with the item itself, of which only a text may be kept."""
         failed = FailedItem(
             index=index, item=item, error_type=type(error).__name__, message=message_of(error), attempts=attempts
         )
@@ -78,17 +78,17 @@ class ItemLog:
         self._is_over = True
         self._tell()
 
-    async def room(self, in_flight: Callable[[], int]) -> int:
+    async def free_places(self, in_flight: Callable[[], int]) -> int:
         """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
 
         Args:
             in_flight: Tells how many items were pulled whose results have not come.
         """
         async with self._changed:
-            await self._changed.wait_for(lambda: self._room(in_flight()) > 0)
-            return self._room(in_flight())
+            await self._changed.wait_for(lambda: self._free_places(in_flight()) > 0)
+            return self._free_places(in_flight())
 
-    def _room(self, in_flight: int) -> int:
+    def _free_places(self, in_flight: int) -> int:
         if not self._readers:
             return self.window
         return self.window - in_flight - len(self._came) + min(self._readers.values())
@@ -132,16 +132,16 @@ class ItemLog:
         return min(len(self._came), cursor + most)
 
     def result(self, place: int) -> ItemResult:
-        """The result at a place that has come; in the reader's thread, since reading it is work."""
+        """Return the result at a place that has come; in the reader's thread, since reading it is work."""
         came = self._came[place]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
             return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
-        item, output = self._bodies.mapped(came)
+        item, output = self._store.mapped(came)
         return ItemResult(index=self._indices[place], item=item, output=output)
 
     async def leave(self, reader: int) -> None:
-        """A reader comes no more, and is waited for no more."""
+        """Wait for a reader no more, since it comes no more."""
         async with self._changed:
             self._readers.pop(reader, None)
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""RunWatch: brings what came of items to files and readers, beside the run. Room: fed.
+"""ItemResultWriter: brings what came of items to files and readers, beside the run. Package: coordinator.
 
 In: completions and failures, on the library's loop. Out: rows, dead letters, results. Rules: files are written in batches,
 by one task; a file that is slow holds the pull of further items back; one that cannot be written ends the run.
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from ensemble_ray.items.results import ResultsFile
     from ensemble_ray.outputs import TaskOutput
 
-__all__ = ["RunWatch"]
+__all__ = ["ItemResultWriter"]
 
 #: Rows that may wait for a file before items are held back.
 _MOST_WAITING = 1024
 
 
-class RunWatch:
-    """What hears of one run's items. Fulfils `FedWatch`."""
+class ItemResultWriter:
+    """What hears of one run's items. Fulfils `ItemResults`."""
 
     def __init__(
         self,
@@ -47,14 +47,14 @@ class RunWatch:
         #: told that a file cannot be written
         self.on_error: Callable[[BaseException], None] = lambda _: None
 
-    async def room(self, in_flight: Callable[[], int]) -> int:
+    async def free_places(self, in_flight: Callable[[], int]) -> int:
         """Return how many more items may be pulled, when some may."""
         while len(self._waiting) >= _MOST_WAITING and self._writing is not None:
             await asyncio.wait([self._writing])
-        return await self._log.room(in_flight)
+        return await self._log.free_places(in_flight)
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """An item has its output."""
+        """Note that an item has its output."""
         if self._is_direct:
             return
         self._log.completed(number, index)
@@ -62,7 +62,7 @@ class RunWatch:
             self._write(ItemResult(index=index, item=item, output=output))
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """An item has none."""
+        """Note that an item has none."""
         if self._is_direct:
             return
         failed = self._log.failed(index, item, error, attempts)

@@ -1,4 +1,4 @@
-"""OrderMaker: calls factories and makes orders of what they give. Room: fed.
+"""OrderMaker: calls factories and makes orders of what they give. Package: coordinator.
 
 In: works that the machine wants started, with items and outputs. Out: their orders. One call at a time (S-MR-143). A group
 is on record before its reduce is made (S-MR-161), and so is what was asked of a model to make an agent (S-SET-46).
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.definition.task import Task
+from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.ids import instance_of, key_of
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
@@ -23,15 +24,14 @@ from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
-    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-    from ensemble_ray.coordinator.map_reduce.ports import FedFactories, FedRecord
-    from ensemble_ray.coordinator.map_reduce.ready_tasks import MadeTask, TaskMaker
+    from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks, TaskFactories
+    from ensemble_ray.coordinator.map_reduce.ready_tasks import ReadyTask, TaskMaker
     from ensemble_ray.coordinator.run_journal import RunJournal
-    from ensemble_ray.execute.kinds import Kinds
     from ensemble_ray.outputs import TaskOutput
 
-__all__ = ["NotMade", "OrderMaker", "Work"]
+__all__ = ["FailedMap", "OrderMaker", "Work"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
@@ -54,7 +54,7 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NotMade:
+class FailedMap:
     """A map whose factory raised (S-MR-154)."""
 
     instance: str
@@ -63,7 +63,7 @@ class NotMade:
 
 
 def _told(output: TaskOutput) -> TaskOutput:
-    """An output as a reduce is told of it (S-MR-118)."""
+    """Return an output as a reduce is shown it (S-MR-118)."""
     description = output.task_description
     shown = description.partition("\n\n")[0][:_SHOWN]
     return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
@@ -76,12 +76,11 @@ class OrderMaker:
         self,
         journal: RunJournal,
         *,
-        factories: FedFactories,
+        factories: TaskFactories,
         maker: TaskMaker,
-        kinds: Kinds,
-        intake: Intake,
-        bodies: FedBodies,
-        record: FedRecord | None,
+        items: ItemBuffer,
+        store: MapReduceOutputs,
+        record: RecordedTasks | None,
         item_count: int | None,
         is_direct: bool,
     ) -> None:
@@ -91,9 +90,8 @@ class OrderMaker:
             journal: Of the run.
             factories: The user's.
             maker: Makes what they give ready to be done.
-            kinds: Names what agents have in common.
-            intake: Has the items.
-            bodies: Has the outputs.
+            items: Has the items.
+            store: Has the outputs.
             record: What is recorded of a run that goes on.
             item_count: How many items there are, where that is known.
             is_direct: Whether the only task is that of the short-circuit (S-MR-81).
@@ -101,21 +99,21 @@ class OrderMaker:
         self._journal = journal
         self._factories = factories
         self._maker = maker
-        self._kinds = kinds
-        self._intake = intake
-        self._bodies = bodies
+        self._kinds = Kinds()
+        self._items = items
+        self._store = store
         self._record = record
         self._item_count = item_count or 0
         self._is_direct = is_direct
         self._turn = asyncio.Lock()
 
     def key(self, level: int, number: int, *, is_final: bool = False) -> str:
-        """The key of a work (S-MR-160)."""
+        """Return the key of a task (S-MR-160)."""
         if self._is_direct:
             return DIRECT
         if is_final:
             return FINAL
-        return reduce_key(level, number) if level else map_key(self._intake.index(number))
+        return reduce_key(level, number) if level else map_key(self._items.index(number))
 
     def instance(self, made_of: MapItem | ReduceGroup) -> str:
         """Return the instance of a task: its key, and which attempt of the run at it this is."""
@@ -129,7 +127,7 @@ class OrderMaker:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
         return self._item_count if kind == "map" else int(kind != "reduce")
 
-    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[Work | NotMade]:
+    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[Work | FailedMap]:
         """Make the maps of items, by instance, but for those that are discarded when their turn comes.
 
         Raises:
@@ -139,7 +137,7 @@ class OrderMaker:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
                 return []
-            given = await self._factories.maps([self._intake.item(number) for _, number in wanted])
+            given = await self._factories.maps([self._items.item(number) for _, number in wanted])
             tasks = {place: each for place, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
             keys = [key_of(instance) for instance, _ in tasks]
             made = await self._ready(list(tasks.values()), keys) if tasks else []
@@ -148,7 +146,7 @@ class OrderMaker:
             self._work(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
         ]
         failed = (
-            NotMade(instance=instance, number=number, error=each.error)
+            FailedMap(instance=instance, number=number, error=each.error)
             for (instance, number), each in zip(wanted, given, strict=True)
             if isinstance(each, FactoryFailure)
         )
@@ -156,7 +154,7 @@ class OrderMaker:
 
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
-    ) -> list[Work | NotMade]:
+    ) -> list[Work | FailedMap]:
         """Make the reduce of a group, unless it is discarded when its turn comes.
 
         Raises:
@@ -171,26 +169,26 @@ class OrderMaker:
         async with self._turn:
             if is_discarded(instance):
                 return []
-            outputs = [self._bodies.output(*each) for each in group.inputs]
+            outputs = [self._store.output(*each) for each in group.inputs]
             task, wanted = await self._factories.reduce(outputs)
             (made,) = await self._ready([task], [key])
         kind = node_type(level, is_final=group.is_final)
         shown = [_told(outputs[position]) for position in wanted]
         return [self._work(made, instance, (level, number), kind, context=shown)]
 
-    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
+    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
         try:
             made = await self._maker.ready(tasks, keys)
         finally:
             if asked := self._maker.taken_facts():
                 await self._journal.append(*asked, until=Until.WRITTEN)
-        if fresh := self._bodies.meet([each.agent for each in made if each.agent is not None]):
+        if fresh := self._store.meet([each.agent for each in made if each.agent is not None]):
             await self._journal.append(agents_fact(self._journal.run_id, self._journal.now(), fresh))
         return made
 
     def _work(
-        self, made: MadeTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
+        self, made: ReadyTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
     ) -> Work:
         (level, number), task = place, made.task
         order = TaskOrder(

@@ -1,4 +1,4 @@
-"""FedBodies: what the tasks of a fed run gave, kept outside of memory until somebody asks (S-MR-132). Room: fed.
+"""MapReduceOutputs: what the tasks of a map-reduce gave, kept outside of memory until somebody asks (S-MR-132). Package: coordinator.
 
 In: outputs and traces of tasks, by level and number, as they come. Out: one output for a reduce that needs it; all of
 them, in level order, as sequences that read when asked; sums. Of a task that is done some 40 bytes stay here.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.metrics import ExecutionMetrics
 
-__all__ = ["FedBodies", "node_type"]
+__all__ = ["MapReduceOutputs", "node_type"]
 
 _NONE = -1
 _OUTPUT, _TRACE = 1, 2
 
 
 def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) -> str:
-    """What a task is in the tree (S-MR-38, S-MR-82)."""
+    """Return what a task is in the tree (S-MR-38, S-MR-82)."""
     if is_direct:
         return "direct"
     if is_final:
@@ -81,7 +81,7 @@ class _Level:
             self.completed_at = max(self.completed_at or trace.completed_at, trace.completed_at)
 
 
-class FedBodies:
+class MapReduceOutputs:
     """Bodies of one run's tasks."""
 
     def __init__(self, *, keeps_items: bool = False) -> None:
@@ -178,7 +178,7 @@ class FedBodies:
         return level < len(self._levels) and self._levels[level].has(number)
 
     def mapped(self, number: int) -> tuple[object, TaskOutput]:
-        """The item of a map that is done, None where items are not kept, and its output."""
+        """Return the item of a map that is done, None where items are not kept, and its output."""
         body = self._body(0, number)
         return body.item, _output_of(body)
 

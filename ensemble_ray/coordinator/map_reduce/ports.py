@@ -1,4 +1,4 @@
-"""What the conductor of a fed run needs from others, and what it gives. Room: fed. Contracts and values only."""
+"""What the conductor of a map-reduce needs from others, and what it gives. Package: coordinator. Contracts and values only."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from ensemble_ray.plan.map_reduce_factories import FactoryFailure
     from ensemble_ray.schedule.instructions import End, ReduceGroup
 
-__all__ = ["FedEnded", "FedFactories", "FedFailure", "FedRecord", "FedWatch"]
+__all__ = ["ItemResults", "MapReduceEnd", "MapReduceFailure", "RecordedTasks", "TaskFactories"]
 
 
-class FedFactories(Protocol):
+class TaskFactories(Protocol):
     """The user's factories; each call is made in a thread, one at a time (S-MR-143)."""
 
     async def maps(self, items: Sequence[object]) -> Sequence[Task | FactoryFailure]:
@@ -23,7 +23,7 @@ class FedFactories(Protocol):
         ...
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
-        """A task that reduces these outputs, and the positions of those that it wants as context, in its order.
+        """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
 
         Raises:
             ValidationError: its context lacks one (S-MR-24).
@@ -31,10 +31,10 @@ class FedFactories(Protocol):
         ...
 
 
-class FedWatch(Protocol):
+class ItemResults(Protocol):
     """Hears what comes of items."""
 
-    async def room(self, in_flight: Callable[[], int]) -> int:
+    async def free_places(self, in_flight: Callable[[], int]) -> int:
         """Return how many more items may be pulled, when some may: a reader or a file may be slow (S-MR-131).
 
         Args:
@@ -43,16 +43,16 @@ class FedWatch(Protocol):
         ...
 
     def completed(self, number: int, index: int, item: object, output: TaskOutput) -> None:
-        """The item of that place, and of that index in its source, has its output."""
+        """Note that the item of that place, and of that index in its source, has its output."""
         ...
 
     def failed(self, index: int, item: object, error: BaseException, attempts: int) -> None:
-        """An item has none."""
+        """Note that an item has none."""
         ...
 
 
-class FedRecord(Protocol):
-    """What the record knows of a run that goes on; what its tasks gave is in the bodies already.
+class RecordedTasks(Protocol):
+    """What the record knows of a run that goes on; what its tasks gave is in the store already.
 
     Works are named as the machine names them: a map by its place in the source.
     """
@@ -62,7 +62,7 @@ class FedRecord(Protocol):
         """Recorded groups, in their order."""
         ...
 
-    def failure(self, level: int, number: int) -> FedFailure | None:
+    def failure(self, level: int, number: int) -> MapReduceFailure | None:
         """How a work failed that is not tried again; None for one that did not fail."""
         ...
 
@@ -93,7 +93,7 @@ class FedRecord(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FedFailure:
+class MapReduceFailure:
     """A work that failed."""
 
     level: int
@@ -106,19 +106,19 @@ class FedFailure:
 
 
 @dataclass(slots=True, kw_only=True)
-class FedEnded:
-    """How a fed run ended."""
+class MapReduceEnd:
+    """How a map-reduce ended."""
 
     ending: End
     started_at: float
     completed_at: float
     #: the first of them, on all levels
-    failures: Sequence[FedFailure] = field(default_factory=list["FedFailure"])
+    failures: Sequence[MapReduceFailure] = field(default_factory=list["MapReduceFailure"])
     #: how many maps failed
     failed_maps: int = 0
     #: what the source or a factory raised
     cause: BaseException | None = None
     #: the first call that a provider refused as it would refuse all others (S-MR-155)
-    refusal: FedFailure | None = None
+    refusal: MapReduceFailure | None = None
     #: what to warn of, such as a budget that is spent; "": nothing
     warning: str = ""

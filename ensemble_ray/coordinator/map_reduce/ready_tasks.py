@@ -1,4 +1,4 @@
-"""TaskMaker: turns what factories make into tasks that can be done. Room: fed.
+"""TaskMaker: turns what factories make into tasks that can be done. Package: coordinator.
 
 In: tasks from the user's factories, some at a time. Out: each with its texts filled in, its agent found or made, and
 checked like the tasks of any parallel run. Never: the text of an item or of an answer taken for a template (S-MR-117).
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.messages import Fact
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["MadeTask", "TaskMaker", "rules_for_tasks"]
+__all__ = ["ReadyTask", "TaskMaker", "rules_for_tasks"]
 
 _log = bounded_logger(__name__)
 _VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
@@ -36,7 +36,7 @@ _MOST_WARNINGS = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeTask:
+class ReadyTask:
     """A task that can be done."""
 
     key: str
@@ -50,7 +50,7 @@ class MadeTask:
 
 
 class TaskMaker:
-    """Makes tasks of one fed run ready."""
+    """Makes tasks of one map-reduce ready."""
 
     def __init__(
         self,
@@ -76,8 +76,8 @@ class TaskMaker:
         self._facts: list[Fact] = []
         self._told: set[str] = set()
 
-    async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[MadeTask]:
-        """The tasks under these keys, in order.
+    async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
+        """Return the tasks under these keys, in order.
 
         Raises:
             ValidationError: one of them cannot run; nothing was asked of any model.
@@ -93,7 +93,7 @@ class TaskMaker:
         made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
         planned = plan_run(ensemble, resolved, {task: held(self._definition, agent) for task, agent in made.items()})
         return [
-            MadeTask(
+            ReadyTask(
                 key=node.key,
                 task=planned.tasks[node.key],
                 agent=None if node.agent_key is None else planned.agents[node.agent_key],
@@ -104,7 +104,7 @@ class TaskMaker:
         ]
 
     def taken_facts(self) -> list[Fact]:
-        """What is to be put on record of the model calls that made agents; given once."""
+        """Return what is to be put on record of the model calls that made agents, once."""
         taken, self._facts = self._facts, []
         return taken
 
@@ -112,7 +112,7 @@ class TaskMaker:
         return model if self._recorded is None else self._recorded(name, model, self._facts.append)
 
     def _filled(self, task: Task) -> Task:
-        """The task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
         changes: dict[str, object] = {"context": ()} if task.context else {}
         for name in ("description", "expected_output") if self._inputs else ():
             text: str = getattr(task, name)
@@ -130,7 +130,7 @@ class TaskMaker:
 
 
 def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """The ensemble, without tasks, whose rules every task of the run is held to."""
+    """Return the ensemble, without tasks, whose rules every task of the run is held to."""
     shared = {
         name: getattr(definition, name)
         for name in EnsembleDefinition.model_fields

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, assert_never
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.coordinator.background import BackgroundTasks, as_error
 from ensemble_ray.coordinator.map_reduce.failures import FailureLog, failure_of
-from ensemble_ray.coordinator.map_reduce.orders import NotMade
-from ensemble_ray.coordinator.map_reduce.ports import FedEnded, FedFailure
+from ensemble_ray.coordinator.map_reduce.orders import FailedMap
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
+from ensemble_ray.coordinator.map_reduce.token_counts import TokenCounts
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
@@ -30,13 +31,13 @@ from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, 
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
 
 if TYPE_CHECKING:
-    from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+    from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
     from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, Work
-    from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-    from ensemble_ray.coordinator.map_reduce.ports import FedRecord, FedWatch
-    from ensemble_ray.coordinator.map_reduce.token_counts import Weights
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.messages import Fact
     from ensemble_ray.schedule.instructions import End, Place, Question, Start, WarnOversized
@@ -54,16 +55,13 @@ _BATCH = 64
 class MapReduceParts:
     """What the tasks of a map-reduce are made with."""
 
-    intake: Intake
+    items: ItemBuffer
     orders: OrderMaker
-    bodies: FedBodies
-    watch: FedWatch
-    #: of a group, for people
-    capacity: int
-    #: tokens of outputs (S-MR-60)
-    weights: Weights
+    store: MapReduceOutputs
+    results: ItemResults
+    definition: MapDefinition
     #: what the record knows of a run that goes on; None: it begins
-    record: FedRecord | None = None
+    record: RecordedTasks | None = None
 
 
 class MapReduceTasks:
@@ -82,11 +80,12 @@ class MapReduceTasks:
         self._discarded: set[str] = set()
         #: outputs whose tokens the user's estimator is asked for
         self._uncounted: dict[str, TaskOutput] = {}
+        self._token_counts = TokenCounts(parts.definition)
         self._background: BackgroundTasks
         self._failures = FailureLog()
         self._cause: BaseException | None = None
         self._spent: BudgetExhaustedError | None = None
-        self._refusal: FedFailure | None = None
+        self._refusal: MapReduceFailure | None = None
         self._why: dict[str, str] = {}
 
     # The run.
@@ -104,9 +103,9 @@ class MapReduceTasks:
         del stimuli
         return ()
 
-    async def close(self, ending: End) -> FedEnded:
+    async def close(self, ending: End) -> MapReduceEnd:
         """Return how the run ended."""
-        return FedEnded(
+        return MapReduceEnd(
             ending=ending,
             started_at=self._started_at,
             completed_at=self._journal.now(),
@@ -135,10 +134,10 @@ class MapReduceTasks:
                 key = key_of(warning.instance)
                 _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
             case _:
-                role, key = self._parts.bodies.output(*warning.output).agent_role, self._orders.key(*warning.output)
+                role, key = self._parts.store.output(*warning.output).agent_role, self._orders.key(*warning.output)
                 _log.warning(
                     "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
-                    role, key, warning.tokens, self._parts.capacity,
+                    role, key, warning.tokens, getattr(self._parts.definition, "capacity", 0),
                 )  # fmt: skip
 
     # The user's code.
@@ -154,7 +153,7 @@ class MapReduceTasks:
                 case PullItems():
                     answer = await self._pull(question.count)
                 case CountTokens():
-                    answer = await self._parts.weights.asked(self._uncounted.pop(question.instance))
+                    answer = await self._token_counts.ask(self._uncounted.pop(question.instance))
                 case _:
                     assert_never(question)
         except (RecordError, StaleEpochError):
@@ -166,9 +165,9 @@ class MapReduceTasks:
         self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=answer))
 
     async def _pull(self, count: int) -> ItemsPulled:
-        intake = self._parts.intake
-        room = await self._parts.watch.room(lambda: intake.in_flight)
-        taken = await intake.pull(min(count, room))
+        items = self._parts.items
+        places = await self._parts.results.free_places(lambda: items.in_flight)
+        taken = await items.pull(min(count, places))
         now = self._journal.now()
         if taken.is_news:
             run_id, are_all = self._journal.run_id, taken.is_exhausted
@@ -180,7 +179,7 @@ class MapReduceTasks:
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
         """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
-        self._failures.add(FedFailure(level=0, at=now, task_description=about, agent_role="", error=error))
+        self._failures.add(MapReduceFailure(level=0, at=now, task_description=about, agent_role="", error=error))
         self._note_failed_item(number, error, attempts=0)
 
     # Orders.
@@ -191,11 +190,11 @@ class MapReduceTasks:
         if record is None:
             return ()
         level, number = place = _place_of(start)
-        if self._parts.bodies.has(level, number):
-            output = self._parts.bodies.output(level, number)
+        if self._parts.store.has(level, number):
+            output = self._parts.store.output(level, number)
             if not level:
-                intake = self._parts.intake
-                self._parts.watch.completed(number, intake.index(number), intake.item(number), output)
+                items = self._parts.items
+                self._parts.results.completed(number, items.index(number), items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
             return (self._complete(start.instance, place, output, is_final=is_final),)
         failure = record.failure(level, number)
@@ -220,7 +219,7 @@ class MapReduceTasks:
             numbers = {start.instance: _place_of(start)[1] for start in batch}
             self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
 
-    async def _make(self, starts: Sequence[Start], making: Awaitable[list[Work | NotMade]]) -> None:
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[Work | FailedMap]]) -> None:
         """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
         try:
             self._submit(await making)
@@ -237,15 +236,15 @@ class MapReduceTasks:
             now = self._journal.now()
             self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
 
-    def _submit(self, made: Sequence[Work | NotMade]) -> None:
+    def _submit(self, made: Sequence[Work | FailedMap]) -> None:
         orders: list[TaskOrder] = []
         for work in made:
             if self._is_discarded(work.instance):
                 continue
-            if isinstance(work, NotMade):
+            if isinstance(work, FailedMap):
                 now = self._journal.now()
                 self._why[work.instance] = f": {brief(message_of(work.error))}"
-                self._lose_item(work.number, f"Item {self._parts.intake.index(work.number)}", work.error, now)
+                self._lose_item(work.number, f"Item {self._parts.items.index(work.number)}", work.error, now)
                 self._reporter.notify(Failed(at=now, instance=work.instance))
             else:
                 self._works[work.instance] = work
@@ -270,23 +269,23 @@ class MapReduceTasks:
         """
         work = self._works.pop(result.instance)
         level, number, error = work.level, work.number, result.error
-        bodies, item = self._parts.bodies, None if level else self._parts.intake.item(number)
+        store, item = self._parts.store, None if level else self._parts.items.item(number)
         if result.status == "completed" and result.output is not None:
-            output = bodies.keep(level, number, result.output, work.kind, item=item)
+            output = store.keep(level, number, result.output, work.kind, item=item)
             if not level:
-                self._parts.watch.completed(number, self._parts.intake.index(number), item, output)
+                self._parts.results.completed(number, self._parts.items.index(number), item, output)
             return (self._complete(work.instance, (level, number), output, is_final=work.kind == "final-reduce"),)
-        bodies.lose(level, number, result.trace, work.kind, item=item)
+        store.lose(level, number, result.trace, work.kind, item=item)
         stimulus = self._lose(work, result, error)
         if not level:
-            self._parts.intake.done(number)
+            self._parts.items.done(number)
         return (stimulus,)
 
     def _complete(self, instance: str, place: Place, output: TaskOutput, *, is_final: bool) -> Completed:
         level, number = place
         if not level:
-            self._parts.intake.done(number)
-        tokens = 0 if is_final else self._parts.weights.known(output)  # a final one comes together with nothing
+            self._parts.items.done(number)
+        tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
         if tokens is None:
             self._uncounted[instance] = output
         return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
@@ -318,8 +317,8 @@ class MapReduceTasks:
                 return Cancelled(at=result.at, instance=instance)
 
     def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
-        intake = self._parts.intake
-        self._parts.watch.failed(intake.index(number), intake.done(number), error, attempts)
+        items = self._parts.items
+        self._parts.results.failed(items.index(number), items.done(number), error, attempts)
 
 
 def _place_of(start: Start) -> Place:

@@ -1,4 +1,4 @@
-"""Weights: how many tokens outputs have, as those who group them are told. Room: fed.
+"""TokenCounts: how many tokens outputs have, as those who group them are told. Package: coordinator.
 
 In: an output. Out: its tokens (S-MR-60), at once where they are known; the user's estimator is asked in a thread of ours,
 one call at a time (S-MR-143). That tokens were guessed is said once per run.
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.outputs import TaskOutput
 
-__all__ = ["Weights"]
+__all__ = ["TokenCounts"]
 
 _log = bounded_logger(__name__)
 
 
-class Weights:
+class TokenCounts:
     """Tokens of the outputs of one run."""
 
     def __init__(self, definition: MapDefinition) -> None:
@@ -33,17 +33,17 @@ class Weights:
         self._turn = asyncio.Lock()
         self._has_warned = False
 
-    def known(self, output: TaskOutput) -> int | None:
-        """Its tokens; None where the user's estimator has to be asked."""
+    def count(self, output: TaskOutput) -> int | None:
+        """Return its tokens; None where the user's estimator has to be asked."""
         definition = self._definition
         if definition is None:
             return 0
         if definition.token_estimator is not None and output.metrics.output_tokens < 0:
             return None
-        return self._taken(*estimate_tokens(output, definition))
+        return self._warn_once(*estimate_tokens(output, definition))
 
-    async def asked(self, output: TaskOutput) -> int:
-        """Its tokens, from the estimator where the provider counted none.
+    async def ask(self, output: TaskOutput) -> int:
+        """Return its tokens, from the estimator where the provider counted none.
 
         Raises:
             Exception: what the estimator raised; a ValidationError where it gave no number.
@@ -51,9 +51,9 @@ class Weights:
         if self._definition is None:
             return 0
         async with self._turn:
-            return self._taken(*await threads.run(estimate_tokens, output, self._definition))
+            return self._warn_once(*await threads.run(estimate_tokens, output, self._definition))
 
-    def _taken(self, tokens: int, warning: str | None) -> int:
+    def _warn_once(self, tokens: int, warning: str | None) -> int:
         if warning is not None and not self._has_warned:
             self._has_warned = True
             _log.warning("%s. This is said once per run", warning)

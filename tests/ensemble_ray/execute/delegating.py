@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ensemble_ray.definition import Agent
 from ensemble_ray.delegation import Colleague, DelegationContext
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.messages import Fact, ToolCall
 from ensemble_ray.plan.plan import HierarchyRules
@@ -49,7 +49,7 @@ def together(
     delegation = DelegationContext(colleagues=colleagues, policies=names, **context)  # type: ignore[arg-type]
     frame = replace(FRAME, delegation=delegation, hierarchy=rules)
     bench = Bench(agents=keyed, known=known, journal=journal, frame=frame, policies=policies)
-    houses = LocalHouses(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
+    houses = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
     assert bench.runner.colleagues is houses
     return bench
 

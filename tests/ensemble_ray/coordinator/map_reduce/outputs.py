@@ -1,4 +1,4 @@
-"""Outputs of tasks, for the tests of what becomes of them in fed runs."""
+"""Outputs of tasks, for the tests of what becomes of them in map-reduces."""
 
 from __future__ import annotations
 

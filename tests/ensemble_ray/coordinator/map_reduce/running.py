@@ -10,16 +10,14 @@ from typing import Any
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.coordinator.coordinator import Coordinator
 from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories
-from ensemble_ray.coordinator.map_reduce.item_buffer import Intake
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
-from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
-from ensemble_ray.coordinator.map_reduce.ports import FedEnded
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
-from ensemble_ray.coordinator.map_reduce.token_counts import Weights
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
-from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.spending import Spending
 from ensemble_ray.fed.feeding import rules_of
@@ -108,7 +106,7 @@ class Watch:
     failed_items: list[tuple[int, object, str, int]] = field(default_factory=list)
     error: Exception | None = None
 
-    async def room(self, in_flight: Callable[[], int]) -> int:
+    async def free_places(self, in_flight: Callable[[], int]) -> int:
         """Return more than anybody wants."""
         return 1_000 - in_flight()
 
@@ -141,38 +139,36 @@ class Conducting:
         self.journal = journal or MemoryJournal("run")
         self.executor = Executor(self.journal)
         self.watch = Watch()
-        self.bodies = FedBodies()
+        self.store = MapReduceOutputs()
         record = None
         if facts:
-            record = RecoveredRun(self.bodies)
+            record = RecoveredRun(self.store)
             record.take(facts)
         journal_of_run = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=self.clock)
-        intake = Intake(ListReader(range(count)) if reader is None else reader, record)
+        items = ItemBuffer(ListReader(range(count)) if reader is None else reader, record)
         orders = OrderMaker(
             journal_of_run,
             factories=DefinitionFactories(definition),
             maker=TaskMaker(definition, {}, recorded=None),
-            kinds=Kinds(),
-            intake=intake,
-            bodies=self.bodies,
+            items=items,
+            store=self.store,
             record=record,
             item_count=None,
             is_direct=False,
         )
         parts = MapReduceParts(
-            intake=intake,
+            items=items,
             orders=orders,
-            bodies=self.bodies,
-            watch=self.watch,
-            capacity=definition.capacity,
-            weights=Weights(definition),
+            store=self.store,
+            results=self.watch,
+            definition=definition,
             record=record,
         )
         self.coordinator = Coordinator(journal_of_run, MapReduceTasks(journal_of_run, parts))
         self.executor.failed.add_done_callback(self.coordinator.break_off_with)
         rules = rules_of(definition, window=window, is_direct=False)
         self.machine = MapReduceMachine(rules, orders.instance, () if record is None else record.groups)
-        self.end: asyncio.Task[FedEnded] = asyncio.get_running_loop().create_task(
+        self.end: asyncio.Task[MapReduceEnd] = asyncio.get_running_loop().create_task(
             self.coordinator.run(self.machine, self.executor)
         )
 
@@ -213,7 +209,7 @@ class Conducting:
         order = self.order(key)
         return TaskResult(key=key, instance=order.instance, at=self.clock.now(), duration_s=1.0, **fields)
 
-    async def play(self, *, tokens: int = -1) -> FedEnded:
+    async def play(self, *, tokens: int = -1) -> MapReduceEnd:
         """Give all tasks outputs until the run ends."""
         reported: set[str] = set()
         async with asyncio.timeout(PATIENCE_S):
@@ -225,7 +221,7 @@ class Conducting:
                 await asyncio.sleep(0)
         return self.end.result()
 
-    async def ended(self) -> FedEnded:
+    async def ended(self) -> MapReduceEnd:
         """Return how it ended."""
         async with asyncio.timeout(PATIENCE_S):
             return await self.end
@@ -246,6 +242,6 @@ class RefusingJournal(MemoryJournal):
         await super().append(facts, epoch=epoch, until=until)
 
 
-def ending(ended: FedEnded) -> tuple[RunState, ExitReason, str]:
+def ending(ended: MapReduceEnd) -> tuple[RunState, ExitReason, str]:
     """Return how it ended, in three words."""
     return ended.ending.state, ended.ending.exit_reason, ended.ending.failure

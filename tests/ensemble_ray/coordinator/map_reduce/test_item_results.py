@@ -1,4 +1,4 @@
-"""What hears of a fed run's items: files that cannot be written, readers that are slow, the short-circuit."""
+"""What hears of a map-reduce's items: files that cannot be written, readers that are slow, the short-circuit."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
-from ensemble_ray.coordinator.map_reduce.item_results import RunWatch
-from ensemble_ray.coordinator.map_reduce.outputs import FedBodies
+from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.errors import IllegalStateError, RecordError
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.outputs import TaskOutput
@@ -18,11 +18,11 @@ from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 def log_of(*outputs: TaskOutput) -> ItemLog:
     """A log of maps that are done."""
-    bodies = FedBodies(keeps_items=True)
-    log = ItemLog(bodies)
+    store = MapReduceOutputs(keeps_items=True)
+    log = ItemLog(store)
     log.window = 2
     for number, each in enumerate(outputs):
-        bodies.keep(0, number, each, "map", item=number)
+        store.keep(0, number, each, "map", item=number)
     return log
 
 
@@ -31,7 +31,7 @@ async def test_rows_that_cannot_be_written_are_told_of_at_the_end(tmp_path: Path
     done = output("a")
     results = await ResultsFile.open(tmp_path / "results.jsonl", is_resumed=False)
     told: list[BaseException] = []
-    watch = RunWatch(log_of(done), results=results)
+    watch = ItemResultWriter(log_of(done), results=results)
     watch.on_error = told.append
     await results.close()  # as a disk that is gone
     watch.completed(0, 0, 0, done)
@@ -43,7 +43,7 @@ async def test_rows_that_cannot_be_written_are_told_of_at_the_end(tmp_path: Path
 async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:
     """S-MR-82."""
     log = log_of(output("a"))
-    watch = RunWatch(log, is_direct=True)
+    watch = ItemResultWriter(log, is_direct=True)
     watch.completed(0, 0, ["all"], output("a"))
     watch.failed(0, ["all"], RecordError("no"), 1)
     await watch.close()
@@ -54,19 +54,19 @@ async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:
 async def test_room_is_what_the_slowest_reader_leaves() -> None:
     """S-MR-131: results that wait and items that are in flight together are never more than the window."""
     log = log_of(output("a"), output("b"))
-    watch = RunWatch(log)
-    assert await watch.room(lambda: 0) == 2
+    watch = ItemResultWriter(log)
+    assert await watch.free_places(lambda: 0) == 2
     watch.completed(0, 0, 0, output("a"))
     assert await log.come(1, 0) == 1  # it is at work on the first one
-    assert await watch.room(lambda: 0) == 1
+    assert await watch.free_places(lambda: 0) == 1
     watch.completed(1, 1, 1, output("b"))
-    waiting = asyncio.create_task(watch.room(lambda: 0))
+    waiting = asyncio.create_task(watch.free_places(lambda: 0))
     await asyncio.sleep(0)
     assert not waiting.done()
     assert await log.come(1, 1) == 2
     assert await waiting == 1
     await log.leave(1)
-    assert await watch.room(lambda: 0) == 2
+    assert await watch.free_places(lambda: 0) == 2
 
 
 async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
@@ -78,9 +78,9 @@ async def test_reader_is_told_of_a_part_of_the_window_at_a_time() -> None:
         log.completed(number, number)
     assert await log.come(1, 0) == 10
     assert log.result(9).index == 9
-    assert await log.room(lambda: 0) == 40
+    assert await log.free_places(lambda: 0) == 40
     assert await log.come(1, 10) == 20
-    assert await log.room(lambda: 0) == 50
+    assert await log.free_places(lambda: 0) == 50
     log.window = 1000
     assert await log.come(1, 0) == 32
 
@@ -103,7 +103,7 @@ def test_all_results_are_read_in_their_order_when_they_come_in_parts() -> None:
 
 def test_only_failures_are_kept_where_nobody_reads() -> None:
     """S-MR-132, S-MR-150: `run` gives the output alone; each number that is kept counts, with a hundred thousand items."""
-    log = ItemLog(FedBodies(), is_read=False)
+    log = ItemLog(MapReduceOutputs(), is_read=False)
     log.completed(0, 0)
     log.failed(1, "item", ValueError("no"), 1)
     log.close()
@@ -117,7 +117,7 @@ async def test_rows_of_a_run_that_is_broken_off_stay_lines(tmp_path: Path) -> No
     done = output("a")
     for error in (RecordError("no"), None):
         results = await ResultsFile.open(path, is_resumed=error is None)
-        watch = RunWatch(log_of(done), results=results)
+        watch = ItemResultWriter(log_of(done), results=results)
         watch.completed(0, 0, 0, done)
         await watch.leave(type(error), error, None)
         assert path.exists() is (error is None)

@@ -259,7 +259,7 @@ async def test_estimator_that_raises_ends_the_run() -> None:
     run.stopped("map-1")
     ended = await run.ended()
     assert (ended.ending.failure, str(ended.cause)) == ("source", "output of map-0")
-    assert run.bodies.has(0, 0)
+    assert run.store.has(0, 0)
 
 
 async def test_run_that_is_cancelled_waits_for_no_estimator() -> None:

@@ -40,7 +40,7 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     ended = await run.ended()
     assert ending(ended) == (RunState.CANCELLED, ExitReason.CANCELLED, "")
     assert run.executor.keys == ["map-0", "map-1"]
-    assert run.bodies.has(0, 0)
+    assert run.store.has(0, 0)
 
 
 async def test_run_never_begins_when_it_is_cancelled_before() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ensemble_ray.errors import IllegalStateError
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.ensemble_ray.execute.running import Bench, writer
@@ -64,7 +64,7 @@ class Street:
         self.bench = bench
         self.batches: list[list[TaskResult]] = []
         self._came = asyncio.Event()
-        self.houses = LocalHouses(bench.runner, bench.agents, self._take, grace_s=GRACE_S)
+        self.houses = LocalExecutor(bench.runner, bench.agents, self._take, grace_s=GRACE_S)
 
     def _take(self, results: Sequence[TaskResult]) -> None:
         self.batches.append(list(results))

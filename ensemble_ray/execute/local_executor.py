@@ -1,4 +1,4 @@
-"""Houses of one process: tasks run as asyncio tasks under their agent's own limit. Room: execute.
+"""The executor of one process: tasks run as asyncio tasks under their agent's own limit. Room: execute.
 
 Used by the inline runtime for a whole run, and by each agent actor for the tasks it was given. Results are handed on
 in batches: all that finish in one turn of the loop go together.
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.execute.runner import TaskRunner
 
-__all__ = ["LocalHouses"]
+__all__ = ["LocalExecutor"]
 
 _log = bounded_logger(__name__)
 
 
-class LocalHouses:
+class LocalExecutor:
     """Runs orders of one run with one runner."""
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalHouses:
         self._report(order, asyncio.current_task(), result)
 
     def _places_of(self, order: TaskOrder) -> asyncio.Semaphore | None:
-        """The places that the task's agent has; those of a kind of agents come with the first task of it."""
+        """Return the places that the task's agent has; those of a kind of agents come with the first task of it."""
         key, agent = order.agent_key or "", order.agent
         if agent is not None and agent.max_concurrency is not None and key not in self._slots:
             self._slots[key] = asyncio.Semaphore(agent.max_concurrency)
