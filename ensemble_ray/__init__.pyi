@@ -3,6 +3,7 @@ from ensemble_ray import errors as errors
 from ensemble_ray import events as events
 from ensemble_ray import tools as tools
 from ensemble_ray.actors.driver.runtime import RayRuntime as RayRuntime
+from ensemble_ray.coordinator.map_reduce.item_log import ItemStream as ItemStream
 from ensemble_ray.definition.agent import Agent as Agent
 from ensemble_ray.definition.durability import Durability as Durability
 from ensemble_ray.definition.durability import OnUnknown as OnUnknown
@@ -67,7 +68,6 @@ from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
 from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
 from ensemble_ray.execute.handler_context import TaskHandlerContext as TaskHandlerContext
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect as UnknownEffect
-from ensemble_ray.fed.item_log import ItemStream as ItemStream
 from ensemble_ray.fed.run import MapReduceRun as MapReduceRun
 from ensemble_ray.inline.runtime import InlineRuntime as InlineRuntime
 from ensemble_ray.items.dead_letters import DeadLetters as DeadLetters

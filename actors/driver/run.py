@@ -19,8 +19,8 @@ from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.packing import unpack_output, unpack_result
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import Submission
+from ensemble_ray.coordinator.planned import FailedTask, PlannedEnd
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.execute.conductor import Conducted, Failed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.runs.outcomes import outcome_of
 from ensemble_ray.runs.submission import SubmissionReason
@@ -96,7 +96,7 @@ class RayRun:
             unreadable.run_id = self.run_id
             raise unreadable from error
 
-    async def _wait_for_end(self) -> Conducted[bytes, bytes]:
+    async def _wait_for_end(self) -> PlannedEnd[bytes, bytes]:
         """Wait until the run has ended and return how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
         while True:
             ended = await self._heartbeat.reach(self._ask_for_end)
@@ -109,10 +109,10 @@ class RayRun:
             if self._is_cancelled:
                 await self.cancel()
 
-    async def _ask_for_end(self) -> Conducted[bytes, bytes] | None:
+    async def _ask_for_end(self) -> PlannedEnd[bytes, bytes] | None:
         if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
             await self._scheduler.cancel.remote(self.run_id)
-        ended: Conducted[bytes, bytes] | None = await self._scheduler.wait.remote(self.run_id)
+        ended: PlannedEnd[bytes, bytes] | None = await self._scheduler.wait.remote(self.run_id)
         return ended
 
     async def cancel(self) -> None:
@@ -124,9 +124,9 @@ class RayRun:
             _log.warning("Run %s: the scheduler cannot be reached: %s", self.run_id, last_line(error))
 
 
-def _unpack(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]:
+def _unpack(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResult]:
     """Return the outcome with its outputs loaded."""
-    return Conducted(
+    return PlannedEnd(
         state=ended.state,
         exit_reason=ended.exit_reason,
         started_at=ended.started_at,
@@ -135,7 +135,7 @@ def _unpack(ended: Conducted[bytes, bytes]) -> Conducted[TaskOutput, TaskResult]
         delegated=[unpack_output(body) for body in ended.delegated],
         lost_work=ended.lost_work,
         failures=[
-            Failed(
+            FailedTask(
                 key=failed.key,
                 at=failed.at,
                 failure=unpack_result(failed.failure),

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.placement import PlacementRequest
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress

@@ -7,8 +7,7 @@ another scheduler finds it (S-DUR-32). Outputs are bytes that nobody here loads.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +28,12 @@ from ensemble_ray.actors.link.wire import (
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import SpooledOutputs
+from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
-from ensemble_ray.execute.conductor import Assignment, Conducted, Resumed, RunConductor
+from ensemble_ray.execute.reports import Resumed
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.journal import MemoryJournal
@@ -58,7 +61,7 @@ class PlannedRun:
         limits: SessionLimits,
         owned: OwnedRun | None,
         store: SubmissionStore,
-        finished: asyncio.Future[Conducted[bytes, bytes]],
+        finished: asyncio.Future[PlannedEnd[bytes, bytes]],
     ) -> None:
         """Make it; nothing is started before `begin`.
 
@@ -78,17 +81,18 @@ class PlannedRun:
         self._store = store
         is_managed = submission.plan.hierarchy is not None
         self._session = RunSession(opening_of(submission), pool, self, hub=hub, limits=limits, is_managed=is_managed)
-        self._conductor: RunConductor[bytes, bytes] = RunConductor(
-            run_id=submission.run_id,
-            plan=submission.plan,
+        epoch, facts = (0, MemoryJournal(submission.run_id)) if owned is None else (owned.epoch, owned.journal)
+        journal = RunJournal(run_id=submission.run_id, epoch=epoch, journal=facts, clock=SystemClock())
+        self._tasks: PlannedTasks[bytes, bytes] = PlannedTasks(
+            submission.plan,
+            journal,
+            SpooledOutputs(),
             header=submission.header,
-            journal=MemoryJournal(submission.run_id) if owned is None else owned.journal,
-            clock=SystemClock(),
-            houses=self,
             earlier=submission.preamble,
-            epoch=0 if owned is None else owned.epoch,
             resumed=None if owned is None or not owned.earlier else self._resumed(owned),
         )
+        self._coordinator = Coordinator(journal, self._tasks)
+        self._running: asyncio.Task[PlannedEnd[bytes, bytes]]
         self._background = BackgroundTasks()
         self._keeping: asyncio.Task[None] | None = None
         self._finished = finished
@@ -108,17 +112,19 @@ class PlannedRun:
 
     async def begin(self) -> None:
         """Start processes and the first tasks."""
-        self._background.start(self._finish())
         if self._owned is not None:
             self._keeping = self._background.start(self._keep())
-        with self._ending_on_error():
+        try:
             self._session.open()
-            await self._conductor.start()
+        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
+            self._coordinator.break_off(error)
+        self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self))
+        self._background.start(self._finish())
+        await self._coordinator.begun
 
     async def cancel(self) -> None:
         """End the run; processes that hold on are ended after a grace."""
-        with self._ending_on_error():
-            await self._conductor.cancel()
+        await self._coordinator.cancel()
 
     async def report(self, reports: Sequence[WireReport]) -> None:
         """Take what processes report."""
@@ -140,8 +146,7 @@ class PlannedRun:
 
     async def receive(self, reports: Sequence[WireReport]) -> None:
         """Tell the coordinator of results."""
-        with self._ending_on_error():
-            await self._conductor.report(reports)
+        self._coordinator.deliver(reports)
 
     def return_order(self, instance: str) -> None:
         """Raise, since all that a planned run needs was sent with it."""
@@ -175,13 +180,13 @@ class PlannedRun:
         except Exception as error:  # noqa: BLE001  whatever it is, the run has ended
             _log.warning("Run %s cannot be forgotten: %s", self.run_id, message_of(error))
 
-    async def _release(self) -> Conducted[bytes, bytes]:
+    async def _release(self) -> PlannedEnd[bytes, bytes]:
         keeps_warm, state = False, RunState.FAILED
         watching = None
         if self._owned is not None:
             watching = self._background.start(watch_for_cancel(self._owned, self.run_id, self.cancel))
         try:
-            ended = await asyncio.shield(self._conductor.ended)
+            ended = await asyncio.shield(self._running)
             keeps_warm, state = self._submission.keeps_warm, ended.state
         except (RecordError, StaleEpochError):
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
@@ -201,15 +206,6 @@ class PlannedRun:
                 if self._owned is not None:
                     await self._owned.close(state)
         return ended
-
-    @contextmanager
-    def _ending_on_error(self) -> Generator[None]:
-        """End the run with what goes wrong in coordinating it, such as a full disk; nobody else would hear."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  whatever it is, the run must not wait for ever
-            if not self._conductor.ended.done():
-                self._conductor.ended.set_exception(error)
 
 
 def opening_of(submission: Submission) -> SessionOpening:

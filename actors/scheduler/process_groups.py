@@ -24,8 +24,8 @@ from ensemble_ray.actors.link.wire import WireOrder, WireReport
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 from ensemble_ray.process.bounded_log import bounded_logger
 

@@ -27,8 +27,8 @@ from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.errors import RunExistsError, message_of
-from ensemble_ray.execute.conductor import Conducted
 from ensemble_ray.limits.endpoints import EndpointNews
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -66,7 +66,7 @@ class SchedulerActor(LineService):
         self._store = SubmissionStore()
         self._dynamic = DynamicRuns(self._pool, lambda: _limits(is_dynamic=True))
         self._planned: dict[str, PlannedRun] = {}
-        self._ended: dict[str, asyncio.Future[Conducted[bytes, bytes]]] = {}
+        self._ended: dict[str, asyncio.Future[PlannedEnd[bytes, bytes]]] = {}
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
         cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
@@ -138,7 +138,7 @@ class SchedulerActor(LineService):
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         self._pool.broadcast(update, source=source)
 
-    async def wait(self, run_id: str) -> Conducted[bytes, bytes] | None:
+    async def wait(self, run_id: str) -> PlannedEnd[bytes, bytes] | None:
         """Wait until a run has ended and return how; None where nothing is known of it, since this process was started anew."""
         await self.recovered()
         ended = self._ended.get(run_id)
@@ -222,7 +222,7 @@ class SchedulerActor(LineService):
     async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
         run_id, before = submission.run_id, self._ended.get(submission.run_id)
-        ended: asyncio.Future[Conducted[bytes, bytes]] = asyncio.get_running_loop().create_future()
+        ended: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
         self._ended[run_id] = ended
         owned = None
         try:

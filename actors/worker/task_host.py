@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Protocol, cast
 from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.kinds import Shelf, overlaid
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -54,7 +54,7 @@ class ReportTarget(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class _HostedRun:
-    executor: LocalHouses
+    executor: LocalExecutor
     journal: Journal
     flush: Callable[[], Awaitable[None]]
     #: agents that orders may name
@@ -143,7 +143,7 @@ class TaskHost:
         def deliver(results: Sequence[TaskResult]) -> None:
             self._deliver(run_id, results)
 
-        executor = LocalHouses(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
+        executor = LocalExecutor(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
         templates: Shelf[Agent] = Shelf(on_drop=lambda key, _: executor.forget(key))
         for key, agent in agents.items():
             templates.put(key, agent)

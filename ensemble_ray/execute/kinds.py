@@ -66,11 +66,11 @@ class Shelf(Generic[Kept]):
             self._idle[name] = None
 
     def get(self, name: str) -> Kept | None:
-        """The thing; None when it is not here."""
+        """Return the thing; None when it is not here."""
         return self._things.get(name)
 
     def use(self, name: str) -> Kept | None:
-        """The thing, in use once more until `done`; None when it is not here."""
+        """Return the thing, in use once more until `done`; None when it is not here."""
         if name not in self._things:
             return None
         self._idle.pop(name, None)
@@ -122,7 +122,7 @@ class Kinds:
         return name
 
     def template(self, kind: str) -> Agent:
-        """The agent that the others of its kind are told apart from.
+        """Return the agent that the others of its kind are told apart from.
 
         Raises:
             KeyError: the kind has been forgotten.
@@ -130,7 +130,7 @@ class Kinds:
         return self._templates[kind]
 
     def overlay(self, agent: Agent, kind: str) -> dict[str, object]:
-        """The data in which an agent differs from its kind's template.
+        """Return the data in which an agent differs from its kind's template.
 
         Raises:
             KeyError: the kind has been forgotten.
@@ -139,19 +139,19 @@ class Kinds:
 
 
 def overlay_of(agent: Agent, template: Agent) -> dict[str, object]:
-    """The data in which an agent differs from another of its kind."""
+    """Return the data in which an agent differs from another of its kind."""
     if agent is template:
         return {}
     return {name: value for name in OVERLAY_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
 
 
 def overlaid(template: Agent, overlay: Mapping[str, object]) -> Agent:
-    """The agent that differs from the template in that data; tools and model are the template's own objects."""
+    """Return the agent that differs from the template in that data; tools and model are the template's own objects."""
     return template.rewritten(**overlay) if overlay else template
 
 
 def _features(agent: Agent) -> tuple[object, ...]:
-    """What agents of one kind have in common."""
+    """Return what agents of one kind have in common."""
     return (
         type(agent),
         id(agent.llm),

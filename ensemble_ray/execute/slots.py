@@ -50,7 +50,7 @@ class Slot:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None]:
-        """This call only waits in the block; the place is given back while all open calls do. `take` gets it again."""
+        """Mark this call as one that only waits in the block; the place is given back while all open calls do. `take` gets it again."""
         self._waiting += 1
         self._give_back_if_waiting()
         try:

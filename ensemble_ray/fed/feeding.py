@@ -1,4 +1,4 @@
-"""What a definition means for the machine, the window and the reader of one fed run. Room: fed.
+"""What a definition means for the machine, the window and the reader of one map-reduce. Room: fed.
 
 In: a definition, and how many processes a kind of agents may get. Out: the machine's rules; the items, or the one item
 that stands for all of them where the short-circuit is taken (S-MR-80 to S-MR-83).
@@ -10,19 +10,18 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.definition.ensemble import EnsembleDefinition
 from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.items.pulling import ItemReader, ListReader, Pulled, RefusedItem
 from ensemble_ray.plan.map_reduce_tokens import input_tokens
 from ensemble_ray.process.threads import threads
-from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.items.pulling import Entry
 
-__all__ = ["opened", "rules_for_tasks", "rules_of", "window_of"]
+__all__ = ["opened", "rules_of", "window_of"]
 
 #: Tasks in flight per process where nothing limits them (S-MR-140).
 _PER_PROCESS = 256
@@ -66,16 +65,6 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
         fails_on_item=fails_on_item,
         fails_on_reduce=fails_on_reduce,
     )
-
-
-def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
-    """The ensemble, without tasks, whose rules every task of the run is held to."""
-    shared = {
-        name: getattr(definition, name)
-        for name in EnsembleDefinition.model_fields
-        if name in type(definition).model_fields
-    }
-    return EnsembleDefinition.model_construct(**shared)
 
 
 async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:

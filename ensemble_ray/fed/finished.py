@@ -1,4 +1,4 @@
-"""What a finished fed run gave, of its record (S-SET-39). Room: fed.
+"""What a finished map-reduce gave, of its record (S-SET-39). Room: fed.
 
 In: the record, and the items. Out: how the run ended; its outputs are in the body store already. The items are pulled and
 compared, since an answer is of those items only. Never: a factory called, a model asked, a fact written.
@@ -10,34 +10,34 @@ import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
 from ensemble_ray.fed.feeding import opened
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.run_head import read_head
 from ensemble_ray.record.task_fold import as_text
-from ensemble_ray.schedule.map_reduce_words import EndFed
+from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.definition.map_reduce import MapDefinition
-    from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.watch import RunWatch
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["OpenWatch", "finished"]
+__all__ = ["OpenResults", "finished"]
 
 #: Items that are compared at a time.
 _BATCH = 256
 
 
-class OpenWatch(Protocol):
+class OpenResults(Protocol):
     """Opens what hears of a run's items, with the files that the run has."""
 
-    async def __call__(self, *, is_direct: bool) -> RunWatch:
+    async def __call__(self, *, is_direct: bool) -> ItemResultWriter:
         """Return it; close it."""
         ...
 
@@ -48,10 +48,10 @@ async def finished(
     definition: MapDefinition,
     *,
     header: Mapping[str, object] | None,
-    bodies: FedBodies,
+    bodies: MapReduceOutputs,
     output_types: Mapping[str, type[object]],
-    open_watch: OpenWatch,
-) -> FedEnded | None:
+    open_results: OpenResults,
+) -> MapReduceEnd | None:
     """How the run of that id ended; None where there was none, so that it begins.
 
     Args:
@@ -61,7 +61,7 @@ async def finished(
         header: Data of the first fact that the run would record; None: that has been compared.
         bodies: Get its outputs.
         output_types: Types of today's definition, by full name.
-        open_watch: Opens what hears of its items; rows and dead letters that its files lack are written again.
+        open_results: Opens what hears of its items; rows and dead letters that its files lack are written again.
 
     Raises:
         RunExistsError: it is running.
@@ -78,21 +78,23 @@ async def finished(
     async with contextlib.AsyncExitStack() as stack:
         reader, is_direct = await opened(definition)
         stack.push_async_callback(reader.close)
-        watch = await open_watch(is_direct=is_direct)
+        watch = await open_results(is_direct=is_direct)
         stack.push_async_exit(watch.leave)
         return await _recorded_end(record, reader, bodies, watch)
 
 
-async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBodies, watch: RunWatch) -> FedEnded:
+async def _recorded_end(
+    record: RecoveredRun, reader: ItemReader, bodies: MapReduceOutputs, watch: ItemResultWriter
+) -> MapReduceEnd:
     """How a finished run ended; what came of its items is told again."""
-    intake, head, known = Intake(reader, record), record.facts.head, record.facts.items
+    items, head, known = ItemBuffer(reader, record), record.facts.head, record.facts.items
     is_exhausted = False
     # One that ended early had not pulled all of them: those that it had are compared, and no more are pulled.
-    while not is_exhausted and (known.are_all or intake.count < known.count):
-        wanted = _BATCH if known.are_all else min(_BATCH, known.count - intake.count)
-        taken = await intake.pull(wanted)
-        for number in range(intake.count - taken.count, intake.count):
-            index, item = intake.index(number), intake.done(number)
+    while not is_exhausted and (known.are_all or items.count < known.count):
+        wanted = _BATCH if known.are_all else min(_BATCH, known.count - items.count)
+        taken = await items.pull(wanted)
+        for number in range(items.count - taken.count, items.count):
+            index, item = items.index(number), items.done(number)
             if (failed := _failure(record, number, taken.refused.get(number))) is not None:
                 watch.failed(index, item, *failed)
             elif record.outcome(0, number) is Outcome.COMPLETED:
@@ -101,8 +103,8 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBod
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
-    return FedEnded(
-        ending=EndFed(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
+    return MapReduceEnd(
+        ending=End(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
         started_at=head.started_at,
         completed_at=head.started_at,
         failures=[failure for failure in failures if failure is not None],

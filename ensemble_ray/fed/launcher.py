@@ -12,28 +12,28 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.background import as_error
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.map_reduce.factories import DefinitionFactories, DirectFactory
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+from ensemble_ray.coordinator.map_reduce.item_log import ItemLog
+from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
+from ensemble_ray.coordinator.map_reduce.orders import OrderMaker
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
+from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker, rules_for_tasks
+from ensemble_ray.coordinator.map_reduce.tasks import MapReduceParts, MapReduceTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.recorded import resume_data
-from ensemble_ray.fed.bodies import FedBodies
-from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
-from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
-from ensemble_ray.fed.feeding import opened, rules_for_tasks, rules_of, window_of
+from ensemble_ray.fed.feeding import opened, rules_of, window_of
 from ensemble_ray.fed.finished import finished
-from ensemble_ray.fed.intake import Intake
-from ensemble_ray.fed.item_log import ItemLog
-from ensemble_ray.fed.jobs import as_error
-from ensemble_ray.fed.making import Envelope, OrderMaker
-from ensemble_ray.fed.ports import FedEnded
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.fed.result import conclude
-from ensemble_ray.fed.tasks import TaskMaker
-from ensemble_ray.fed.watch import RunWatch
-from ensemble_ray.fed.weights import Weights
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.plan.plan import Plan
@@ -47,14 +47,15 @@ from ensemble_ray.record.stores import store_at
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
+from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import EndFed
 from ensemble_ray.values.amounts import NOTHING
 from ensemble_ray.values.ids import RUN, new_object_id
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.items.pulling import ItemReader
     from ensemble_ray.ports import ChatModel
@@ -75,10 +76,10 @@ class MapReduceLauncher:
         """Make one for a definition with the options of its run; `keeps_items` says whether results will be read."""
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
-        self._bodies = FedBodies(keeps_items=keeps_items)
+        self._bodies = MapReduceOutputs(keeps_items=keeps_items)
         #: what came of items
         self.items = ItemLog(self._bodies, is_read=keeps_items)
-        self._conductor: MapReduceConductor | None = None
+        self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
@@ -89,7 +90,7 @@ class MapReduceLauncher:
     @property
     def has_begun(self) -> bool:
         """Whether tasks can be done."""
-        return self._conductor is not None
+        return self._coordinator is not None
 
     async def prepare(self, scope: RunScope) -> Prepared | ExitReason:
         """Tell what will run; no item is pulled yet."""
@@ -117,8 +118,8 @@ class MapReduceLauncher:
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave, of these items."""
 
-        async def open_watch(*, is_direct: bool) -> RunWatch:
-            return await self._open_watch(scope, is_direct=is_direct, is_continued=True)
+        async def open_results(*, is_direct: bool) -> ItemResultWriter:
+            return await self._open_results(scope, is_direct=is_direct, is_continued=True)
 
         ended = await finished(
             scope.store,
@@ -127,7 +128,7 @@ class MapReduceLauncher:
             header=header,
             bodies=self._bodies,
             output_types=self._find_output_types(),
-            open_watch=open_watch,
+            open_results=open_results,
         )
         if ended is None:
             return None
@@ -144,7 +145,7 @@ class MapReduceLauncher:
             await self._record_end(scope, owned, ended)
         except Exception as error:
             # What breaks around a run, such as its cluster, is no failure of it: it can be gone on with.
-            if self._conductor is not None or isinstance(error, RecordError | StaleEpochError):
+            if self._coordinator is not None or isinstance(error, RecordError | StaleEpochError):
                 state = RunState.INTERRUPTED
             raise
         finally:
@@ -154,8 +155,8 @@ class MapReduceLauncher:
 
     async def stop(self) -> None:
         """Ask the run to end, or the opening of its items."""
-        if self._conductor is not None:
-            self._conductor.cancel()
+        if self._coordinator is not None:
+            self._coordinator.cancel()
         elif self._opening is not None:
             self._opening.cancel()
 
@@ -163,7 +164,7 @@ class MapReduceLauncher:
         """Tell readers of items that nothing comes any more."""
         self.items.close()
 
-    def _conclude(self, ended: FedEnded) -> Conclusion:
+    def _conclude(self, ended: MapReduceEnd) -> Conclusion:
         definition = self.definition
         collects = definition.item_policy == "collect"
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
@@ -191,7 +192,7 @@ class MapReduceLauncher:
 
     async def _coordinate(
         self, scope: RunScope, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode
-    ) -> FedEnded:
+    ) -> MapReduceEnd:
         """Do everything between the beginning of the record and its end."""
         run_id = scope.run_id
         record = None
@@ -214,33 +215,37 @@ class MapReduceLauncher:
                 return self._cancelled_end(now)
             reader, is_direct = found
             stack.push_async_callback(reader.close)
-            watch = await self._open_watch(scope, is_direct=is_direct, is_continued=record is not None)
+            watch = await self._open_results(scope, is_direct=is_direct, is_continued=record is not None)
             stack.push_async_exit(watch.leave)
-            envelope = Envelope(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
-            parts = self._assemble_parts(scope, envelope, Intake(reader, record), watch, record, is_direct=is_direct)
-            conductor = MapReduceConductor(envelope, parts)
-            watch.on_error = conductor.break_off
+            run_journal = RunJournal(run_id=run_id, epoch=epoch, journal=journal, clock=self._clock)
+            parts = self._assemble_parts(
+                scope, run_journal, ItemBuffer(reader, record), watch, record, is_direct=is_direct
+            )
+            coordinator = Coordinator(run_journal, MapReduceTasks(run_journal, parts))
+            watch.on_error = coordinator.break_off
             try:
-                houses = await scope.runtime.open_session(
-                    self._request(scope, mode), journal=journal, deliver=conductor.deliver
+                executor = await scope.runtime.open_session(
+                    self._request(scope, mode), journal=journal, deliver=coordinator.deliver
                 )
             except asyncio.CancelledError:
                 if not scope.cancelled.is_set():
                     raise
                 return self._cancelled_end(now)
-            stack.push_async_callback(houses.close)
-            self._spending = houses.spending
-            self.items.window = window = window_of(self.definition, houses.most_processes)
+            stack.push_async_callback(executor.close)
+            self._spending = executor.spending
+            self.items.window = window = window_of(self.definition, executor.most_processes)
             rules = rules_of(self.definition, window=window, is_direct=is_direct)
-            self._conductor = conductor
+            executor.failed.add_done_callback(coordinator.break_off_with)
+            self._coordinator = coordinator
             if owned is not None:
                 watching = asyncio.get_running_loop().create_task(
                     watch_for_cancel(owned, run_id, self._cancel_from_outside(scope))
                 )
                 stack.callback(watching.cancel)
             if scope.cancelled.is_set():
-                conductor.cancel()
-            return await conductor.conduct(houses, MapReduceMachine(rules, () if record is None else record.groups))
+                coordinator.cancel()
+            groups = () if record is None else record.groups
+            return await coordinator.run(MapReduceMachine(rules, parts.orders.instance, groups), executor)
 
     def _cancel_from_outside(self, scope: RunScope) -> Callable[[], Awaitable[None]]:
         """Return what cancels the run when its record asks for that."""
@@ -251,10 +256,10 @@ class MapReduceLauncher:
 
         return cancel
 
-    def _cancelled_end(self, started_at: float) -> FedEnded:
+    def _cancelled_end(self, started_at: float) -> MapReduceEnd:
         """Return the end of a run that was cancelled before its first task."""
-        ending = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        return FedEnded(ending=ending, started_at=started_at, completed_at=self._clock.now())
+        ending = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+        return MapReduceEnd(ending=ending, started_at=started_at, completed_at=self._clock.now())
 
     async def _open_items(self, scope: RunScope) -> tuple[ItemReader, bool] | None:
         """Return the items, and whether all of them are one task; None where the run was cancelled meanwhile."""
@@ -270,28 +275,28 @@ class MapReduceLauncher:
             raise as_error(error)
         return self._opening.result()
 
-    async def _open_watch(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> RunWatch:
+    async def _open_results(self, scope: RunScope, *, is_direct: bool, is_continued: bool) -> ItemResultWriter:
         """Open the files that the run writes; one that is continued has written to them before."""
         if is_direct:
-            return RunWatch(self.items, is_direct=True)
+            return ItemResultWriter(self.items, is_direct=True)
         definition = self.definition
         letters = results = None
         if definition.results is not None:
             results = await ResultsFile.open(definition.results, is_resumed=is_continued)
         if definition.dead_letters is not None:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
-        return RunWatch(self.items, results=results, letters=letters)
+        return ItemResultWriter(self.items, results=results, letters=letters)
 
     def _assemble_parts(
         self,
         scope: RunScope,
-        envelope: Envelope,
-        intake: Intake,
-        watch: RunWatch,
+        journal: RunJournal,
+        items: ItemBuffer,
+        watch: ItemResultWriter,
         record: RecoveredRun | None,
         *,
         is_direct: bool,
-    ) -> FedParts:
+    ) -> MapReduceParts:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
             """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
             known = self._answers.get(name, ())
@@ -300,23 +305,21 @@ class MapReduceLauncher:
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
         orders = OrderMaker(
-            envelope,
+            journal,
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
-            kinds=Kinds(),
-            intake=intake,
-            bodies=self._bodies,
+            items=items,
+            store=self._bodies,
             record=record,
             item_count=definition.item_source.count,
             is_direct=is_direct,
         )
-        return FedParts(
-            intake=intake,
+        return MapReduceParts(
+            items=items,
             orders=orders,
-            bodies=self._bodies,
-            watch=watch,
-            capacity=0 if reduced is None else reduced.capacity,
-            weights=Weights(definition),
+            store=self._bodies,
+            results=watch,
+            definition=definition,
             record=record,
         )
 
@@ -333,7 +336,7 @@ class MapReduceLauncher:
         budget = replace(context.budget, spent=spent, account=account)
         return replace(request, context=replace(context, budget=budget))
 
-    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: FedEnded) -> None:
+    async def _record_end(self, scope: RunScope, owned: OwnedRun | None, ended: MapReduceEnd) -> None:
         """Put the end on record."""
         if owned is None:
             return

@@ -1,4 +1,4 @@
-"""What the record gives to a fed run that goes on, as its conductor asks it. Room: fed.
+"""What the record gives to a map-reduce that goes on, as its tasks ask it. Room: fed.
 
 In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
 the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What
@@ -12,10 +12,10 @@ import pickle
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ensemble_ray.coordinator.map_reduce.outputs import node_type
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.recorded import as_mapping, typed_output
-from ensemble_ray.fed.bodies import node_type
-from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.map_reduce_data import AGENTS_KIND, DIRECT, FINAL, agents_in, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Keep, Outcome
@@ -23,18 +23,18 @@ from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.bodies import FedBodies
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.schedule.map_reduce_words import StartReduce
+    from ensemble_ray.schedule.instructions import ReduceGroup
     from ensemble_ray.values.messages import Fact
 
 __all__ = ["RecoveredRun"]
 
 
 class RecoveredRun:
-    """A recorded fed run. Fulfils `FedRecord`."""
+    """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
-    def __init__(self, bodies: FedBodies, output_types: Mapping[str, type[object]] | None = None) -> None:
+    def __init__(self, bodies: MapReduceOutputs, output_types: Mapping[str, type[object]] | None = None) -> None:
         """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
         self._bodies = bodies
         self._output_types = output_types or {}
@@ -46,7 +46,7 @@ class RecoveredRun:
 
     @classmethod
     async def read(
-        cls, store: RunStore, run_id: str, bodies: FedBodies, output_types: Mapping[str, type[object]]
+        cls, store: RunStore, run_id: str, bodies: MapReduceOutputs, output_types: Mapping[str, type[object]]
     ) -> RecoveredRun:
         """Read all that is recorded of a run, page by page; what its tasks gave goes into the bodies.
 
@@ -123,10 +123,10 @@ class RecoveredRun:
             return FINAL
         return reduce_key(level, number) if level else map_key(self.facts.items.index(number))
 
-    # FedRecord.
+    # RecordedTasks.
 
     @property
-    def groups(self) -> Sequence[StartReduce]:
+    def groups(self) -> Sequence[ReduceGroup]:
         """Recorded groups, in their order."""
         return self.facts.groups
 
@@ -139,14 +139,14 @@ class RecoveredRun:
         """What is recorded of a work."""
         return self.facts.outcome(self._key(level, number))
 
-    def failure(self, level: int, number: int) -> FedFailure | None:
+    def failure(self, level: int, number: int) -> MapReduceFailure | None:
         """How a work failed that is not tried again."""
         slot = self._slots.get((level, number))
         if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
             return None
         told: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
         attempts = told["attempts"]
-        return FedFailure(
+        return MapReduceFailure(
             level=level,
             at=told["at"],
             task_description=told["task_description"],

@@ -1,4 +1,4 @@
-"""What the tasks of a fed run gave, and what the run raises where it failed. Room: fed.
+"""What the tasks of a map-reduce gave, and what the run raises where it failed. Room: fed.
 
 In: how it ended, and its bodies. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
 S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body read here.
@@ -24,15 +24,15 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.fed.bodies import FedBodies
-    from ensemble_ray.fed.ports import FedEnded, FedFailure
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
     from ensemble_ray.values.outputs import FailedItem, TaskOutput
 
 __all__ = ["conclude"]
 
 
 def conclude(
-    ended: FedEnded, bodies: FedBodies, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
+    ended: MapReduceEnd, bodies: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
 ) -> Conclusion:
     """Return how a run ended and what its tasks gave.
 
@@ -68,7 +68,7 @@ def conclude(
     return Conclusion(end=end, results=results, failure=failure, warning=ended.warning)
 
 
-def _failure(ended: FedEnded, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
+def _failure(ended: MapReduceEnd, outputs: Sequence[TaskOutput], *, goes_on: bool) -> BaseException:
     """Return what a failed run raises."""
     if ended.refusal is not None:
         return _first(ended.refusal, outputs)
@@ -83,7 +83,7 @@ def _failure(ended: FedEnded, outputs: Sequence[TaskOutput], *, goes_on: bool) -
     return _first(here[0], outputs)
 
 
-def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
+def _several(failures: Sequence[MapReduceFailure], count: int, outputs: Sequence[TaskOutput]) -> ParallelExecutionError:
     """Return an error with all failures of a level, or the first hundred of them."""
     causes = failures_by_label((failure.task_description, failure.error) for failure in failures)
     error = ParallelExecutionError(tasks_failure(count, count, causes), (), causes, count, len(outputs))
@@ -91,7 +91,7 @@ def _several(failures: Sequence[FedFailure], count: int, outputs: Sequence[TaskO
     return error
 
 
-def _first(failure: FedFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
+def _first(failure: MapReduceFailure, outputs: Sequence[TaskOutput]) -> EnsembleError:
     return task_error(
         failure.error,
         outputs,

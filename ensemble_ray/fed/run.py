@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from ensemble_ray.runs.handle import Run
 
 if TYPE_CHECKING:
+    from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.definition.run_rules import RunOptions
-    from ensemble_ray.fed.item_log import ItemStream
     from ensemble_ray.fed.launcher import MapReduceLauncher
     from ensemble_ray.runs.launching import Resumption
     from ensemble_ray.runs.ports import Runtime

@@ -9,13 +9,16 @@ import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.conductor import Assignment, Report, RunConductor
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import RunOutcome, TaskOrder, TaskResult
-from ensemble_ray.execute.reports import report_of
+from ensemble_ray.execute.reports import Report, report_of
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
@@ -59,20 +62,20 @@ class InlineRun:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         runner = TaskRunner(frame, ports, planned.agents)
-        self._houses = LocalHouses(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        self._houses = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
-        self._conductor: RunConductor[TaskOutput, TaskResult] = RunConductor(
-            run_id=request.run_id,
-            plan=planned.plan,
+        epoch = 0 if owned is None else owned.epoch
+        journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
+        self._tasks: PlannedTasks[TaskOutput, TaskResult] = PlannedTasks(
+            planned.plan,
+            journal,
+            HeldOutputs(),
             header=work.header,
-            journal=self._journal,
-            clock=clock,
-            houses=self,
             earlier=work.preliminary,
-            epoch=0 if owned is None else owned.epoch,
             resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
         )
-        self._reporting: set[asyncio.Task[None]] = set()
+        self._coordinator = Coordinator(journal, self._tasks)
+        self._running: asyncio.Task[PlannedEnd[TaskOutput, TaskResult]]
         self._watching: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
@@ -81,18 +84,15 @@ class InlineRun:
             self._watching = asyncio.get_running_loop().create_task(
                 watch_for_cancel(self._owned, self.run_id, self.cancel)
             )
-            self._watching.add_done_callback(self._reported)
-        try:
-            await self._conductor.start()
-        except Exception as error:  # noqa: BLE001  whatever it is, `wait` raises it
-            if not self._conductor.ended.done():
-                self._conductor.ended.set_exception(error)
+            self._watching.add_done_callback(self._coordinator.break_off_with)
+        self._running = asyncio.get_running_loop().create_task(self._coordinator.run(self._tasks.source, self))
+        await self._coordinator.begun
 
     async def wait(self) -> RunOutcome:
         """Return when the run ended and its record is closed."""
         state = RunState.FAILED
         try:
-            ended = await asyncio.shield(self._conductor.ended)
+            ended = await asyncio.shield(self._running)
             state = ended.state
         except (RecordError, StaleEpochError):
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
@@ -107,9 +107,9 @@ class InlineRun:
 
     async def cancel(self) -> None:
         """Ask the run to end."""
-        await self._conductor.cancel()
+        await self._coordinator.cancel()
 
-    # Houses, as the conductor sees them.
+    # The executor, as the coordinator sees it.
 
     def start(self, assignments: Sequence[Assignment[TaskOutput]]) -> None:
         """Make orders of assignments and run them."""
@@ -139,15 +139,7 @@ class InlineRun:
         )
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
-        job = asyncio.get_running_loop().create_task(self._conductor.report([_report_of(result) for result in results]))
-        self._reporting.add(job)
-        job.add_done_callback(self._reported)
-
-    def _reported(self, job: asyncio.Task[None]) -> None:
-        """A defect in conducting must end the run with its error, not leave it waiting."""
-        self._reporting.discard(job)
-        if not job.cancelled() and (error := job.exception()) is not None and not self._conductor.ended.done():
-            self._conductor.ended.set_exception(error)
+        self._coordinator.deliver([_report_of(result) for result in results])
 
 
 def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:

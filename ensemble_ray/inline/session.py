@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
@@ -48,7 +48,7 @@ class InlineSession:
             spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        self._houses = LocalHouses(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
+        self._houses = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 
     @property
     def most_processes(self) -> int | None:

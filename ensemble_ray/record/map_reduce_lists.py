@@ -14,7 +14,7 @@ from typing import overload
 from ensemble_ray.errors import RecordError
 from ensemble_ray.record.map_reduce_data import DIGEST_DIGITS, map_key, work_of
 from ensemble_ray.record.task_fold import as_number, as_sequence, as_text
-from ensemble_ray.schedule.map_reduce_words import StartReduce
+from ensemble_ray.schedule.instructions import ReduceGroup
 
 __all__ = ["Codes", "RecordedGroups", "RecordedItems"]
 
@@ -143,7 +143,7 @@ class RecordedItems:
         self._digests += value
 
 
-class RecordedGroups(Sequence[StartReduce]):
+class RecordedGroups(Sequence[ReduceGroup]):
     """The recorded groups in their order, each made when it is asked for; the numbers of maps are those of the machine."""
 
     def __init__(self, items: RecordedItems) -> None:
@@ -162,7 +162,7 @@ class RecordedGroups(Sequence[StartReduce]):
         return {level: known.count(1) for level, known in self._known.items()}
 
     @property
-    def final(self) -> StartReduce | None:
+    def final(self) -> ReduceGroup | None:
         """The final reduce, if it is recorded."""
         return None if self._final is None else self[self._final]
 
@@ -196,15 +196,15 @@ class RecordedGroups(Sequence[StartReduce]):
         return len(self._levels)
 
     @overload
-    def __getitem__(self, place: int) -> StartReduce: ...
+    def __getitem__(self, place: int) -> ReduceGroup: ...
     @overload
-    def __getitem__(self, place: slice) -> list[StartReduce]: ...
-    def __getitem__(self, place: int | slice) -> StartReduce | list[StartReduce]:
+    def __getitem__(self, place: slice) -> list[ReduceGroup]: ...
+    def __getitem__(self, place: int | slice) -> ReduceGroup | list[ReduceGroup]:
         if isinstance(place, slice):
             return [self[each] for each in range(*place.indices(len(self)))]
         where = range(len(self))[place]
         inputs = range(self._begins[where], self._begins[where + 1])
-        return StartReduce(
+        return ReduceGroup(
             level=self._levels[where],
             number=self._numbers[where],
             inputs=tuple(map(self._input, inputs)),

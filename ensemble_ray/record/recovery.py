@@ -12,24 +12,15 @@ from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.conductor import Report, Resumed
 from ensemble_ray.execute.exits import recorded_reason
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import failure_of, typed_output
-from ensemble_ray.execute.reports import report_of
+from ensemble_ray.execute.reports import Report, Resumed, report_of
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
 from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
-from ensemble_ray.schedule.stimuli import (
-    CancelRequested,
-    RunStarted,
-    Stimulus,
-    TaskCancelled,
-    TaskCompleted,
-    TaskExited,
-    TaskFailed,
-)
-from ensemble_ray.values.ids import delegating_call
+from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Exited, Stimulus, stimulus_from
+from ensemble_ray.values.ids import delegating_call, key_of
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
@@ -40,10 +31,6 @@ __all__ = ["Recovered", "resumed_inline"]
 
 Output = TypeVar("Output")
 Failure = TypeVar("Failure")
-
-_STIMULI: Mapping[str, Callable[..., Stimulus]] = {
-    kind.__name__: kind for kind in (RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelled, CancelRequested)
-}
 
 
 class Recovered:
@@ -70,7 +57,7 @@ class Recovered:
         self.header = self._fold.header
         forgotten = len(known) if is_resumed else _last_resume(known)
         self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(known, forgotten))
-        told = {each.key: each for group in self.stimuli for each in group if isinstance(each, TaskExited)}
+        told = {key_of(each.instance): each for group in self.stimuli for each in group if isinstance(each, Exited)}
         self._exits = {**_exits(known, forgotten), **told}
         self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
 
@@ -139,7 +126,7 @@ class Recovered:
     def resumed(
         self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskResult], Failure]
     ) -> Resumed[Output, Failure]:
-        """What a conductor needs to go on.
+        """What a coordinator needs to go on.
 
         Args:
             output_of: How an output is held there: made of the task's key and the recorded data.
@@ -188,7 +175,7 @@ class Recovered:
         status: Literal["failed", "exited"],
         at: float,
         error: BaseException | None,
-        exited: TaskExited | None = None,
+        exited: Exited | None = None,
     ) -> TaskResult:
         trace = self._fold.trace_of(fold, state=status)
         return TaskResult(
@@ -209,7 +196,7 @@ class Recovered:
 def resumed_inline(
     recovered: Recovered, output_types: Mapping[str, type[object]] | None = None
 ) -> Resumed[TaskOutput, TaskResult]:
-    """What a conductor in the process of the definition needs: outputs as objects of the types that tasks declare."""
+    """What a coordinator in the process of the definition needs: outputs as objects of the types that tasks declare."""
     types = output_types or {}
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
 
@@ -229,13 +216,13 @@ def _last_resume(facts: Sequence[Fact]) -> int:
     return max(wanted, default=0)
 
 
-def _exits(facts: Sequence[Fact], forgotten: int) -> dict[str, TaskExited]:
+def _exits(facts: Sequence[Fact], forgotten: int) -> dict[str, Exited]:
     """Tasks that recorded that they ended the run, by key; the machine may not have been told."""
-    found: dict[str, TaskExited] = {}
+    found: dict[str, Exited] = {}
     for position, fact in enumerate(facts):
         if fact.kind == "task_exited" and delegating_call(fact.name) is None:
-            key = fact.name.rpartition("#")[0]
-            exited = TaskExited(at=fact.at, key=key, reason=recorded_reason(fact.data))
+            key = key_of(fact.name)
+            exited = Exited(at=fact.at, instance=fact.name, reason=recorded_reason(fact.data))
             if position >= forgotten or not _is_undone(exited):
                 found[key] = exited
     return found
@@ -243,9 +230,9 @@ def _exits(facts: Sequence[Fact], forgotten: int) -> dict[str, TaskExited]:
 
 def _is_undone(stimulus: Stimulus) -> bool:
     """Whether a run that goes on makes up for it: it was cancelled, or had spent its budget (S-DUR-35, S-BUD-6)."""
-    if isinstance(stimulus, TaskExited):
+    if isinstance(stimulus, Exited):
         return stimulus.reason is ExitReason.BUDGET_EXHAUSTED
-    return isinstance(stimulus, CancelRequested | TaskCancelled)
+    return isinstance(stimulus, CancelRequested | Cancelled)
 
 
 def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, ...]]:
@@ -266,11 +253,7 @@ def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, .
 
 
 def _stimulus(fact: Fact) -> Stimulus:
-    kind = _STIMULI.get(as_text(fact.data.get("type")))
-    if kind is None:
-        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
-        raise RecordError(msg)
-    fields = {name: value for name, value in fact.data.items() if name not in {"type", "more"}}
+    fields = {name: value for name, value in fact.data.items() if name != "more"}
     if "reason" in fields or "is_timeout" in fields:  # the latter in earlier records
         fields["reason"] = recorded_reason(fields)
         fields.pop("is_timeout", None)
@@ -280,7 +263,11 @@ def _stimulus(fact: Fact) -> Stimulus:
         msg = f"The record is damaged: stimulus {fact.seq}: its key is not a text"
         raise RecordError(msg)
     try:
-        return kind(**{"at": fact.at, **fields})
+        stimulus = stimulus_from(fact.name, {"at": fact.at, **fields})
     except TypeError as error:
         msg = f"The record is damaged: stimulus {fact.seq}: {error}"
         raise RecordError(msg) from error
+    if stimulus is None:
+        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
+        raise RecordError(msg)
+    return stimulus

@@ -21,26 +21,42 @@ if TYPE_CHECKING:
     from ensemble_ray.values.messages import Fact
     from ensemble_ray.values.metrics import CostConfiguration
 
-__all__ = ["COPIED", "spent_of", "with_account"]
+__all__ = ["COPIED", "SpentTally", "spent_of", "with_account"]
 
 #: Mark of an answer that a fork took over from the run that it was forked from, which paid for it.
 COPIED = "is_copied"
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
-    """What the recorded answers of a run cost."""
-    total = NOTHING
-    #: a run that goes on may note again what was asked before it began
-    seen: set[tuple[str, float]] = set()
-    for fact in facts:
-        if fact.kind != "model" or fact.data.get(COPIED):
-            continue
-        if fact.name.endswith("/synthesis"):
-            if (fact.name, fact.at) in seen:
+    """Return what the recorded answers of a run cost."""
+    tally = SpentTally(costs)
+    tally.take(facts)
+    return tally.total
+
+
+class SpentTally:
+    """Counts what the recorded answers of a run cost, page by page.
+
+    Attributes:
+        total: What those cost that it was given.
+    """
+
+    def __init__(self, costs: CostConfiguration | None) -> None:
+        self.total = NOTHING
+        self._costs = costs
+        #: a run that goes on may note again what was asked before it began
+        self._seen: set[tuple[str, float]] = set()
+
+    def take(self, facts: Iterable[Fact]) -> None:
+        """Count the next facts."""
+        for fact in facts:
+            if fact.kind != "model" or fact.data.get(COPIED):
                 continue
-            seen.add((fact.name, fact.at))
-        total += price(costs, *_tokens(fact.data))
-    return total
+            if fact.name.endswith("/synthesis"):
+                if (fact.name, fact.at) in self._seen:
+                    continue
+                self._seen.add((fact.name, fact.at))
+            self.total += price(self._costs, *_tokens(fact.data))
 
 
 def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:

@@ -34,7 +34,7 @@ from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
-from ensemble_ray.schedule.stimuli import RunStarted, stimulus_fields
+from ensemble_ray.schedule.stimuli import Begun, stimulus_fields
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
 from ensemble_ray.values.messages import ChatResponse, Fact
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
@@ -275,7 +275,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         header |= {"origin": source.place, "overrides": dict(source.overrides)}
     made = {instance_of_fact(fact).rpartition("#")[0] for fact in offer.facts if fact.name.endswith("/synthesis")}
     same = [key for key in made if not reused_differences(offer.recovered.header, header, [key])]
-    started = Fact(run=run_id, kind="stimulus", name="run", at=now, data=stimulus_fields(RunStarted(at=now)))
+    started = Fact(run=run_id, kind="stimulus", name="run", at=now, data=stimulus_fields(Begun(at=now)))
     copies = copied_facts(offer.facts, run_id, offer.plan.reused, made_again=same)
     owned = await offer.store.begin(run_id, origin=str(header.get("origin") or ""))
     try:

@@ -6,31 +6,29 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.loader import load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
-from ensemble_ray.record.progress import Progress, tasks_done
+from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.run_head import RunHead, head_facts, read_head
-from ensemble_ray.record.spent import spent_of
+from ensemble_ray.record.spent import SpentTally
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.runtime import connect
-from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
+from ensemble_ray.values.amounts import Amount, RunBudget
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
     from ensemble_ray.runs.handle import Run
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 
@@ -142,9 +139,9 @@ async def begin_again(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(told, options)
     again = definition.with_options(options)
-    past = await _past(store, found.run_id, again, is_fed=head.is_fed)
+    progress, spent = await tasks_done(store, found.run_id), await _read_spent(store, found.run_id, again)
     if head.state is RunState.BUDGET_EXHAUSTED:
-        check_larger(found.run_id, recorded_budget(told), _budget(again), past.spent)
+        check_larger(found.run_id, recorded_budget(told), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
@@ -157,40 +154,23 @@ async def begin_again(
         is_watched=is_watched,
         resumption=Resumption(
             header=header,
-            answers=past.answers,
-            recorded_tasks=past.progress.done,
-            recorded_items=past.progress.items_done,
+            recorded_tasks=progress.done,
+            recorded_items=progress.items_done,
             is_completed=is_completed,
             submission=SubmissionReason.of_resume(takes_over=take_over),
             allows_changes=allow_changes,
-            spent=past.spent,
+            spent=spent,
         ),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Past:
-    """What a run did until now, as far as it matters before it goes on."""
-
-    answers: Mapping[str, Sequence[Fact]]
-    progress: Progress
-    #: where it has a budget now
-    spent: Amount
-
-
-async def _past(store: RunStore, run_id: str, definition: Runnable, *, is_fed: bool) -> _Past:
-    """What is recorded of a run; of a fed one, whose own reader takes the rest, not more than is counted here."""
-    has_budget, costs = _budget(definition) is not None, definition.cost_configuration
-    done = await tasks_done(store, run_id)
-    calls = store.read(run_id, kinds=("model",))
-    if not is_fed:
-        facts = [fact async for page in calls for fact in page]
-        return _Past(answers_before(facts), done, spent_of(facts, costs) if has_budget else NOTHING)
-    spent = NOTHING
-    if has_budget:
-        async for page in calls:
-            spent += spent_of(page, costs)
-    return _Past({}, done, spent)
+async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amount:
+    """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
+    tally = SpentTally(definition.cost_configuration)
+    if _budget(definition) is not None:
+        async for page in store.read(run_id, kinds=("model",)):
+            tally.take(page)
+    return tally.total
 
 
 def _budget(definition: Runnable) -> RunBudget | None:

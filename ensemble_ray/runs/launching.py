@@ -6,7 +6,7 @@ work: what it is made of, how it is begun, and what came of it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
     from ensemble_ray.runs.run_events import RunEvents
-    from ensemble_ray.values.messages import Fact
     from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
     from ensemble_ray.values.trace import CaptureMode
 
@@ -35,8 +34,6 @@ class Resumption:
 
     #: data of its first fact
     header: Mapping[str, object]
-    #: recorded answers of before scheduling, by effect name, in the order of the calls
-    answers: Mapping[str, Sequence[Fact]]
     #: how many tasks have recorded outputs
     recorded_tasks: int = 0
     #: how many of them are of items of a map-reduce

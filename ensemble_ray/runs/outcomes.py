@@ -9,14 +9,14 @@ from ensemble_ray.execute.orders import RunOutcome, TaskFailure
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.conductor import Conducted
+    from ensemble_ray.coordinator.planned import PlannedEnd
     from ensemble_ray.execute.orders import TaskResult
     from ensemble_ray.values.outputs import TaskOutput
 
 __all__ = ["outcome_of"]
 
 
-def outcome_of(run_id: str, ended: Conducted[TaskOutput, TaskResult]) -> RunOutcome:
+def outcome_of(run_id: str, ended: PlannedEnd[TaskOutput, TaskResult]) -> RunOutcome:
     """Return the outcome of a run whose outputs and failures are objects."""
     is_spent = ended.state is RunState.BUDGET_EXHAUSTED
     return RunOutcome(

@@ -155,10 +155,8 @@ class PlannedLauncher:
         """
         if not needs_synthesis(resolved.tasks):
             return {}
-        resumption = scope.resumption
-        answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
-        if scope.is_named and resumption is None:  # where that run is finished, nobody is asked again
-            answers = answers_before(await scope.store.facts(scope.run_id))
+        # Where a run of that id is on record, nobody is asked again.
+        answers = await _read_answers(scope) if scope.is_named else {}
         if scope.cancelled.is_set():
             return ExitReason.CANCELLED
         if scope.store_address is not None:
@@ -212,6 +210,15 @@ class PlannedLauncher:
             for event in _failed_manager_events(scope.run_id, error):
                 scope.events.emit(event)
             raise failure from error
+
+
+async def _read_answers(scope: RunScope) -> Mapping[str, Sequence[Fact]]:
+    """Return the recorded answers of before scheduling, by effect name, in the order of the calls."""
+    answers: dict[str, list[Fact]] = {}
+    async for page in scope.store.read(scope.run_id, kinds=("model",)):
+        for name, found in answers_before(page).items():
+            answers.setdefault(name, []).extend(found)
+    return answers
 
 
 def _failed_manager_events(run_id: str, cause: BaseException) -> tuple[Event, Event]:

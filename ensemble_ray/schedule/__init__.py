@@ -14,5 +14,5 @@ _MACHINES = {"parallel": ParallelMachine, "hierarchical": HierarchicalMachine}
 
 
 def machine_for(plan: Plan) -> Machine:
-    """The machine of a plan's workflow kind."""
+    """Return the machine of a plan's workflow."""
     return _MACHINES.get(plan.workflow, SequentialMachine)(plan)

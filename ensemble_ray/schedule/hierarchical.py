@@ -1,4 +1,4 @@
-"""Hierarchical workflow, seen from the run: one task, the manager's. Room: schedule.
+"""Hierarchical workflow, seen from the run: one task, the manager's. Package: schedule.
 
 Rules:
 1. The manager's task starts at once; what it delegates is decided in its own task (`hierarchy`).
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from ensemble_ray.plan.plan import HierarchyRules, Plan
 from ensemble_ray.schedule.hierarchy import violations_of
-from ensemble_ray.schedule.instructions import EndRun, Instruction
+from ensemble_ray.schedule.instructions import End, Instruction
 from ensemble_ray.schedule.machine import Machine
-from ensemble_ray.schedule.stimuli import Stimulus, TaskCompleted
+from ensemble_ray.schedule.stimuli import Completed, Stimulus
+from ensemble_ray.values.ids import instance_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 __all__ = ["HierarchicalMachine"]
@@ -28,24 +29,24 @@ class HierarchicalMachine(Machine):
 
     def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         super()._take(stimulus, done)
-        if isinstance(stimulus, TaskCompleted):
+        if isinstance(stimulus, Completed):
             self._has_violations = bool(violations_of(self._rules, stimulus.delegated_roles))
 
     def _begin(self, at: float) -> None:
         for node in self._plan.nodes:
-            self._make_ready(node.key, at)
+            self._make_ready(instance_of(node.key), at)
 
-    def _after_completion(self, key: str, at: float) -> None:
+    def _after_completion(self, instance: str, at: float) -> None:
         """Nothing follows."""
 
-    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+    def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         """Nothing follows."""
 
     def _places(self) -> int:
         return 1
 
-    def _ended(self) -> EndRun:
+    def _ended(self) -> End:
         usual = super()._ended()
         if usual.exit_reason is ExitReason.COMPLETED and self._has_violations:
-            return EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
+            return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
         return usual

@@ -1,4 +1,4 @@
-"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`. Room: schedule.
+"""What a manager may delegate, and when it may stop: the rules behind `delegate_task`. Package: schedule.
 
 Rules:
 1. An attempt is refused by the first check that fails: not allowed, global cap, own cap, stage (S-HIER-71 to S-HIER-74).
@@ -89,7 +89,7 @@ class DelegationEnforcer:
         self._recalled[role] += 1
 
     def completed(self, role: str, description: str) -> None:
-        """A worker succeeded with that text (S-HIER-42)."""
+        """Count a worker that succeeded with that text (S-HIER-42)."""
         key = (role, _normalised(description))
         self._has_progress = self._has_progress or key not in self._done
         self._done[key] += 1
@@ -97,7 +97,7 @@ class DelegationEnforcer:
         self._completed.add(role)
 
     def turn_ended(self) -> bool:
-        """A turn with tool calls is over, all its workers included.
+        """End a turn with tool calls, all its workers included.
 
         Returns:
             Whether so many turns in a row brought no success, or none but of what had been done already, that the
@@ -109,7 +109,7 @@ class DelegationEnforcer:
         return 0 < self._rules.stall_turns <= self._idle_turns
 
     def _refusal(self, role: str, *, is_counted: bool = False) -> str | None:
-        """The first check that fails, in the order of the specification (S-HIER-40)."""
+        """Return the first check that fails, in the order of the specification (S-HIER-40)."""
         rules = self._rules
         if rules.allowed_workers and role not in rules.allowed_workers:
             return f"Agent '{role}' is not in the allowed_workers list"
@@ -125,7 +125,7 @@ class DelegationEnforcer:
         return None
 
     def _open_stage(self, *, before: int) -> int | None:
-        """The first of so many stages that is not complete (S-HIER-43, S-HIER-44)."""
+        """Return the first of so many stages that is not complete (S-HIER-43, S-HIER-44)."""
         for place, stage in enumerate(self._rules.required_stages[: max(0, before)]):
             if not self._completed.issuperset(stage):
                 return place
@@ -134,11 +134,11 @@ class DelegationEnforcer:
     # Telling.
 
     def violations(self) -> tuple[str, ...]:
-        """What is broken if the manager ends here (S-HIER-50)."""
+        """Return what is broken if the manager ends here (S-HIER-50)."""
         return violations_of(self._rules, self._completed)
 
     def repeated(self, role: str, description: str) -> str | None:
-        """A notice when that worker did the same thing in an earlier turn; white space makes no difference.
+        """Return a notice when that worker did the same thing in an earlier turn; white space makes no difference.
 
         The attempt itself is neither refused nor counted.
         """
@@ -153,7 +153,7 @@ class DelegationEnforcer:
         )
 
     def hint(self) -> str:
-        """What can be done now, for a model that was refused; "" when no rule is set."""
+        """Return what can be done now, for a model that was refused; "" when no rule is set."""
         if not rules_text(self._rules):
             return ""
         possible = [self._with_calls_left(role) for role in self._workers if self._refusal(role) is None]
@@ -170,7 +170,7 @@ class DelegationEnforcer:
         return f"{told} {missing}" if missing else told
 
     def reminder(self) -> str | None:
-        """What a manager is told that wants to finish while required workers are missing; given at most once.
+        """Return what a manager is told that wants to finish while required workers are missing; given at most once.
 
         Returns:
             None when nothing is missing, nothing of what is missing can be done under the caps, it was said before, or
@@ -191,7 +191,7 @@ class DelegationEnforcer:
         return " ".join(told)
 
     def _missing(self) -> str:
-        """What is required and not done, and the stage that others wait for; "" when nothing is."""
+        """Return what is required and not done, and the stage that others wait for; "" when nothing is."""
         told = [f"Still required: {_quoted(lacking)}."] if (lacking := self._lacking()) else []
         first = self._open_stage(before=len(self._rules.required_stages) - 1)  # nobody waits for the last one
         return " ".join([*told, *([] if first is None else [self._open_stage_told(first)])])
@@ -246,7 +246,7 @@ class DelegationEnforcer:
 
 
 def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tuple[str, ...]:
-    """A sentence per required worker that never succeeded, in the order of the rules (S-HIER-50)."""
+    """Return a sentence per required worker that never succeeded, in the order of the rules (S-HIER-50)."""
     return tuple(
         f"Required worker '{role}' was not delegated to during this run."
         for role in rules.required_workers
@@ -255,7 +255,7 @@ def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tu
 
 
 def rules_text(rules: HierarchyRules) -> str:
-    """The rules as a model is told them before it asks for anything; "" when none is set."""
+    """Return the rules as a model is told them before it asks for anything; "" when none is set."""
     told: list[str] = []
     if rules.allowed_workers:
         told.append(f"Only these agents may be used: {_quoted(rules.allowed_workers)}.")

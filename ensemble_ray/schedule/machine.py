@@ -1,10 +1,10 @@
-"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Room: schedule.
+"""What all scheduling machines share: the door, the states, the story, cancelling and ending. Package: schedule.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
 2. A cancelled run starts nothing more; it ends when no task runs (S-SET-27).
 3. An early exit starts nothing more, lets running tasks finish and outranks a recorded failure (S-PAR-30).
-4. A stimulus for a task that is resolved already is ignored: a late message of a replaced house changes nothing.
+4. A stimulus for a task that is resolved already is ignored: a late message of a replaced process changes nothing.
 5. The run ends exactly once, when every task is resolved.
 """
 
@@ -15,20 +15,31 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
 from ensemble_ray.schedule.states import TRANSITIONS, InvalidTransitionError, TaskState
 from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
     CancelRequested,
-    RunStarted,
+    Completed,
+    Decided,
+    Evaluated,
+    Exited,
+    Failed,
     Stimulus,
-    TaskCancelled,
-    TaskCompleted,
-    TaskExited,
-    TaskFailed,
 )
+from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-__all__ = ["Machine"]
+__all__ = ["Machine", "end_of"]
+
+
+_STATE_AFTER: Mapping[type[Completed | Failed | Exited | Cancelled], TaskState] = {
+    Completed: TaskState.COMPLETED,
+    Failed: TaskState.FAILED,
+    Exited: TaskState.EXITED,
+    Cancelled: TaskState.CANCELLED,
+}
 
 
 class Machine:
@@ -36,7 +47,7 @@ class Machine:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._states: dict[str, TaskState] = {node.key: TaskState.PENDING for node in plan.nodes}
+        self._states: dict[str, TaskState] = {instance_of(node.key): TaskState.PENDING for node in plan.nodes}
         self._ready: deque[str] = deque()
         self._running: set[str] = set()
         self._open = len(plan.nodes)
@@ -51,27 +62,27 @@ class Machine:
 
     @property
     def states(self) -> Mapping[str, TaskState]:
-        """State of every task by key."""
+        """Return the state of every task, by instance."""
         return self._states
 
     @property
     def running(self) -> tuple[str, ...]:
-        """Keys of tasks that were handed out and have not been reported, in plan order."""
+        """Return the tasks that were handed out and have not been reported, in plan order."""
         return tuple(key for key in self._states if key in self._running)
 
     @property
     def completed(self) -> tuple[str, ...]:
-        """Keys of completed tasks in completion order (S-PAR-14)."""
+        """Return the completed tasks in completion order (S-PAR-14)."""
         return tuple(self._completed)
 
     @property
     def failed(self) -> tuple[str, ...]:
-        """Keys of failed tasks in the order of their failures; the first one counts (S-PAR-23)."""
+        """Return the failed tasks in the order of their failures; the first one counts (S-PAR-23)."""
         return tuple(self._failed)
 
-    def story(self, key: str) -> str:
-        """Everything that happened to a task, oldest first."""
-        return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == key)
+    def story(self, instance: str) -> str:
+        """Return everything that happened to a task, oldest first."""
+        return ", ".join(f"{what} at {at:.3f}" for at, who, what in self._story if who == instance)
 
     # The door.
 
@@ -87,25 +98,33 @@ class Machine:
 
     def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         match stimulus:
-            case RunStarted():
+            case Begun():
                 self._begin(stimulus.at)
-            case TaskCompleted():
-                if self._resolve(stimulus.key, TaskState.COMPLETED, stimulus.at):
-                    self._completed.append(stimulus.key)
-                    self._after_completion(stimulus.key, stimulus.at)
-            case TaskFailed():
-                if self._resolve(stimulus.key, TaskState.FAILED, stimulus.at):
-                    self._failed.append(stimulus.key)
-                    self._after_failure(stimulus.key, stimulus.at, done)
-            case TaskExited():
-                if self._resolve(stimulus.key, TaskState.EXITED, stimulus.at):
-                    self._exit_early(stimulus, done)
-            case TaskCancelled():
-                self._resolve(stimulus.key, TaskState.CANCELLED, stimulus.at)
+            case Completed() | Failed() | Exited() | Cancelled():
+                if self._resolve(stimulus.instance, _STATE_AFTER[type(stimulus)], stimulus.at):
+                    self._follow(stimulus, done)
             case CancelRequested():
                 self._cancel(stimulus.at, done)
+            case Evaluated() | Decided():
+                raise TypeError(f"nothing was asked that {stimulus} answers")
             case _:
                 assert_never(stimulus)
+
+    def _follow(self, end: Completed | Failed | Exited | Cancelled, done: list[Instruction]) -> None:
+        """Do what follows from the end of a task."""
+        match end:
+            case Completed():
+                self._completed.append(end.instance)
+                self._after_completion(end.instance, end.at)
+            case Failed():
+                self._failed.append(end.instance)
+                self._after_failure(end.instance, end.at, done)
+            case Exited():
+                self._exit_early(end, done)
+            case Cancelled():
+                pass
+            case _:
+                assert_never(end)
 
     # What a workflow kind decides.
 
@@ -113,11 +132,11 @@ class Machine:
         """Make ready what can start."""
         raise NotImplementedError
 
-    def _after_completion(self, key: str, at: float) -> None:
+    def _after_completion(self, instance: str, at: float) -> None:
         """Make ready what that completion frees."""
         raise NotImplementedError
 
-    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+    def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         """Skip what that failure forbids."""
         raise NotImplementedError
 
@@ -127,8 +146,8 @@ class Machine:
 
     # What they share.
 
-    def _exit_early(self, stimulus: TaskExited, done: list[Instruction]) -> None:
-        """The first reason wins (S-PAR-30)."""
+    def _exit_early(self, stimulus: Exited, done: list[Instruction]) -> None:
+        """Start nothing more; the first reason wins (S-PAR-30)."""
         self._exit = self._exit or stimulus.reason
         self._abandon(TaskState.SKIPPED, "run ending early", stimulus.at, done)
 
@@ -137,44 +156,44 @@ class Machine:
             return
         self._is_cancelled = True
         self._abandon(TaskState.CANCELLED, "run cancelled", at, done)
-        done.extend(CancelTask(key=key) for key in sorted(self._running))
+        done.extend(Cancel(instance=each) for each in sorted(self._running))
 
-    def _move(self, key: str, after: TaskState, at: float) -> None:
-        before = self._states[key]
+    def _move(self, instance: str, after: TaskState, at: float) -> None:
+        before = self._states[instance]
         if (before, after) not in TRANSITIONS:
-            raise InvalidTransitionError(key, before, after, self.story(key))
-        self._states[key] = after
-        self._story.append((at, key, after.value))
+            raise InvalidTransitionError(key_of(instance), before, after, self.story(instance))
+        self._states[instance] = after
+        self._story.append((at, instance, after.value))
         if after.is_resolved:
             self._open -= 1
 
-    def _make_ready(self, key: str, at: float) -> None:
-        self._move(key, TaskState.READY, at)
-        self._ready.append(key)
+    def _make_ready(self, instance: str, at: float) -> None:
+        self._move(instance, TaskState.READY, at)
+        self._ready.append(instance)
 
-    def _resolve(self, key: str, after: TaskState, at: float) -> bool:
+    def _resolve(self, instance: str, after: TaskState, at: float) -> bool:
         """Resolve a running task; False if it is not running any more (rule 4)."""
-        if key not in self._running:
+        if instance not in self._running:
             return False
-        self._running.remove(key)
-        self._move(key, after, at)
+        self._running.remove(instance)
+        self._move(instance, after, at)
         return True
 
     def _abandon(self, after: TaskState, reason: str, at: float, done: list[Instruction]) -> None:
         """Resolve everything that has not started."""
         self._ready.clear()
-        for key, state in self._states.items():
+        for instance, state in self._states.items():
             if state in {TaskState.PENDING, TaskState.READY}:
-                self._move(key, after, at)
-                done.append(SkipTask(key=key, reason=reason))
+                self._move(instance, after, at)
+                done.append(Skip(instance=instance, reason=reason))
 
     def _start_ready(self, at: float, done: list[Instruction]) -> None:
         places = self._places()
         while self._ready and places > 0:
-            key = self._ready.popleft()
-            self._move(key, TaskState.RUNNING, at)
-            self._running.add(key)
-            done.append(StartTask(key=key))
+            instance = self._ready.popleft()
+            self._move(instance, TaskState.RUNNING, at)
+            self._running.add(instance)
+            done.append(Start(instance=instance))
             places -= 1
 
     def _end_if_resolved(self, done: list[Instruction]) -> None:
@@ -182,17 +201,9 @@ class Machine:
             self._is_ended = True
             done.append(self._ended())
 
-    def _ended(self) -> EndRun:
+    def _ended(self) -> End:
         """How the run ends, now that nothing is open."""
-        if self._is_cancelled:
-            return EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        if self._exit is not None:
-            is_spent = self._exit is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
-            state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
-            return EndRun(state=state, exit_reason=self._exit)
-        if self._failed:
-            return EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
-        return EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+        return end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=bool(self._failed))
 
     # Invariants, for tests and for hunting defects.
 
@@ -207,3 +218,16 @@ class Machine:
         assert self._running == {k for k, s in self._states.items() if s is TaskState.RUNNING}, "running set"  # noqa: S101
         assert set(self._ready) == {k for k, s in self._states.items() if s is TaskState.READY}, "ready queue"  # noqa: S101
         assert self._is_ended == (self._open == 0), "ended exactly when all are resolved"  # noqa: S101
+
+
+def end_of(*, is_cancelled: bool, exit_reason: ExitReason | None, has_failed: bool) -> End:
+    """Return how a run ends: cancelling outranks an early exit, an early exit a failed task (S-PAR-30)."""
+    if is_cancelled:
+        return End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+    if exit_reason is not None:
+        is_spent = exit_reason is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
+        state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
+        return End(state=state, exit_reason=exit_reason)
+    if has_failed:
+        return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
+    return End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)

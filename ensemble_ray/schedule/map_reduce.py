@@ -1,72 +1,86 @@
-"""Map-reduce while it is fed: items are pulled, maps and reduces are made as places become free. Room: schedule.
+"""Map-reduce: items are pulled, maps and reduces are made as places become free. Package: schedule.
 
 Rules:
 1. `handle` is the one door. The same stimuli give the same instructions; no clock, no I/O, no randomness.
-2. Never more works in flight than the window, and never more items pulled ahead than there are places for
+2. Never more tasks in flight than the window, and never more items pulled ahead than there are places for
    (S-MR-121, S-MR-140). A reduce that may start goes before further maps.
 3. Groups follow the order of work: level by level, pipelined, or pipelined in order (`map_reduce_groupers`).
 4. A failed map or reduce is left out, or it ends the run: what runs is stopped, nothing starts any more. The final
    reduce always ends it.
-5. An early exit starts nothing more and lets what runs finish (S-PAR-30). A cancelled run stops what runs. A source
-   that raised does too (S-MR-123). First come, first served, but cancelling outranks all, an early exit a failed work.
-6. A stimulus for a work that is not in flight is ignored: it is late.
-7. The run ends exactly once, when nothing runs and nothing is left to make.
+5. An early exit starts nothing more and lets what runs finish (S-PAR-30). A cancelled run stops what runs. User code
+   that raised does too (S-MR-123). First come, first served, but cancelling outranks all, an early exit a failed task.
+6. A task whose output's tokens are being counted keeps its place; in a run that is ending it is done.
+7. A stimulus for a task that is not in flight is ignored: it is late.
+8. The run ends exactly once, when nothing runs and nothing is left to make.
 
-The machine is told of recorded works like of others, right after it wanted them started (S-MR-161).
+The machine is told of recorded tasks like of others, right after it wanted them started (S-MR-161).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import assert_never
 
-from ensemble_ray.schedule.map_reduce_groupers import grouper_of
-from ensemble_ray.schedule.map_reduce_groups import Group, Groups, Work
-from ensemble_ray.schedule.map_reduce_words import (
-    Begun,
-    CancelRequested,
-    EndFed,
-    Failure,
-    FedInstruction,
-    FedStimulus,
-    Grouping,
-    ItemRefused,
-    ItemsPulled,
-    MapReduceRules,
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    CountTokens,
+    Evaluate,
+    FailureReason,
+    Instruction,
+    MapItem,
+    Place,
     PullItems,
-    SourceFailed,
-    StartMap,
-    StartReduce,
-    StopWork,
-    Tell,
-    TellLeftOut,
-    TellOversized,
-    WorkCancelled,
-    WorkCompleted,
-    WorkExited,
-    WorkFailed,
+    ReduceGroup,
+    Start,
+    Warn,
+    WarnLeftOut,
+    WarnOversized,
 )
-from ensemble_ray.values.outputs import ExitReason, RunState
+from ensemble_ray.schedule.machine import end_of
+from ensemble_ray.schedule.map_reduce_groupers import grouper_of
+from ensemble_ray.schedule.map_reduce_groups import Group, Groups
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.stimuli import (
+    Begun,
+    Cancelled,
+    CancelRequested,
+    Completed,
+    Decided,
+    Evaluated,
+    Exited,
+    Failed,
+    ItemsPulled,
+    Stimulus,
+)
+from ensemble_ray.values.outputs import ExitReason
 
 __all__ = ["MapReduceMachine"]
 
-#: More tokens than any text has: sums of millions of such weights fit 64 bits.
+#: More tokens than any text has: sums of millions of such counts fit 64 bits.
 _MOST_TOKENS = 1 << 40
 
 
 class MapReduceMachine:
-    """A fed run's scheduling state; some ten bytes for an item.
+    """A map-reduce's scheduling state; some ten bytes for an item.
 
     Args:
         rules: What it goes by.
+        name: Gives the instance of a task by what it is made of.
         recorded_groups: Groups of the record in its order, which are made again (S-MR-161).
 
     Raises:
         ValueError: the recorded groups contradict each other or the rules.
     """
 
-    def __init__(self, rules: MapReduceRules, recorded_groups: Iterable[StartReduce] = ()) -> None:
+    def __init__(
+        self,
+        rules: MapReduceRules,
+        name: Callable[[MapItem | ReduceGroup], str],
+        recorded_groups: Iterable[ReduceGroup] = (),
+    ) -> None:
         self._rules = rules
+        self._name = name
         self._groups = Groups(recorded_groups)
         self._grouper = grouper_of(rules, self._groups)
         # Items: those before _next_map were started or refused, those before _pulled are there.
@@ -75,24 +89,26 @@ class MapReduceMachine:
         self._refused: set[int] = set()  # among those not yet passed
         self._asked = 0
         self._is_exhausted = False
-        #: works in flight, in the order in which they started
-        self._running: dict[Work, None] = {}
+        #: places of tasks in flight by instance, in the order in which they started
+        self._running: dict[str, Place] = {}
+        #: those among them whose outputs' tokens are being counted
+        self._counting: set[str] = set()
         self._completed_maps = 0
-        self._final: Work | None = None
+        self._final: Place | None = None
         self._is_final_completed = False
         # How it ends.
         self._is_begun = False
         self._is_stopped = False
         self._is_cancelled = False
         self._exit: ExitReason | None = None
-        self._failure: Failure = ""
+        self._failure: FailureReason = ""
         self._is_ended = False
 
     # What may be asked.
 
     @property
-    def running(self) -> tuple[Work, ...]:
-        """Level and number of the works in flight, in the order in which they started."""
+    def running(self) -> tuple[str, ...]:
+        """Return the tasks in flight, in the order in which they started."""
         return tuple(self._running)
 
     @property
@@ -102,13 +118,13 @@ class MapReduceMachine:
 
     # The door.
 
-    def handle(self, *stimuli: FedStimulus) -> list[FedInstruction]:
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
         """Take facts, give what is to be done now, in order.
 
         Raises:
-            ValueError: a fact that cannot be: items nobody asked for, an item that is not there, a negative weight.
+            ValueError: a fact that cannot be: items nobody asked for, an item that is not there, a negative count.
         """
-        done: list[FedInstruction] = []
+        done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
                 self._take(stimulus, done)
@@ -116,92 +132,107 @@ class MapReduceMachine:
             self._go_on(done)
         return done
 
-    def _take(self, stimulus: FedStimulus, done: list[FedInstruction]) -> None:
+    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         match stimulus:
             case Begun():
                 self._is_begun = True
-            case ItemsPulled():
-                self._add_items(stimulus)
-            case ItemRefused():
-                self._refuse(stimulus.number, done)
-            case SourceFailed():
-                self._fail("source", done)
-            case WorkCompleted() | WorkFailed() | WorkCancelled() | WorkExited():
-                work = (stimulus.level, stimulus.number)
-                if isinstance(stimulus, WorkCompleted) and stimulus.weight_tokens < 0:
-                    raise ValueError(f"weight_tokens must be >= 0, got: {stimulus.weight_tokens}")
-                if work in self._running:  # else it is late (rule 6)
-                    del self._running[work]
-                    self._take_end(work, stimulus, done)
+            case Evaluated():
+                self._take_answer(stimulus, done)
+            case Completed() | Failed() | Cancelled() | Exited():
+                if stimulus.instance in self._running:  # else it is late (rule 7)
+                    self._take_end(stimulus, done)
             case CancelRequested():
                 self._is_cancelled = True
                 self._stop(done)
+            case Decided():
+                raise TypeError(f"nothing waits for {stimulus}")
             case _:
                 assert_never(stimulus)
 
+    def _take_answer(self, stimulus: Evaluated, done: list[Instruction]) -> None:
+        question, answer = stimulus.question, stimulus.answer
+        if isinstance(question, CountTokens):
+            if question.instance in self._counting:  # else the run was ending, and did not wait for it
+                self._complete(question.instance, answer if isinstance(answer, int) else 0)
+        elif isinstance(answer, ItemsPulled):
+            self._add_items(answer, done)
+        if answer is None:
+            self._fail("source", done)
+
     # Items.
 
-    def _add_items(self, stimulus: ItemsPulled) -> None:
+    def _add_items(self, pulled: ItemsPulled, done: list[Instruction]) -> None:
         if self._is_over:
             return  # nobody waits for them any more
-        if not 0 <= stimulus.count <= self._asked:
-            raise ValueError(f"{stimulus.count} items came, {self._asked} were asked for")
+        if not 0 <= pulled.count <= self._asked:
+            raise ValueError(f"{pulled.count} items came, {self._asked} were asked for")
         self._asked = 0
-        self._pulled += stimulus.count
-        self._is_exhausted = stimulus.is_exhausted
+        first, self._pulled = self._pulled, self._pulled + pulled.count
+        self._is_exhausted = pulled.is_exhausted
         self._grouper.know_items(self._pulled, are_all=self._is_exhausted)
-
-    def _refuse(self, number: int, done: list[FedInstruction]) -> None:
-        if (0, number) in self._running:
-            del self._running[0, number]
-            self._lose((0, number), done)
-        elif not self._is_over:
-            if not 0 <= number < self._pulled:
-                raise ValueError(f"item {number} is refused, {self._pulled} were pulled")
-            if number >= self._next_map and number not in self._refused:
+        for number in pulled.refused:
+            if not first <= number < self._pulled:
+                raise ValueError(f"item {number} is refused, {first} to {self._pulled - 1} came")
+            if number not in self._refused and not self._is_over:
                 self._refused.add(number)
-                self._lose((0, number), done)
+                self._lose(self._name(MapItem(number=number)), (0, number), done)
 
     @property
     def _waiting(self) -> int:
         """Items that were pulled and not started."""
         return self._pulled - self._next_map - len(self._refused)
 
-    # Works.
+    # Tasks.
 
-    def _take_end(
-        self, work: Work, end: WorkCompleted | WorkFailed | WorkCancelled | WorkExited, done: list[FedInstruction]
-    ) -> None:
+    def _take_end(self, end: Completed | Failed | Cancelled | Exited, done: list[Instruction]) -> None:
+        instance = end.instance
         match end:
-            case WorkCompleted():
-                self._complete(work, end.weight_tokens)
-            case WorkFailed() | WorkCancelled():  # one that nobody wanted stopped has no output either
-                self._lose(work, done)
-            case WorkExited():
+            case Completed():
+                self._take_output(instance, end.output_tokens, done)
+            case Failed() if end.ends_run:
+                del self._running[instance]
+                self._fail("source", done)
+            case Failed() | Cancelled():  # one that nobody wanted stopped has no output either
+                self._lose(instance, self._running.pop(instance), done)
+            case Exited():
+                del self._running[instance]
                 if self._failure != "source":
                     self._exit = self._exit or end.reason
             case _:
                 assert_never(end)
 
-    def _complete(self, work: Work, weight_tokens: int) -> None:
-        level, number = work
+    def _take_output(self, instance: str, tokens: int | None, done: list[Instruction]) -> None:
+        if tokens is not None and tokens < 0:
+            raise ValueError(f"output_tokens must be >= 0, got: {tokens}")
+        is_final = self._running[instance] == self._final  # it comes together with nothing
+        if tokens is None and not is_final and not self._is_over:
+            self._counting.add(instance)
+            done.append(Evaluate(question=CountTokens(instance=instance)))
+        else:
+            self._complete(instance, tokens or 0)
+
+    def _complete(self, instance: str, tokens: int) -> None:
+        if tokens < 0:
+            raise ValueError(f"tokens of {instance} must be >= 0, got: {tokens}")
+        self._counting.discard(instance)
+        place = level, number = self._running.pop(instance)
         if not level:
             self._completed_maps += 1
-        if work == self._final:
+        if place == self._final:
             self._is_final_completed = True
         elif not self._is_over and self._rules.grouping is not Grouping.NONE:
-            is_by_weight = self._rules.grouping is Grouping.BUDGET
-            self._grouper.completed(level, number, min(weight_tokens, _MOST_TOKENS) if is_by_weight else 1)
+            is_by_tokens = self._rules.grouping is Grouping.BUDGET
+            self._grouper.completed(level, number, min(tokens, _MOST_TOKENS) if is_by_tokens else 1)
 
-    def _lose(self, work: Work, done: list[FedInstruction]) -> None:
-        """A work has no output, and never will have."""
+    def _lose(self, instance: str, place: Place, done: list[Instruction]) -> None:
+        """Note that a task has no output, and never will have."""
         if self._is_over:
             return
-        level, number = work
+        level, number = place
         if self._rules.fails_on_reduce if level else self._rules.fails_on_item:
             self._fail("first", done)
-        elif work != self._final:
-            done.append(TellLeftOut(level=level, number=number))
+        elif place != self._final:
+            done.append(WarnLeftOut(instance=instance))
             if self._rules.grouping is not Grouping.NONE:
                 self._grouper.lost(level, number)
 
@@ -212,34 +243,27 @@ class MapReduceMachine:
         """Whether nothing starts any more."""
         return self._is_cancelled or self._exit is not None or self._failure != ""
 
-    def _fail(self, failure: Failure, done: list[FedInstruction]) -> None:
+    def _fail(self, failure: FailureReason, done: list[Instruction]) -> None:
         if not self._is_over:
             self._failure = failure
             self._stop(done)
 
-    def _stop(self, done: list[FedInstruction]) -> None:
+    def _stop(self, done: list[Instruction]) -> None:
         """Stop what runs, once."""
         if not self._is_stopped:
             self._is_stopped = True
-            done.extend(StopWork(level=level, number=number) for level, number in self._running)
+            for instance in self._counting.copy():
+                self._complete(instance, 0)  # grouped no more
+            done.extend(Cancel(instance=instance) for instance in self._running)
 
-    def _end(self, done: list[FedInstruction]) -> None:
+    def _end(self, done: list[Instruction]) -> None:
         self._is_ended = True
-        if self._is_cancelled:
-            end = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-        elif self._exit is not None:
-            is_spent = self._exit is ExitReason.BUDGET_EXHAUSTED  # more may be done with a larger budget (S-BUD-6)
-            state = RunState.BUDGET_EXHAUSTED if is_spent else RunState.COMPLETED
-            end = EndFed(state=state, exit_reason=self._exit)
-        elif self._failure:
-            end = EndFed(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure=self._failure)
-        else:
-            end = EndFed(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
-        done.append(end)
+        end = end_of(is_cancelled=self._is_cancelled, exit_reason=self._exit, has_failed=self._failure != "")
+        done.append(replace(end, failure=self._failure) if end.exit_reason is ExitReason.ERROR else end)
 
     # Going on.
 
-    def _go_on(self, done: list[FedInstruction]) -> None:
+    def _go_on(self, done: list[Instruction]) -> None:
         if self._is_over:
             if not self._running:
                 self._end(done)
@@ -269,7 +293,7 @@ class MapReduceMachine:
             self._grouper.settle()
             self._failure = "" if len(self._groups) else "level"
 
-    def _start(self, done: list[FedInstruction]) -> None:
+    def _start(self, done: list[Instruction]) -> None:
         while len(self._groups) and len(self._running) < self._rules.window:
             self._start_reduce(self._groups.take(), done)
         while self._next_map < self._pulled:
@@ -277,42 +301,45 @@ class MapReduceMachine:
             if number in self._refused:
                 self._refused.remove(number)
             elif len(self._running) < self._rules.window:
-                self._running[0, number] = None
-                done.append(StartMap(number=number))
+                self._start_task(MapItem(number=number), (0, number), done)
             else:
                 return
             self._next_map += 1
 
-    def _start_reduce(self, group: Group, done: list[FedInstruction]) -> None:
+    def _start_reduce(self, group: Group, done: list[Instruction]) -> None:
         if self._rules.grouping is Grouping.BUDGET and group.weight > self._rules.capacity:
-            self._tell_overweight(group, done)
-        work = (group.level, group.number)
+            self._warn_of_tokens(group, done)
+        place = (group.level, group.number)
         if group.is_final:
-            self._final = work
-        self._running[work] = None
-        done.append(StartReduce(level=group.level, number=group.number, inputs=group.inputs, is_final=group.is_final))
+            self._final = place
+        made = ReduceGroup(level=group.level, number=group.number, inputs=group.inputs, is_final=group.is_final)
+        self._start_task(made, place, done)
 
-    def _tell_overweight(self, group: Group, done: list[FedInstruction]) -> None:
+    def _start_task(self, made_of: MapItem | ReduceGroup, place: Place, done: list[Instruction]) -> None:
+        instance = self._name(made_of)
+        self._running[instance] = place
+        done.append(Start(instance=instance, changes=made_of))
+
+    def _warn_of_tokens(self, group: Group, done: list[Instruction]) -> None:
         cap, budget = self._rules.max_levels, self._rules.capacity
         if group.is_final and cap is not None and group.level > cap:
             done.append(
-                Tell(
+                Warn(
                     text=f"max_reduce_levels {cap} is reached: the outputs have {group.weight} tokens in all, "
                     f"more than the budget of {budget}; the final reduce runs all the same"
                 )
             )
         elif len(group.inputs) == 1:
-            level, number = group.inputs[0]
-            done.append(TellOversized(level=level, number=number, tokens=group.weight))
+            done.append(WarnOversized(output=group.inputs[0], tokens=group.weight))
 
-    def _pull(self, done: list[FedInstruction]) -> None:
+    def _pull(self, done: list[Instruction]) -> None:
         """Ask for as many items as there will be places for; one question at a time."""
         if self._is_exhausted or self._asked:
             return
         places = self._rules.window - len(self._running) - self._waiting - len(self._groups)
         if places > 0:
             self._asked = places
-            done.append(PullItems(count=places))
+            done.append(Evaluate(question=PullItems(count=places)))
 
     # Invariants, for tests and for hunting defects.
 
@@ -323,6 +350,7 @@ class MapReduceMachine:
             AssertionError: one does not hold.
         """
         assert len(self._running) <= self._rules.window, "window"  # noqa: S101  invariants
+        assert self._counting <= self._running.keys(), "only what is in flight is counted"  # noqa: S101
         assert 0 <= self._next_map <= self._pulled, "maps start after their items came"  # noqa: S101
         assert self._waiting >= 0, "refused items are pulled ones"  # noqa: S101
         assert self._waiting + self._asked <= self._rules.window, "never more than the window ahead"  # noqa: S101

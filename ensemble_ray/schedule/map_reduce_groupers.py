@@ -1,4 +1,4 @@
-"""Which outputs come together: three orders of work. Room: schedule.
+"""Which outputs come together: three orders of work. Package: schedule.
 
 In come outputs as they are there or fail; groups are made of them in `Groups`. A grouper is asked to `settle` when
 nothing runs and no items are left: then it makes the groups of the next level or the final one, or nothing when no
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.schedule.map_reduce_groups import Groups, code_of
-from ensemble_ray.schedule.map_reduce_words import Grouping, MapReduceRules
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
 from ensemble_ray.schedule.packing import chunks, first_fit_decreasing
 
 __all__ = ["Grouper", "LevelGrouper", "OrderedGrouper", "PoolGrouper", "grouper_of"]
@@ -130,7 +130,7 @@ class LevelGrouper(Grouper):
             self._groups.lose(self._level, number)  # what is dropped with it is not there when its level ends
 
     def _bins(self, weights: array[int], left: array[int]) -> Iterable[Sequence[int]]:
-        """Groups of places in what is left."""
+        """Return groups of places in what is left."""
         if self._is_by_weight:
             return first_fit_decreasing(array("q", (weights[number] for number in left)), self._capacity)
         return chunks(len(left), self._capacity)
@@ -252,7 +252,7 @@ class OrderedGrouper(Grouper):
         self._advance(level)
 
     def lost(self, level: int, number: int) -> None:
-        """The sequence goes on without it."""
+        """Go on with the sequence without it."""
         self._leave_out(level, number)
         _put(self._sequence(level).weights, number, _LOST)
         self._advance(level)
@@ -345,7 +345,7 @@ class _Arrivals:
 
 
 def grouper_of(rules: MapReduceRules, groups: Groups) -> Grouper:
-    """The grouper for an order of work."""
+    """Return the grouper for an order of work."""
     if not rules.is_pipelined:
         return LevelGrouper(rules, groups)
     return OrderedGrouper(rules, groups) if rules.is_ordered else PoolGrouper(rules, groups)

@@ -1,9 +1,9 @@
-"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Room: schedule.
+"""Groups of outputs that reduces are made of: their numbers, their queue and those of the record. Package: schedule.
 
 In come outputs by level, number and weight; out come groups in the order in which they were made, each once. A group
 that is in the queue is never changed, and no output is ever in two.
 
-A map-reduce has groups of many thousand outputs, and many thousand groups. So a work is one integer here, and
+A map-reduce has groups of many thousand outputs, and many thousand groups. So a place is one integer here, and
 what is kept stands in flat arrays: 8 bytes for each input that waits in the queue, 12 for each input of the record.
 """
 
@@ -13,12 +13,9 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ensemble_ray.schedule.map_reduce_words import StartReduce
+from ensemble_ray.schedule.instructions import Place, ReduceGroup
 
-__all__ = ["Group", "Groups", "Work", "code_of", "work_of"]
-
-#: Level and number of a map or reduce.
-Work = tuple[int, int]
+__all__ = ["Group", "Groups", "code_of", "place_of"]
 
 _NUMBER_BITS = 40
 _NUMBER_MASK = (1 << _NUMBER_BITS) - 1
@@ -32,7 +29,7 @@ def code_of(level: int, number: int) -> int:
     return level << _NUMBER_BITS | number
 
 
-def work_of(code: int) -> Work:
+def place_of(code: int) -> Place:
     """Level and number of such an integer."""
     return code >> _NUMBER_BITS, code & _NUMBER_MASK
 
@@ -43,7 +40,7 @@ class Group:
 
     level: int
     number: int
-    inputs: tuple[Work, ...]
+    inputs: tuple[Place, ...]
     #: of all inputs together
     weight: int
     is_final: bool
@@ -62,7 +59,7 @@ class Groups:
         ValueError: the recorded groups contradict each other.
     """
 
-    def __init__(self, recorded: Iterable[StartReduce] = ()) -> None:
+    def __init__(self, recorded: Iterable[ReduceGroup] = ()) -> None:
         #: groups made, by level, the final one not counted; those of the record count from the start
         self._made: dict[int, int] = {}
         self._final: Group | None = None
@@ -75,7 +72,7 @@ class Groups:
         self._weights = array("q")
         #: by level: group of the record by number of the output
         self._owners: dict[int, array[int]] = {}
-        self._recorded_final: StartReduce | None = None
+        self._recorded_final: ReduceGroup | None = None
         self._is_by_level = True
         #: weights of outputs that the recorded final reduce gets
         self._final_weights: dict[int, int] = {}
@@ -88,7 +85,7 @@ class Groups:
         return len(self._queue) + (self._final is not None)
 
     def made(self, level: int) -> int:
-        """Groups made on that level and to be made because the record has them: their numbers are 0 to that less 1."""
+        """Return the number of groups made on that level and to be made because the record has them: their numbers are 0 to that less 1."""
         return self._made.get(level, 0)
 
     @property
@@ -101,12 +98,12 @@ class Groups:
         """Whether the inputs of every group of the record are of the level below it."""
         return self._is_by_level
 
-    def recorded_inputs(self, level: int) -> Iterator[Work]:
-        """What the groups of the record on that level are made of, group by group."""
+    def recorded_inputs(self, level: int) -> Iterator[Place]:
+        """Return what the groups of the record on that level are made of, group by group."""
         for place, code in enumerate(self._codes):
-            if work_of(code)[0] == level:
+            if place_of(code)[0] == level:
                 for member in self._members[self._starts[place] : self._starts[place + 1]]:
-                    yield work_of(member)
+                    yield place_of(member)
 
     def recorded_items_from(self, number: int) -> Iterator[int]:
         """Numbers of recorded items from that one on."""
@@ -131,7 +128,7 @@ class Groups:
         self._count_down(place)
         return True
 
-    def lose(self, level: int, number: int) -> Work | None:
+    def lose(self, level: int, number: int) -> Place | None:
         """Leave an output that will never be there out of its recorded group.
 
         Returns:
@@ -141,34 +138,34 @@ class Groups:
         if place < 0:
             return None
         self._owners[level][number] = _NO_GROUP
-        return work_of(self._codes[place]) if self._count_down(place) == 0 else None
+        return place_of(self._codes[place]) if self._count_down(place) == 0 else None
 
     def make(self, inputs: Sequence[int], weight: int) -> None:
         """Make a group of outputs, given as codes, one level above the highest of them (S-MR-112)."""
-        level = work_of(max(inputs))[0] + 1
+        level = place_of(max(inputs))[0] + 1
         number = self.made(level)
         self._made[level] = number + 1
         self._queue.put(code_of(level, number), inputs, weight)
 
     def make_final(self, inputs: Sequence[int], weight: int) -> None:
         """Make the final group: what the record has there in its order, then what else is given."""
-        kept = [code_of(*work) for work in self._recorded_final.inputs] if self._recorded_final else []
+        kept = [code_of(*each) for each in self._recorded_final.inputs] if self._recorded_final else []
         kept = [code for code in kept if code in self._final_weights]
-        works = tuple(work_of(code) for code in (*kept, *inputs))
-        if not works:
+        places = tuple(place_of(code) for code in (*kept, *inputs))
+        if not places:
             return
-        level = max(level for level, _ in works) + 1
+        level = max(level for level, _ in places) + 1
         self._final = Group(
             level=level,
             number=self.made(level),
-            inputs=works,
+            inputs=places,
             weight=weight + sum(self._final_weights.values()),
             is_final=True,
         )
         self._final_weights.clear()
 
     def take(self) -> Group:
-        """The oldest group that is made and was not taken."""
+        """Return the oldest group that is made and was not taken."""
         if len(self._queue):
             return self._queue.take()
         final, self._final = self._final, None
@@ -178,7 +175,7 @@ class Groups:
 
     # The record.
 
-    def _remember(self, group: StartReduce) -> None:
+    def _remember(self, group: ReduceGroup) -> None:
         name = f"recorded group {group.level}-{group.number}"
         if self._recorded_final is not None:
             raise ValueError(f"{name} follows the final one")
@@ -201,7 +198,7 @@ class Groups:
             return
         self._made[group.level] = group.number + 1
         self._codes.append(code_of(group.level, group.number))
-        self._members.extend(code_of(*work) for work in group.inputs)
+        self._members.extend(code_of(*each) for each in group.inputs)
         self._starts.append(len(self._members))
         self._missing.append(len(group.inputs))
         self._weights.append(0)
@@ -216,7 +213,7 @@ class Groups:
         if self._missing[place]:
             return None
         members = self._members[self._starts[place] : self._starts[place + 1]]
-        there = [member for member in members if self._owner(*work_of(member)) == place]
+        there = [member for member in members if self._owner(*place_of(member)) == place]
         if there:
             self._queue.put(self._codes[place], there, self._weights[place])
         return len(there)
@@ -256,11 +253,11 @@ class _Queue:
     def take(self) -> Group:
         place, start = self._taken_groups, self._taken_inputs
         end = start + self._counts[place]
-        level, number = work_of(self._codes[place])
+        level, number = place_of(self._codes[place])
         group = Group(
             level=level,
             number=number,
-            inputs=tuple(work_of(code) for code in self._inputs[start:end]),
+            inputs=tuple(place_of(code) for code in self._inputs[start:end]),
             weight=self._weights[place],
             is_final=False,
         )

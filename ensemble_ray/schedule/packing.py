@@ -1,4 +1,4 @@
-"""How a list is cut into groups: by weight or by count. Room: schedule, pure.
+"""How a list is cut into groups: by weight or by count. Package: schedule, pure.
 
 In come weights or a count, out go groups of positions. Nothing is ever dropped: what is too heavy for any group gets
 one of its own, and who asked finds it there.

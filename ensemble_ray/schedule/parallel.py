@@ -1,4 +1,4 @@
-"""Parallel workflow: a DAG over context references. Room: schedule.
+"""Parallel workflow: a DAG over context references. Package: schedule.
 
 Rules:
 1. All roots start at once; a task starts as soon as its last in-plan dependency completed (S-PAR-10, S-PAR-11).
@@ -14,9 +14,10 @@ from __future__ import annotations
 import sys
 
 from ensemble_ray.plan.plan import Plan
-from ensemble_ray.schedule.instructions import Instruction, SkipTask
+from ensemble_ray.schedule.instructions import Instruction, Skip
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.values.ids import instance_of, key_of
 
 __all__ = ["ParallelMachine"]
 
@@ -27,36 +28,36 @@ class ParallelMachine(Machine):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._waits_for: dict[str, int] = {}
-        self._dependents: dict[str, list[str]] = {node.key: [] for node in plan.nodes}
+        self._dependents: dict[str, list[str]] = {instance_of(node.key): [] for node in plan.nodes}
         for node in plan.nodes:
             needed = set(node.context)
-            self._waits_for[node.key] = len(needed)
+            self._waits_for[instance_of(node.key)] = len(needed)
             for key in needed:
-                self._dependents[key].append(node.key)
+                self._dependents[instance_of(key)].append(instance_of(node.key))
 
     def _begin(self, at: float) -> None:
-        for node in self._plan.nodes:
-            if not self._waits_for[node.key]:
-                self._make_ready(node.key, at)
+        for instance, count in self._waits_for.items():
+            if not count:
+                self._make_ready(instance, at)
 
-    def _after_completion(self, key: str, at: float) -> None:
-        for dependent in self._dependents[key]:
+    def _after_completion(self, instance: str, at: float) -> None:
+        for dependent in self._dependents[instance]:
             self._waits_for[dependent] -= 1
             if not self._waits_for[dependent] and self._states[dependent] is TaskState.PENDING:
                 self._make_ready(dependent, at)
 
-    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
+    def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
         if self._plan.error_strategy == "fail_fast":
-            self._abandon(TaskState.SKIPPED, f"task '{key}' failed", at, done)
+            self._abandon(TaskState.SKIPPED, f"task '{key_of(instance)}' failed", at, done)
             return
-        cursed = [key]
-        while cursed:
-            source = cursed.pop()
-            for dependent in self._dependents[source]:
+        blocked = [instance]
+        while blocked:
+            cause = blocked.pop()
+            for dependent in self._dependents[cause]:
                 if self._states[dependent] is TaskState.PENDING:
                     self._move(dependent, TaskState.SKIPPED, at)
-                    done.append(SkipTask(key=dependent, reason=f"context task '{source}' did not complete"))
-                    cursed.append(dependent)
+                    done.append(Skip(instance=dependent, reason=f"context task '{key_of(cause)}' did not complete"))
+                    blocked.append(dependent)
 
     def _places(self) -> int:
         cap = self._plan.max_parallel_tasks

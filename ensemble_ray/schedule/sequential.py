@@ -1,4 +1,4 @@
-"""Sequential workflow: one task at a time, in list order. Room: schedule.
+"""Sequential workflow: one task at a time, in list order. Package: schedule.
 
 Rules:
 1. A task starts only after the previous one ended (S-ENG-10).
@@ -10,6 +10,7 @@ from __future__ import annotations
 from ensemble_ray.schedule.instructions import Instruction
 from ensemble_ray.schedule.machine import Machine
 from ensemble_ray.schedule.states import TaskState
+from ensemble_ray.values.ids import instance_of, key_of
 
 __all__ = ["SequentialMachine"]
 
@@ -20,11 +21,11 @@ class SequentialMachine(Machine):
     def _begin(self, at: float) -> None:
         self._advance(at)
 
-    def _after_completion(self, key: str, at: float) -> None:  # noqa: ARG002  list order decides, not who completed
+    def _after_completion(self, instance: str, at: float) -> None:  # noqa: ARG002  list order decides, not who completed
         self._advance(at)
 
-    def _after_failure(self, key: str, at: float, done: list[Instruction]) -> None:
-        self._abandon(TaskState.SKIPPED, f"task '{key}' failed", at, done)
+    def _after_failure(self, instance: str, at: float, done: list[Instruction]) -> None:
+        self._abandon(TaskState.SKIPPED, f"task '{key_of(instance)}' failed", at, done)
 
     def _places(self) -> int:
         return 0 if self._running else 1
@@ -33,6 +34,6 @@ class SequentialMachine(Machine):
         """Make the next pending task ready, in list order."""
         position = len(self._completed)
         if position < len(self._plan.nodes):
-            key = self._plan.nodes[position].key
-            if self._states[key] is TaskState.PENDING:
-                self._make_ready(key, at)
+            instance = instance_of(self._plan.nodes[position].key)
+            if self._states[instance] is TaskState.PENDING:
+                self._make_ready(instance, at)

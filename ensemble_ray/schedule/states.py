@@ -1,13 +1,13 @@
-"""Task states and the table of their transitions. Room: schedule.
+"""Task states and the table of their transitions. Package: schedule.
 
 Rules:
 1. A task resolves exactly once: completed, failed, exited, skipped or cancelled (S-PAR-12).
 2. What is not in `TRANSITIONS` is a defect: `InvalidTransition` tells the task's whole story.
-3. Everything that decides about states is in this room; the diagram in the architecture page is drawn from the table.
+3. Everything that decides about states is in this package; the diagram in the architecture page is drawn from the table.
 
 `pending`    not all of its dependencies are resolved.
 `ready`      could run; waits for a place under the cap.
-`running`    handed to a house; its result has not come.
+`running`    handed to an executor; its result has not come.
 `completed`  succeeded; its output can be used.
 `failed`     failed; dependents cannot run.
 `exited`     asked to end the run early (S-ENG-59).
@@ -68,5 +68,5 @@ class InvalidTransitionError(RuntimeError):
         self.story = story
 
     def __str__(self) -> str:
-        """The transition and how the task came there."""
+        """Say which transition it was and how the task came there."""
         return f"Task '{self.key}': no transition {self.before} -> {self.after}. Story: {self.story}"

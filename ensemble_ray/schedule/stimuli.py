@@ -1,70 +1,117 @@
-"""Facts told to a scheduling machine, each with its time. Room: schedule. With `instructions`, its only words."""
+"""Facts told to a source, each with its time. Package: schedule. With `instructions`, the only words of every source.
+
+A task is named by its instance, the path of `key#occurrence`. The names of stimuli in records are older than these
+classes and stay: `stimulus_fields` and `stimulus_from` are the one place that knows both.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
+from typing import Literal, Union
 
+from ensemble_ray.schedule.instructions import Question
+from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
 
 __all__ = [
+    "Begun",
     "CancelRequested",
-    "RunStarted",
+    "Cancelled",
+    "Completed",
+    "Decided",
+    "Evaluated",
+    "Exited",
+    "Failed",
+    "ItemsPulled",
     "Stimulus",
-    "TaskCancelled",
-    "TaskCompleted",
-    "TaskExited",
-    "TaskFailed",
     "stimulus_fields",
+    "stimulus_from",
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunStarted:
+class Begun:
     """The run begins."""
 
     at: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCompleted:
-    """A task succeeded. Carries what folds need, not the output itself."""
+class Completed:
+    """A task has its output. Carries what folds and sources need, not the output itself."""
 
     at: float
-    key: str
+    instance: str
     duration_s: float = 0.0
     #: -1: unknown
     total_tokens: int = -1
     tool_call_count: int = 0
     #: of a manager: roles of the workers that gave it something
     delegated_roles: tuple[str, ...] = ()
+    #: tokens of the output where outputs are grouped by them (S-MR-60); None: the user's estimator has to be asked
+    output_tokens: int | None = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFailed:
+class Failed:
     """A task failed; which error class, for the record and for rules that tell them apart."""
 
     at: float
-    key: str
-    error_type: str
+    instance: str
+    error_type: str = ""
     message: str = ""
+    #: whatever the rules say of failures: the user's code raised, or a provider refuses every call (S-MR-106, S-MR-155)
+    ends_run: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskExited:
+class Exited:
     """A task ended the run early: it asked for that (S-ENG-59), or needed more than may be spent (S-BUD-4)."""
 
     at: float
-    key: str
+    instance: str
     reason: ExitReason = ExitReason.USER_EXIT_EARLY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskCancelled:
-    """A running task was stopped because the run was cancelled."""
+class Cancelled:
+    """A running task was stopped."""
 
     at: float
-    key: str
+    instance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ItemsPulled:
+    """The answer to `PullItems`: the next items are there, perhaps fewer than asked for."""
+
+    #: refused ones included
+    count: int
+    #: the source of items has no more
+    is_exhausted: bool
+    #: numbers of items that no task can be made of (S-MR-125): each counts as a failed one
+    refused: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The answer to an `Evaluate`: items, or a number of tokens. None: the user's code raised, and ends the run."""
+
+    at: float
+    question: Question
+    answer: ItemsPulled | int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """The answer to a `Wait`: somebody decided about a gate."""
+
+    at: float
+    gate: str
+    verdict: Literal["approve", "edit", "exit"]
+    #: of an edit: the text that takes the place of the old one
+    text: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +121,51 @@ class CancelRequested:
     at: float
 
 
-Stimulus = Union[RunStarted, TaskCompleted, TaskFailed, TaskExited, TaskCancelled, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+Stimulus = Union[Begun, Completed, Failed, Exited, Cancelled, Evaluated, Decided, CancelRequested]  # noqa: UP007  a name for the union, also at run time
+
+#: What a record calls them, and which of their fields it has. What is not here is not recorded.
+_RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
+    Begun: ("RunStarted", ()),
+    Completed: ("TaskCompleted", ("duration_s", "total_tokens", "tool_call_count", "delegated_roles")),
+    Failed: ("TaskFailed", ("error_type", "message")),
+    Exited: ("TaskExited", ("reason",)),
+    Cancelled: ("TaskCancelled", ()),
+    Decided: ("Decided", ("gate", "verdict", "text")),
+    CancelRequested: ("CancelRequested", ()),
+}
+_BY_NAME: Mapping[str, type[Stimulus]] = {name: kind for kind, (name, _) in _RECORDED.items()}
 
 
 def stimulus_fields(stimulus: Stimulus) -> dict[str, object]:
-    """The stimulus as data for the record: its class name and its fields."""
-    fields = {name: getattr(stimulus, name) for name in type(stimulus).__slots__}
-    if not fields.get("delegated_roles"):  # which only managers have
-        fields.pop("delegated_roles", None)
-    return {"type": type(stimulus).__name__, **fields}
+    """Return the stimulus as data for the record.
+
+    Raises:
+        KeyError: it is none that is recorded.
+    """
+    name, fields = _RECORDED[type(stimulus)]
+    data: dict[str, object] = {"type": name, "at": stimulus.at}
+    if (instance := getattr(stimulus, "instance", "")) != "":
+        data["key"] = key_of(instance)
+    data.update({field: getattr(stimulus, field) for field in fields})
+    if not data.get("delegated_roles"):  # which only managers have
+        data.pop("delegated_roles", None)
+    return data
+
+
+def stimulus_from(name: str, fields: Mapping[str, object]) -> Stimulus | None:
+    """Return the stimulus of recorded data; None where its type is unknown.
+
+    Args:
+        name: Name of the fact: the instance, or the run.
+        fields: Its data, with values of the types that the stimulus has.
+
+    Raises:
+        TypeError: it lacks a field, or has one too many.
+    """
+    kind = _BY_NAME.get(str(fields.get("type")))
+    if kind is None:
+        return None
+    known = {field: value for field, value in fields.items() if field not in {"type", "key"}}
+    if isinstance(key := fields.get("key"), str):
+        known["instance"] = name if key_of(name) == key else instance_of(key)
+    return kind(**known)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError

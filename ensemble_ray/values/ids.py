@@ -17,6 +17,7 @@ __all__ = [
     "delegating_call",
     "effect_name",
     "instance_of",
+    "key_of",
     "new_object_id",
     "new_run_id",
     "task_instance",
@@ -51,6 +52,16 @@ def instance_of(key: str, *, occurrence: int = 0, parent: str = "") -> str:
     """Return the instance of a task key: `parent/key#occurrence`."""
     here = f"{key}#{occurrence}"
     return f"{parent}/{here}" if parent else here
+
+
+def key_of(instance: str) -> str:
+    """Return the key of an instance without its occurrence, with the path before it.
+
+    Example:
+        >>> key_of("facts#0")
+        'facts'
+    """
+    return instance.rpartition("#")[0]
 
 
 def delegated_instance(effect: str) -> str:

@@ -14,7 +14,7 @@ from ensemble_ray.actors.link.wire import Submission, WireReport
 from ensemble_ray.actors.scheduler.planned_run import opening_of, wire_order
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.execute.conductor import Assignment
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.values.ids import instance_of
 

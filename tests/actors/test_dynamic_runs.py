@@ -19,8 +19,8 @@ from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.dynamic_runs import DynamicRuns
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent
 

@@ -17,8 +17,8 @@ from ensemble_ray.actors.link.packing import pack_result, unpack_order
 from ensemble_ray.actors.link.wire import WireOrder, WireReport
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_now

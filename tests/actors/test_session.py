@@ -14,8 +14,8 @@ from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.packing import unpack_output
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireReport
 from ensemble_ray.actors.scheduler.processes import ProcessPool
-from ensemble_ray.execute.conductor import Report
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.epochs import REDISPATCH_STEP

@@ -36,8 +36,8 @@ from ensemble_ray.actors.link.wire import (
     WireReport,
 )
 from ensemble_ray.actors.scheduler.planned_run import wire_order
+from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
-from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel

@@ -22,7 +22,7 @@ from ensemble_ray import (
     ToolCall,
     tool,
 )
-from ensemble_ray.execute.conductor import RunConductor
+from ensemble_ray.coordinator.coordinator import Coordinator
 from tests.scenarios.teams import Marks, agent, call, task
 
 RUN_ID = "dying"
@@ -109,12 +109,12 @@ def answers(*, is_managed: bool = True) -> list[object]:
     ]  # fmt: skip
 
 
-async def _dying(*_: object) -> None:
+def _dying(*_: object) -> None:
     os._exit(DIED)
 
 
 def main(*, is_managed: bool = True, is_reporting: bool = False) -> None:
     """Run it until it dies; `is_reporting`: when the task has recorded its output, before the run hears of it."""
     if is_reporting:
-        setattr(RunConductor, "report", _dying)  # noqa: B010  an assignment to a method is none for type checkers
+        setattr(Coordinator, "deliver", _dying)  # noqa: B010  an assignment to a method is none for type checkers
     team(is_managed=is_managed).run(runtime="inline", run_id=RUN_ID)

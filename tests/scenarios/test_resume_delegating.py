@@ -22,7 +22,7 @@ from ensemble_ray import (
     ValidationError,
     resume,
 )
-from ensemble_ray.execute.conductor import RunConductor
+from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, replay
@@ -141,13 +141,13 @@ def _managed(manager: ScriptedModel, worker: ScriptedModel, **changes: object) -
 @pytest.fixture
 def lost_at_end(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on no run's end comes into its record, until it is called: as if its process had died just before."""
-    usual = getattr(RunConductor, "_end")  # noqa: B009  what a test breaks is not for anybody else
+    usual = PlannedTasks.close
 
     async def lost(*_: object) -> None:
         raise OSError("lost")
 
-    monkeypatch.setattr(RunConductor, "_end", lost)
-    return lambda: monkeypatch.setattr(RunConductor, "_end", usual)
+    monkeypatch.setattr(PlannedTasks, "close", lost)
+    return lambda: monkeypatch.setattr(PlannedTasks, "close", usual)
 
 
 def test_failed_manager_fails_the_run_that_goes_on_with_what_its_workers_gave(

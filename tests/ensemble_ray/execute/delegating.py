@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ensemble_ray.definition import Agent
-from ensemble_ray.execute.local_houses import LocalHouses
+from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.record.journal import MemoryJournal
@@ -49,7 +49,7 @@ def together(
     delegation = DelegationContext(colleagues=colleagues, policies=names, **context)  # type: ignore[arg-type]
     frame = replace(FRAME, delegation=delegation, hierarchy=rules)
     bench = Bench(agents=keyed, known=known, journal=journal, frame=frame, policies=policies)
-    houses = LocalHouses(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
+    houses = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
     assert bench.runner.colleagues is houses
     return bench
 

@@ -1,4 +1,4 @@
-"""What the record gives to a fed run that goes on, or had ended."""
+"""What the record gives to a map-reduce that goes on, or had ended."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from types import ModuleType
 import pytest
 from pydantic import BaseModel
 
-from ensemble_ray.fed.bodies import FedBodies
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.record.map_reduce_data import item_digest, items_fact
 from ensemble_ray.values.messages import Fact
-from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 
 
 class Fruit(BaseModel):
@@ -44,7 +44,7 @@ def failed(index: int) -> Fact:
 
 def test_an_end_counts_that_was_recorded_before_its_item() -> None:
     """S-MR-161, S-SET-39: a task's process commits its end without the driver, which commits the item."""
-    bodies = FedBodies()
+    bodies = MapReduceOutputs()
     record = RecoveredRun(bodies)
     record.take([ended(1), failed(2)])
     assert len(bodies.outputs) == 0
@@ -64,7 +64,7 @@ ITEM = items_fact("r", 1.0, indices=range(1), digests=map(item_digest, range(1))
 
 def test_output_has_its_type_where_the_definition_declares_it() -> None:
     """S-MR-161: the record's name chooses among the types of today's definition."""
-    bodies = FedBodies()
+    bodies = MapReduceOutputs()
     RecoveredRun(bodies, {"fruits.Fruit": Fruit}).take([ITEM, typed("fruits.Fruit")])
 
     assert bodies.output(0, 0).parsed_output == Fruit(name="fig")
@@ -77,7 +77,7 @@ def test_class_that_a_record_names_is_neither_imported_nor_used(monkeypatch: pyt
     loaded = ModuleType("trap_module")
     loaded.Trap = Trap  # type: ignore[attr-defined]  as a module of the program has it
     monkeypatch.setitem(sys.modules, "trap_module", loaded)
-    before, bodies = set(sys.modules), FedBodies()
+    before, bodies = set(sys.modules), MapReduceOutputs()
     RecoveredRun(bodies, {f"{__name__}.Fruit": Fruit}).take([ITEM, typed(kind)])
 
     found = bodies.output(0, 0)

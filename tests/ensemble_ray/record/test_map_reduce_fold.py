@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray.errors import RecordError
 from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome, fails_on_item, refusal_of
-from ensemble_ray.schedule.map_reduce_words import StartReduce
+from ensemble_ray.schedule.instructions import ReduceGroup
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState
 
@@ -55,9 +55,9 @@ def test_groups_are_given_in_their_order() -> None:
         group("reduce-1-0", 1, 0, "map-3", "map-1"), group("reduce-1-1", 1, 1, "map-0"),
         group("reduce-1-0", 1, 0, "map-4"), group(FINAL, 2, 0, "reduce-1-0", "reduce-1-1"),
     )  # fmt: skip
-    first = StartReduce(level=1, number=0, inputs=((0, 3), (0, 1)))
-    last = StartReduce(level=2, number=0, inputs=((1, 0), (1, 1)), is_final=True)
-    assert list(found.groups) == [first, StartReduce(level=1, number=1, inputs=((0, 0),)), last]
+    first = ReduceGroup(level=1, number=0, inputs=((0, 3), (0, 1)))
+    last = ReduceGroup(level=2, number=0, inputs=((1, 0), (1, 1)), is_final=True)
+    assert list(found.groups) == [first, ReduceGroup(level=1, number=1, inputs=((0, 0),)), last]
     assert found.groups.final == last
     assert found.groups[:1] == [first]
     assert len(found.groups) == 3

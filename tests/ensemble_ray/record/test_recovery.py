@@ -11,14 +11,7 @@ from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.rendering import in_json_form
-from ensemble_ray.schedule.stimuli import (
-    CancelRequested,
-    RunStarted,
-    TaskCancelled,
-    TaskCompleted,
-    TaskExited,
-    TaskFailed,
-)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
@@ -48,7 +41,7 @@ def _as_read(facts: list[Fact]) -> list[Fact]:
 def test_machine_is_told_again_what_it_was_told_when_the_run_goes_on() -> None:
     """S-DUR-30: recorded stimuli, in order."""
     facts = _as_read([*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105)])
-    assert Recovered(facts).stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+    assert Recovered(facts).stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
 
 
 def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
@@ -58,38 +51,41 @@ def test_stimuli_stand_in_one_group_when_they_were_told_together() -> None:
         fact("stimulus", "edit#0", 105, type="TaskFailed", at=105.0, key="edit", error_type="E", message="m"),
     ]
     told = Recovered([*begun(READ, EDIT), *pair]).stimuli
-    assert told[1] == (TaskCompleted(at=105, key="read"), TaskFailed(at=105, key="edit", error_type="E", message="m"))
+    assert told[1] == (
+        Completed(at=105, instance="read#0"),
+        Failed(at=105, instance="edit#0", error_type="E", message="m"),
+    )
     torn = Recovered([*begun(READ, EDIT), pair[0]]).stimuli
-    assert torn[1] == (TaskCompleted(at=105, key="read"),)
+    assert torn[1] == (Completed(at=105, instance="read#0"),)
 
 
 def test_cancellation_is_forgotten_when_a_cancelled_run_is_resumed() -> None:
     """S-DUR-35: what was cancelled is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *CANCELLING]
     recovered = Recovered([*facts, ended(108, "cancelled", "cancelled")])
-    assert recovered.stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+    assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
 
 
 def test_cancellation_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-DUR-32: nobody asked for the run to go on."""
     facts = [*begun(READ, EDIT), *CANCELLING]
-    told = (RunStarted(at=100.0),), (CancelRequested(at=106.0),), (TaskCancelled(at=107.0, key="edit"),)
+    told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
     assert Recovered(facts, is_resumed=False).stimuli == told
 
 
 def test_earlier_cancellation_is_forgotten_when_the_scheduler_of_a_resumed_run_is_replaced() -> None:
     """S-DUR-32, S-DUR-35: the one from before the resumption was taken back then."""
     facts = [*begun(READ, EDIT), *CANCELLING, ended(108, "cancelled", "cancelled"), fact("resume", "run", 200)]
-    assert Recovered(facts, is_resumed=False).stimuli == ((RunStarted(at=100.0),),)
+    assert Recovered(facts, is_resumed=False).stimuli == ((Begun(at=100.0),),)
     again = fact("stimulus", "run", 201, type="CancelRequested", at=201.0)
     told = Recovered([*facts, again], is_resumed=False).stimuli
-    assert told == ((RunStarted(at=100.0),), (CancelRequested(at=201.0),))
+    assert told == ((Begun(at=100.0),), (CancelRequested(at=201.0),))
 
 
 def test_cancellation_counts_when_the_scheduler_was_replaced_twice() -> None:
     """S-DUR-32: the first replacement is noted too, and takes nothing back."""
     restarted = fact("resume", "run", 200, is_restart=True)
-    told = (RunStarted(at=100.0),), (CancelRequested(at=106.0),), (TaskCancelled(at=107.0, key="edit"),)
+    told = (Begun(at=100.0),), (CancelRequested(at=106.0),), (Cancelled(at=107.0, instance="edit#0"),)
     assert Recovered([*begun(READ, EDIT), *CANCELLING, restarted], is_resumed=False).stimuli == told
     between = [*begun(READ, EDIT), CANCELLING[0], restarted, *CANCELLING[1:]]
     assert Recovered(between, is_resumed=False).stimuli == told
@@ -105,7 +101,7 @@ def test_spent_budget_is_forgotten_when_the_run_is_resumed() -> None:
     """S-BUD-6: what needed more is done after all; what was done stays done."""
     facts = [*begun(READ, EDIT), *completed("read", output("Read Ray", "x"), 105), *SPENT]
     recovered = Recovered([*facts, ended(108, "budget_exhausted", "budget_exhausted")])
-    assert recovered.stimuli == ((RunStarted(at=100.0),), (TaskCompleted(at=105, key="read"),))
+    assert recovered.stimuli == ((Begun(at=100.0),), (Completed(at=105, instance="read#0"),))
     assert resumed_inline(recovered).reports.keys() == {"read"}
 
 
@@ -113,10 +109,10 @@ def test_spent_budget_counts_when_only_the_scheduler_was_replaced() -> None:
     """S-BUD-4: nobody asked for the run to go on; and one of before a resumption was made up for then."""
     facts = [*begun(READ, EDIT), *SPENT]
     recovered = Recovered(facts, is_resumed=False)
-    assert recovered.stimuli[1:] == ((TaskExited(at=106.0, key="edit", reason=ExitReason.BUDGET_EXHAUSTED),),)
+    assert recovered.stimuli[1:] == ((Exited(at=106.0, instance="edit#0", reason=ExitReason.BUDGET_EXHAUSTED),),)
     assert resumed_inline(recovered).reports["edit"].exit_reason is ExitReason.BUDGET_EXHAUSTED
     resumed = [*facts, ended(108, "budget_exhausted", "budget_exhausted"), fact("resume", "run", 200)]
-    assert Recovered(resumed, is_resumed=False).stimuli == ((RunStarted(at=100.0),),)
+    assert Recovered(resumed, is_resumed=False).stimuli == ((Begun(at=100.0),),)
     assert not resumed_inline(Recovered(resumed, is_resumed=False)).reports
 
 
@@ -124,7 +120,7 @@ def test_early_end_of_an_earlier_record_has_its_reason() -> None:
     """S-DUR-30: they only said whether the time was up."""
     told = fact("stimulus", "edit#0", 106, type="TaskExited", at=106.0, key="edit", is_timeout=True)
     assert Recovered([*begun(READ, EDIT), told]).stimuli[1] == (
-        TaskExited(at=106.0, key="edit", reason=ExitReason.TIMEOUT),
+        Exited(at=106.0, instance="edit#0", reason=ExitReason.TIMEOUT),
     )
     left = fact("task_exited", "edit#0", 106, is_timeout=False)
     report = resumed_inline(Recovered([*begun(READ, EDIT), left])).reports["edit"]
@@ -196,7 +192,7 @@ def test_early_exit_has_its_trace_when_the_run_died_before_its_end() -> None:
     """S-DUR-38: what the task did that asked for the end."""
     exited = fact("stimulus", "read#0", 104, type="TaskExited", at=104.0, key="read", reason="timeout")
     recovered = Recovered([*begun(READ), model("read#0", 0, 102), exited])
-    assert recovered.stimuli[1] == (TaskExited(at=104.0, key="read", reason=ExitReason.TIMEOUT),)
+    assert recovered.stimuli[1] == (Exited(at=104.0, instance="read#0", reason=ExitReason.TIMEOUT),)
     found = recovered.failure("read")
     assert found is not None
     assert (found.status, found.exit_reason) == ("exited", ExitReason.TIMEOUT)
@@ -345,8 +341,8 @@ def test_roles_of_workers_come_back_to_the_machine() -> None:
     """S-DUR-30, S-HIER-50: it decides by them whether a required worker is missing."""
     told = fact("stimulus", "manager#0", 111, type="TaskCompleted", at=111.0, key="manager", delegated_roles=["Editor"])
     (_, (stimulus,)) = Recovered(_managed(in_json_form(told))).stimuli
-    assert isinstance(stimulus, TaskCompleted)
-    assert stimulus == TaskCompleted(at=111.0, key="manager", delegated_roles=("Editor",))
+    assert isinstance(stimulus, Completed)
+    assert stimulus == Completed(at=111.0, instance="manager#0", delegated_roles=("Editor",))
 
 
 def test_damaged_decision_is_told() -> None:

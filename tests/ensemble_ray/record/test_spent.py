@@ -10,7 +10,7 @@ from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.record.run_budget import budget_data, check_larger, options_again, recorded_budget
-from ensemble_ray.record.spent import spent_of, with_account
+from ensemble_ray.record.spent import SpentTally, spent_of, with_account
 from ensemble_ray.values.amounts import Amount, RunBudget
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.metrics import CostConfiguration
@@ -58,6 +58,10 @@ def test_call_that_is_noted_twice_is_counted_once() -> None:
     """S-BUD-9: who goes on notes again what was asked before the run began; several calls of one name are several."""
     facts = [answer("a#0/0/synthesis", at, (1, 1)) for at in (1, 2, 1)]
     assert spent_of(facts, None) == Amount(4)
+    tally = SpentTally(None)
+    for each in facts:  # page by page
+        tally.take([each])
+    assert tally.total == Amount(4)
 
 
 def test_owner_of_a_run_opens_an_account_of_its_own() -> None:

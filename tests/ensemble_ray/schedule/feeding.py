@@ -6,24 +6,21 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import (
-    Begun,
-    EndFed,
-    Failure,
-    FedInstruction,
-    FedStimulus,
-    Grouping,
-    ItemsPulled,
-    MapReduceRules,
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    End,
+    Evaluate,
+    FailureReason,
+    Instruction,
+    MapItem,
     PullItems,
-    StartMap,
-    StartReduce,
-    StopWork,
-    WorkCancelled,
-    WorkCompleted,
-    WorkFailed,
+    ReduceGroup,
+    Start,
+    WarnLeftOut,
 )
+from ensemble_ray.schedule.map_reduce import MapReduceMachine
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 Work = tuple[int, int]
@@ -31,9 +28,75 @@ Work = tuple[int, int]
 Tree = int | tuple["Tree", ...]
 Word = TypeVar("Word")
 
-COMPLETED = EndFed(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
-CANCELLED = EndFed(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+COMPLETED = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+CANCELLED = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
 BEGUN = Begun(at=0.0)
+
+
+def name(work: Work) -> str:
+    """Return the instance of a task."""
+    return f"{work[0]}-{work[1]}#0"
+
+
+def name_of(made_of: MapItem | ReduceGroup) -> str:
+    """Return the instance of a task by what it is made of."""
+    return name((made_of.level if isinstance(made_of, ReduceGroup) else 0, made_of.number))
+
+
+def start_map(number: int) -> Start:
+    """Start the map of an item."""
+    return Start(instance=name((0, number)), changes=MapItem(number=number))
+
+
+def start_reduce(level: int, number: int, *inputs: Work) -> Start:
+    """Start a reduce that is not the final one."""
+    return Start(instance=name((level, number)), changes=ReduceGroup(level=level, number=number, inputs=inputs))
+
+
+def stop(level: int, number: int) -> Cancel:
+    """Stop a task."""
+    return Cancel(instance=name((level, number)))
+
+
+def left_out(level: int, number: int) -> WarnLeftOut:
+    """Warn of a task that is left out."""
+    return WarnLeftOut(instance=name((level, number)))
+
+
+def pull(count: int) -> Evaluate:
+    """Ask for items."""
+    return Evaluate(question=PullItems(count=count))
+
+
+def pulled(count: int, *refused: int, is_exhausted: bool, at: float = 1.0) -> Evaluated:
+    """Give items."""
+    answer = ItemsPulled(count=count, is_exhausted=is_exhausted, refused=refused)
+    return Evaluated(at=at, question=PullItems(count=count), answer=answer)
+
+
+def raised(at: float = 2.0) -> Evaluated:
+    """Let the source of items raise."""
+    return Evaluated(at=at, question=PullItems(count=1), answer=None)
+
+
+def completed(work: Work, tokens: int | None = 0) -> Completed:
+    """Let a task have its output."""
+    return Completed(at=2.0, instance=name(work), output_tokens=tokens)
+
+
+def broken(work: Work) -> Failed:
+    """Let a task fail."""
+    return Failed(at=2.0, instance=name(work))
+
+
+def exited(work: Work, reason: ExitReason) -> Exited:
+    """Let a task end the run early."""
+    return Exited(at=2.0, instance=name(work), reason=reason)
+
+
+def stopped(work: Work) -> Cancelled:
+    """Let a task have been stopped."""
+    return Cancelled(at=3.0, instance=name(work))
 
 
 def by_budget(
@@ -76,14 +139,14 @@ def oldest(running: Sequence[Work]) -> int:
     return 0
 
 
-def failed(failure: Failure) -> EndFed:
+def failed(failure: FailureReason) -> End:
     """How a run ends that failed."""
-    return EndFed(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure=failure)
+    return End(state=RunState.FAILED, exit_reason=ExitReason.ERROR, failure=failure)
 
 
-def final(level: int, *inputs: Work) -> StartReduce:
+def final(level: int, *inputs: Work) -> ReduceGroup:
     """The final reduce, where it is the only one on its level."""
-    return StartReduce(level=level, number=0, inputs=inputs, is_final=True)
+    return ReduceGroup(level=level, number=0, inputs=inputs, is_final=True)
 
 
 def weighing(*tokens: int, reduced: int = 1) -> Callable[[Work], int]:
@@ -103,34 +166,34 @@ class Feed:
 
     rules: MapReduceRules
     items: int
-    recorded: Sequence[StartReduce] = ()
+    recorded: Sequence[ReduceGroup] = ()
     given: int = 0
-    wanted: list[FedInstruction] = field(default_factory=list)
+    wanted: list[Instruction] = field(default_factory=list)
     running: list[Work] = field(default_factory=list)
     asked: int = 0
     most_at_once: int = 0
     ended: list[Work] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.machine = MapReduceMachine(self.rules, self.recorded)
+        self.machine = MapReduceMachine(self.rules, name_of, self.recorded)
 
-    def tell(self, *stimuli: FedStimulus) -> list[FedInstruction]:
+    def tell(self, *stimuli: Stimulus) -> list[Instruction]:
         """Tell the machine, keep what it wants."""
         done = self.machine.handle(*stimuli)
         self.machine.validate()
         for each in done:
             assert not self.ends, "nothing is wanted after the end"
             self.wanted.append(each)
-            if isinstance(each, PullItems):
+            if isinstance(each, Evaluate) and isinstance(each.question, PullItems):
                 assert not self.asked, "one question at a time"
-                self.asked = each.count
-            elif isinstance(each, StartMap):
-                assert each.number < self.given
-                self.running.append((0, each.number))
-            elif isinstance(each, StartReduce):
-                self.running.append((each.level, each.number))
+                self.asked = each.question.count
+            elif isinstance(each, Start) and isinstance(each.changes, MapItem):
+                assert each.changes.number < self.given
+                self.running.append((0, each.changes.number))
+            elif isinstance(each, Start) and isinstance(each.changes, ReduceGroup):
+                self.running.append((each.changes.level, each.changes.number))
         self.most_at_once = max(self.most_at_once, len(self.running))
-        assert tuple(self.running) == self.machine.running
+        assert tuple(map(name, self.running)) == self.machine.running
         return done
 
     def begin(self) -> Feed:
@@ -139,24 +202,24 @@ class Feed:
         self.give()
         return self
 
-    def give(self, most: int | None = None) -> list[FedInstruction]:
+    def give(self, most: int | None = None) -> list[Instruction]:
         """Answer its question for items, whose last ones are told to be the last."""
         count = min(self.asked, self.items - self.given, self.asked if most is None else most)
         self.given += count
         self.asked = 0
-        return self.tell(ItemsPulled(at=1.0, count=count, is_exhausted=self.given == self.items))
+        return self.tell(pulled(count, is_exhausted=self.given == self.items))
 
-    def complete(self, work: Work, tokens: int = 0) -> list[FedInstruction]:
+    def complete(self, work: Work, tokens: int = 0) -> list[Instruction]:
         """One has its output."""
         self.running.remove(work)
         self.ended.append(work)
-        return self.tell(WorkCompleted(at=2.0, level=work[0], number=work[1], weight_tokens=tokens))
+        return self.tell(completed(work, tokens))
 
-    def fail(self, work: Work) -> list[FedInstruction]:
+    def fail(self, work: Work) -> list[Instruction]:
         """One failed."""
         self.running.remove(work)
         self.ended.append(work)
-        return self.tell(WorkFailed(at=2.0, level=work[0], number=work[1]))
+        return self.tell(broken(work))
 
     def play(
         self,
@@ -174,9 +237,9 @@ class Feed:
                 self.give()
                 continue
             work = self.running[choose(self.running)]
-            if StopWork(level=work[0], number=work[1]) in self.wanted:
+            if stop(*work) in self.wanted:
                 self.running.remove(work)
-                self.tell(WorkCancelled(at=3.0, level=work[0], number=work[1]))
+                self.tell(stopped(work))
             elif work in failing:
                 self.fail(work)
             else:
@@ -188,14 +251,14 @@ class Feed:
         return [each for each in self.wanted if isinstance(each, kind)]
 
     @property
-    def reduces(self) -> list[StartReduce]:
+    def reduces(self) -> list[ReduceGroup]:
         """All reduces, in the order of their starts."""
-        return self.all(StartReduce)
+        return [each.changes for each in self.all(Start) if isinstance(each.changes, ReduceGroup)]
 
     @property
-    def ends(self) -> list[EndFed]:
+    def ends(self) -> list[End]:
         """How it ended."""
-        return self.all(EndFed)
+        return self.all(End)
 
     @property
     def tree(self) -> Tree:

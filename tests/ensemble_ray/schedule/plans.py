@@ -6,28 +6,21 @@ from collections.abc import Mapping, Sequence
 
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
 from ensemble_ray.schedule.states import TaskState
-from ensemble_ray.schedule.stimuli import (
-    CancelRequested,
-    RunStarted,
-    Stimulus,
-    TaskCancelled,
-    TaskCompleted,
-    TaskExited,
-    TaskFailed,
-)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
+from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-STARTED = RunStarted(at=0.0)
+STARTED = Begun(at=0.0)
 CANCEL = CancelRequested(at=5.0)
 
-COMPLETED = EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
-FAILED = EndRun(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
-CANCELLED = EndRun(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
-EXITED = EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)
-TIMED_OUT = EndRun(state=RunState.COMPLETED, exit_reason=ExitReason.TIMEOUT)
-OUT_OF_BUDGET = EndRun(state=RunState.BUDGET_EXHAUSTED, exit_reason=ExitReason.BUDGET_EXHAUSTED)
+COMPLETED = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+FAILED = End(state=RunState.FAILED, exit_reason=ExitReason.ERROR)
+CANCELLED = End(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+EXITED = End(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)
+TIMED_OUT = End(state=RunState.COMPLETED, exit_reason=ExitReason.TIMEOUT)
+OUT_OF_BUDGET = End(state=RunState.BUDGET_EXHAUSTED, exit_reason=ExitReason.BUDGET_EXHAUSTED)
 
 
 def plan_of(
@@ -58,39 +51,39 @@ def sequence(*keys: str) -> Plan:
     return plan_of("sequential", dict.fromkeys(keys, ()))
 
 
-def done(key: str, at: float = 1.0) -> TaskCompleted:
+def done(key: str, at: float = 1.0) -> Completed:
     """The task succeeded."""
-    return TaskCompleted(at=at, key=key)
+    return Completed(at=at, instance=instance_of(key))
 
 
-def failed(key: str, at: float = 1.0) -> TaskFailed:
+def failed(key: str, at: float = 1.0) -> Failed:
     """The task failed."""
-    return TaskFailed(at=at, key=key, error_type="ValueError")
+    return Failed(at=at, instance=instance_of(key), error_type="ValueError")
 
 
-def exited(key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> TaskExited:
+def exited(key: str, at: float = 1.0, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Exited:
     """The task asked to end the run."""
-    return TaskExited(at=at, key=key, reason=reason)
+    return Exited(at=at, instance=instance_of(key), reason=reason)
 
 
-def stopped(key: str, at: float = 6.0) -> TaskCancelled:
+def stopped(key: str, at: float = 6.0) -> Cancelled:
     """The task was stopped."""
-    return TaskCancelled(at=at, key=key)
+    return Cancelled(at=at, instance=instance_of(key))
 
 
 def starts(*keys: str) -> list[Instruction]:
     """Start these, in this order."""
-    return [StartTask(key=key) for key in keys]
+    return [Start(instance=instance_of(key)) for key in keys]
 
 
 def skips(reason: str, *keys: str) -> list[Instruction]:
     """Skip these, in this order."""
-    return [SkipTask(key=key, reason=reason) for key in keys]
+    return [Skip(instance=instance_of(key), reason=reason) for key in keys]
 
 
 def cancels(*keys: str) -> list[Instruction]:
     """Stop these, in this order."""
-    return [CancelTask(key=key) for key in keys]
+    return [Cancel(instance=instance_of(key)) for key in keys]
 
 
 class Told:
@@ -107,4 +100,14 @@ class Told:
 
     def states(self, *keys: str) -> list[TaskState]:
         """States of these tasks."""
-        return [self.machine.states[key] for key in keys]
+        return [self.machine.states[instance_of(key)] for key in keys]
+
+    @property
+    def completed(self) -> tuple[str, ...]:
+        """Return the keys of completed tasks, in completion order."""
+        return tuple(key_of(each) for each in self.machine.completed)
+
+    @property
+    def failed(self) -> tuple[str, ...]:
+        """Return the keys of failed tasks, in the order of their failures."""
+        return tuple(key_of(each) for each in self.machine.failed)

@@ -11,7 +11,7 @@ from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.states import InvalidTransitionError, TaskState
-from ensemble_ray.schedule.stimuli import Stimulus, TaskCompleted, TaskExited, stimulus_fields
+from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, stimulus_fields
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
@@ -63,7 +63,7 @@ def test_story_tells_a_task_from_its_beginning(told: Begin) -> None:
     tell = told(sequence("a", "b"))
     tell(done("a", at=1.25))
     tell(failed("b", at=2.5))
-    assert tell.machine.story("b") == "ready at 1.250, running at 1.250, failed at 2.500"
+    assert tell.machine.story("b#0") == "ready at 1.250, running at 1.250, failed at 2.500"
 
 
 def test_story_is_told_when_a_run_is_begun_twice(told: Begin) -> None:
@@ -83,9 +83,9 @@ def test_nothing_changes_when_a_resolved_task_is_reported_again(told: Begin, fir
     """S-PAR-12: the first report counts; a late one of a replaced process changes nothing."""
     tell = told(WIDE)
     tell(first)
-    before = (dict(tell.machine.states), tell.machine.completed, tell.machine.failed, tell.machine.story("a"))
+    before = (dict(tell.machine.states), tell.machine.completed, tell.machine.failed, tell.machine.story("a#0"))
     assert tell(late) == []
-    assert before == (dict(tell.machine.states), tell.machine.completed, tell.machine.failed, tell.machine.story("a"))
+    assert before == (dict(tell.machine.states), tell.machine.completed, tell.machine.failed, tell.machine.story("a#0"))
 
 
 @pytest.mark.parametrize("early", [done("c"), failed("c"), exited("c"), done("nobody")])
@@ -114,7 +114,7 @@ def test_completed_outputs_are_kept_when_a_run_is_cancelled(told: Begin) -> None
     tell(done("a"))
     tell(CANCEL)
     assert tell(done("b"), stopped("c"), stopped("d")) == [CANCELLED]
-    assert tell.machine.completed == ("a", "b")
+    assert tell.completed == ("a", "b")
 
 
 def test_nothing_starts_when_a_task_completes_after_the_cancellation(told: Begin) -> None:
@@ -148,7 +148,7 @@ def test_run_ends_without_error_when_a_task_exits_early(told: Begin, reason: Exi
     tell = told(WIDE)
     assert tell(exited("a", reason=reason)) == skips("run ending early", "c", "d")
     assert tell(done("b")) == [end]
-    assert tell.machine.completed == ("b",)
+    assert tell.completed == ("b",)
 
 
 def test_first_reason_wins_when_two_tasks_exit_early(told: Begin) -> None:
@@ -181,14 +181,14 @@ def test_facts_of_one_step_are_taken_in_order(told: Begin) -> None:
     """S-PAR-14, S-PAR-23: what is started depends on all of them, the order of endings is theirs."""
     tell = told(WIDE)
     assert tell(done("b"), done("a")) == starts("c", "d")
-    assert tell.machine.completed == ("b", "a")
+    assert tell.completed == ("b", "a")
     assert tell(failed("d"), failed("c")) == [FAILED]
-    assert tell.machine.failed == ("d", "c")
+    assert tell.failed == ("d", "c")
 
 
 def test_stimulus_is_data_for_the_record() -> None:
     """Class name and fields, as the record format has them."""
-    assert stimulus_fields(TaskCompleted(at=1.5, key="a", duration_s=0.5, total_tokens=7, tool_call_count=2)) == {
+    assert stimulus_fields(Completed(at=1.5, instance="a#0", duration_s=0.5, total_tokens=7, tool_call_count=2)) == {
         "type": "TaskCompleted",
         "at": 1.5,
         "key": "a",
@@ -197,12 +197,12 @@ def test_stimulus_is_data_for_the_record() -> None:
         "tool_call_count": 2,
     }
     assert stimulus_fields(CANCEL) == {"type": "CancelRequested", "at": 5.0}
-    assert stimulus_fields(TaskExited(at=1.0, key="a", reason=ExitReason.TIMEOUT))["reason"] == "timeout"
+    assert stimulus_fields(Exited(at=1.0, instance="a#0", reason=ExitReason.TIMEOUT))["reason"] == "timeout"
 
 
 def test_invariants_are_watched() -> None:
     """The check of the other tests finds what is wrong."""
     machine = machine_for(sequence("a"))
-    machine._states["a"] = TaskState.RUNNING
+    machine._states["a#0"] = TaskState.RUNNING
     with pytest.raises(AssertionError, match="running set"):
         machine.validate()

@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.schedule import machine_for
-from ensemble_ray.schedule.instructions import CancelTask, EndRun, Instruction, SkipTask, StartTask
+from ensemble_ray.schedule.instructions import Cancel, End, Instruction, Skip, Start
 from ensemble_ray.schedule.states import TaskState
-from ensemble_ray.schedule.stimuli import (
-    CancelRequested,
-    RunStarted,
-    Stimulus,
-    TaskCancelled,
-    TaskCompleted,
-    TaskExited,
-    TaskFailed,
-)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
+from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
 
@@ -44,7 +37,7 @@ class Play:
         self.batches.append(batch)
         instructions = self.told(*batch)
         self.wanted.append(instructions)
-        self.running += [each.key for each in instructions if isinstance(each, StartTask)]
+        self.running += [key_of(each.instance) for each in instructions if isinstance(each, Start)]
         self.most_at_once = max(self.most_at_once, len(self.running))
 
     def resolve(self, key: str, after: TaskState, at: float) -> Stimulus:
@@ -53,11 +46,11 @@ class Play:
         return _fact(key, after, at)
 
     def all(self, kind: type[Instruction]) -> list[str]:
-        return [each.key for step in self.wanted for each in step if isinstance(each, kind)]  # type: ignore[union-attr]  # of tasks
+        return [key_of(each.instance) for step in self.wanted for each in step if isinstance(each, kind)]  # type: ignore[union-attr]  # of tasks
 
     @property
-    def ends(self) -> list[EndRun]:
-        return [each for step in self.wanted for each in step if isinstance(each, EndRun)]
+    def ends(self) -> list[End]:
+        return [each for step in self.wanted for each in step if isinstance(each, End)]
 
     def after(self, *kinds: type[Stimulus]) -> list[Instruction]:
         """What was wanted from the first such fact on."""
@@ -70,13 +63,13 @@ class Play:
 def _fact(key: str, after: TaskState, at: float) -> Stimulus:
     match after:
         case TaskState.COMPLETED:
-            return TaskCompleted(at=at, key=key)
+            return Completed(at=at, instance=instance_of(key))
         case TaskState.FAILED:
-            return TaskFailed(at=at, key=key, error_type="ValueError")
+            return Failed(at=at, instance=instance_of(key), error_type="ValueError")
         case TaskState.EXITED:
-            return TaskExited(at=at, key=key, reason=_REASONS[int(key) % len(_REASONS)])
+            return Exited(at=at, instance=instance_of(key), reason=_REASONS[int(key) % len(_REASONS)])
         case _:
-            return TaskCancelled(at=at, key=key)
+            return Cancelled(at=at, instance=instance_of(key))
 
 
 @st.composite
@@ -102,7 +95,7 @@ def play_to_its_end(
 ) -> Play:
     """Let running tasks end, some together, until none runs; perhaps somebody cancels."""
     play = Play(plan=plan, told=Told(plan))
-    play.tell(RunStarted(at=0.0))
+    play.tell(Begun(at=0.0))
     is_cancelled = False
     at = 0.0
     while play.running:
@@ -137,10 +130,10 @@ def test_every_task_resolves_once_and_the_run_ends_once(play: Play) -> None:
     assert all(state.is_resolved for state in play.told.machine.states.values())
     assert len(play.ends) == 1
     assert play.wanted[-1][-1] is play.ends[0]
-    resolved = [*play.all(StartTask), *play.all(SkipTask)]
+    resolved = [*play.all(Start), *play.all(Skip)]
     assert sorted(resolved) == sorted(node.key for node in play.plan.nodes)
     for key, state in play.outcomes.items():
-        assert play.told.machine.states[key] is state
+        assert play.told.machine.states[instance_of(key)] is state
 
 
 @SEEDED
@@ -160,17 +153,17 @@ def test_no_task_starts_before_its_context_is_completed(play: Play) -> None:
     completed: set[str] = set()
     context = {node.key: set(node.context) for node in play.plan.nodes}
     for batch, instructions in zip(play.batches, play.wanted, strict=True):
-        completed |= {each.key for each in batch if isinstance(each, TaskCompleted)}
-        assert all(context[each.key] <= completed for each in instructions if isinstance(each, StartTask))
+        completed |= {key_of(each.instance) for each in batch if isinstance(each, Completed)}
+        assert all(context[key_of(each.instance)] <= completed for each in instructions if isinstance(each, Start))
 
 
 @SEEDED
 @given(plays())
 def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> None:
     """S-SET-27, S-PAR-30, S-BUD-4: and the run's end says so, the cancellation before the exit, the exit before a failure."""
-    assert not [each for each in play.after(CancelRequested, TaskExited) if isinstance(each, StartTask)]
+    assert not [each for each in play.after(CancelRequested, Exited) if isinstance(each, Start)]
     facts = [each for batch in play.batches for each in batch]
-    exits = [each for each in facts if isinstance(each, TaskExited)]
+    exits = [each for each in facts if isinstance(each, Exited)]
     end = play.ends[0]
     if any(isinstance(each, CancelRequested) for each in facts):
         assert (end.state, end.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
@@ -186,16 +179,16 @@ def test_nothing_starts_after_a_cancellation_or_an_early_exit(play: Play) -> Non
 @given(plays())
 def test_only_what_runs_is_stopped(play: Play) -> None:
     """S-SET-27: each once."""
-    stopped = play.all(CancelTask)
+    stopped = play.all(Cancel)
     assert len(stopped) == len(set(stopped))
-    assert set(stopped) <= set(play.all(StartTask))
+    assert set(stopped) <= set(play.all(Start))
 
 
 @SEEDED
 @given(uncancelled("fail_fast"))
 def test_fail_fast_starts_nothing_after_a_failure(play: Play) -> None:
     """S-PAR-21: and what runs then is left to finish."""
-    assert not [each for each in play.after(TaskFailed) if isinstance(each, StartTask | CancelTask)]
+    assert not [each for each in play.after(Failed) if isinstance(each, Start | Cancel)]
 
 
 @SEEDED
@@ -207,7 +200,7 @@ def test_continue_on_error_skips_exactly_the_transitive_dependents(play: Play) -
     for node in play.plan.nodes:  # context tasks stand before their dependents here
         if not (cursed | expected).isdisjoint(node.context):
             expected.add(node.key)
-    assert set(play.all(SkipTask)) == expected
+    assert set(play.all(Skip)) == expected
     assert set(play.outcomes) == {node.key for node in play.plan.nodes} - expected
 
 
@@ -227,7 +220,7 @@ def test_late_messages_change_nothing(play: Play, data: st.DataObject) -> None:
     known: set[str] = set()
     for batch, instructions in zip(play.batches, play.wanted, strict=True):
         assert again(*batch) == instructions
-        known |= {each.key for each in batch if not isinstance(each, RunStarted | CancelRequested)}
+        known |= {key_of(each.instance) for each in batch if not isinstance(each, Begun | CancelRequested)}
         late = data.draw(st.sets(st.sampled_from(sorted(known)), max_size=2)) if known else set[str]()
         for key in sorted(late):
             state = data.draw(st.sampled_from([*WAYS, TaskState.CANCELLED]))
@@ -245,6 +238,6 @@ def test_order_of_reports_in_one_step_does_not_change_what_is_resolved(plan: Pla
     facts: list[Stimulus] = [done(key) if number % 2 else failed(key) for number, key in enumerate(roots)]
     forwards, backwards = Told(uncapped), Told(uncapped)
     for tell, order in ((forwards, facts), (backwards, facts[::-1])):
-        tell(RunStarted(at=0.0))
+        tell(Begun(at=0.0))
         tell(*order)
     assert forwards.machine.states == backwards.machine.states

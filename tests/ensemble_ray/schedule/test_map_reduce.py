@@ -9,17 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
+from ensemble_ray.schedule.instructions import Evaluate, MapItem, PullItems, ReduceGroup, Start, Warn, WarnOversized
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import (
-    ItemsPulled,
-    MapReduceRules,
-    PullItems,
-    StartMap,
-    StartReduce,
-    Tell,
-    TellOversized,
-    WorkCompleted,
-)
+from ensemble_ray.schedule.map_reduce_rules import MapReduceRules
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,
     COMPLETED,
@@ -27,7 +19,10 @@ from tests.ensemble_ray.schedule.feeding import (
     Work,
     by_budget,
     by_chunk,
+    completed,
     final,
+    name_of,
+    pulled,
     weighing,
 )
 
@@ -93,11 +88,11 @@ def test_bins_are_reduced_until_the_sum_fits_when_it_does_not() -> None:
     )
 
     assert run.reduces == [
-        StartReduce(level=1, number=0, inputs=((0, 3), (0, 0))),
-        StartReduce(level=1, number=1, inputs=((0, 1), (0, 2), (0, 4))),
+        ReduceGroup(level=1, number=0, inputs=((0, 3), (0, 0))),
+        ReduceGroup(level=1, number=1, inputs=((0, 1), (0, 2), (0, 4))),
         final(2, (1, 0), (1, 1)),
     ]
-    assert run.all(Tell) == []
+    assert run.all(Warn) == []
 
 
 def test_no_reduce_starts_when_a_map_of_its_level_runs() -> None:
@@ -119,7 +114,7 @@ def test_final_reduce_runs_with_a_warning_when_levels_are_at_the_cap() -> None:
     run = Feed(rules=by_budget(100, max_levels=1), items=3).play(weighing(60, 60, 60, reduced=77))
 
     assert [(each.level, each.is_final) for each in run.reduces] == [(1, False)] * 3 + [(2, True)]
-    (warning,) = run.all(Tell)
+    (warning,) = run.all(Warn)
     assert all(number in warning.text for number in (" 1 ", " 231 ", " 100;"))
     assert run.ends == [COMPLETED]
 
@@ -129,8 +124,8 @@ def test_oversized_output_is_reduced_up_to_the_cap_when_it_stays_so() -> None:
     run = Feed(rules=by_budget(100, max_levels=3), items=1).play(lambda work: 101 + work[0])
 
     assert [each.level for each in run.reduces] == [1, 2, 3, 4]
-    assert run.all(TellOversized) == [TellOversized(level=n, number=0, tokens=101 + n) for n in range(3)]
-    assert len(run.all(Tell)) == 1
+    assert run.all(WarnOversized) == [WarnOversized(output=(n, 0), tokens=101 + n) for n in range(3)]
+    assert len(run.all(Warn)) == 1
 
 
 def test_oversized_output_goes_on_like_others_when_its_reduce_is_small() -> None:
@@ -139,7 +134,7 @@ def test_oversized_output_goes_on_like_others_when_its_reduce_is_small() -> None
 
     assert run.reduces[0].inputs == ((0, 0),)
     assert run.tree == ((0,), (1, 2))
-    assert run.all(TellOversized) == [TellOversized(level=0, number=0, tokens=150)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150)]
 
 
 # Pipelined.
@@ -154,7 +149,7 @@ def test_reduce_starts_while_maps_run_when_the_pool_is_full() -> None:
 
     run.complete((0, 2))
 
-    assert run.reduces == [StartReduce(level=1, number=0, inputs=((0, 3), (0, 1)))]
+    assert run.reduces == [ReduceGroup(level=1, number=0, inputs=((0, 3), (0, 1)))]
     assert (0, 0) in run.running
 
 
@@ -165,12 +160,12 @@ def test_reduce_is_one_level_above_its_highest_input_when_levels_mix() -> None:
     run.give()
     run.complete((0, 1))
     run.complete((0, 2))
-    assert run.reduces == [StartReduce(level=1, number=0, inputs=((0, 0), (0, 1)))]
+    assert run.reduces == [ReduceGroup(level=1, number=0, inputs=((0, 0), (0, 1)))]
     run.complete((1, 0))
 
     run.complete((0, 3))
 
-    assert run.reduces[1:] == [StartReduce(level=2, number=0, inputs=((1, 0), (0, 2)))]
+    assert run.reduces[1:] == [ReduceGroup(level=2, number=0, inputs=((1, 0), (0, 2)))]
     run.complete((2, 0))
     assert run.reduces[2:] == [final(3, (0, 3), (2, 0))]
     run.complete((3, 0))
@@ -193,7 +188,7 @@ def test_growing_outputs_end_at_the_cap_when_pipelined(is_ordered: bool) -> None
     assert run.ends == [COMPLETED]
     assert max(each.level for each in run.reduces) == 4
     assert {3} <= {level for level, _ in run.reduces[-1].inputs} <= ({3} if is_ordered else {0, 1, 2, 3})
-    assert len(run.all(Tell)) == 1
+    assert len(run.all(Warn)) == 1
 
 
 def test_oversized_output_has_its_own_group_when_pipelined() -> None:
@@ -204,7 +199,7 @@ def test_oversized_output_has_its_own_group_when_pipelined() -> None:
     run.complete((0, 1), 101)
 
     assert [each.inputs for each in run.reduces] == [((0, 1),)]
-    assert run.all(TellOversized) == [TellOversized(level=0, number=1, tokens=101)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 1), tokens=101)]
 
 
 def test_groups_follow_the_items_when_ordered() -> None:
@@ -228,7 +223,7 @@ def test_one_group_is_final_when_an_ordered_level_is_complete() -> None:
     run = Feed(rules=by_budget(100, is_pipelined=True, is_ordered=True), items=1).play(weighing(150))
 
     assert run.reduces == [final(1, (0, 0))]
-    assert run.all(TellOversized) == [TellOversized(level=0, number=0, tokens=150)]
+    assert run.all(WarnOversized) == [WarnOversized(output=(0, 0), tokens=150)]
 
 
 # Size.
@@ -240,7 +235,7 @@ def test_machine_is_small_when_items_are_many(rules: Callable[..., MapReduceRule
     """S-MR-132: between any two calls it keeps at most 40 bytes for an item."""
     items = 800
     chance = random.Random(7)  # noqa: S311  a seeded order
-    machine = MapReduceMachine(rules(20, window=4, **order))
+    machine = MapReduceMachine(rules(20, window=4, **order), name_of)
     running: list[Work] = []
     given = steps = most = 0
     gc.collect()
@@ -249,18 +244,19 @@ def test_machine_is_small_when_items_are_many(rules: Callable[..., MapReduceRule
         wanted = machine.handle(BEGUN)
         while not machine.is_ended:
             for each in wanted:
-                if isinstance(each, StartMap):
-                    running.append((0, each.number))
-                elif isinstance(each, StartReduce):
-                    running.append((each.level, each.number))
-            pulls = [each.count for each in wanted if isinstance(each, PullItems)]
+                if isinstance(each, Start) and isinstance(each.changes, MapItem):
+                    running.append((0, each.changes.number))
+                elif isinstance(each, Start) and isinstance(each.changes, ReduceGroup):
+                    running.append((each.changes.level, each.changes.number))
+            questions = [each.question for each in wanted if isinstance(each, Evaluate)]
+            pulls = [each.count for each in questions if isinstance(each, PullItems)]
             if pulls:
                 count = min(pulls[0], items - given)
                 given += count
-                wanted = machine.handle(ItemsPulled(at=0.0, count=count, is_exhausted=given == items))
+                wanted = machine.handle(pulled(count, is_exhausted=given == items))
             else:
                 level, number = running.pop(chance.randrange(len(running)) if running[0] != (0, 0) else -1)
-                wanted = machine.handle(WorkCompleted(at=0.0, level=level, number=number, weight_tokens=4))
+                wanted = machine.handle(completed((level, number), 4))
             steps += 1
             if steps % 20 == 0 or len(wanted) > 1:
                 most = max(most, tracemalloc.get_traced_memory()[0])

@@ -6,36 +6,32 @@ from collections.abc import Callable
 
 import pytest
 
+from ensemble_ray.schedule.instructions import End, WarnLeftOut
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import (
-    CancelRequested,
-    EndFed,
-    FedStimulus,
-    Grouping,
-    ItemRefused,
-    ItemsPulled,
-    MapReduceRules,
-    PullItems,
-    SourceFailed,
-    StartMap,
-    StartReduce,
-    StopWork,
-    TellLeftOut,
-    WorkCancelled,
-    WorkCompleted,
-    WorkExited,
-    WorkFailed,
-)
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.stimuli import CancelRequested, Stimulus
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.schedule.feeding import (
     BEGUN,
     CANCELLED,
     COMPLETED,
     Feed,
+    broken,
     by_budget,
     by_chunk,
+    completed,
+    exited,
     failed,
+    left_out,
     maps_only,
+    name_of,
+    pull,
+    pulled,
+    raised,
+    start_map,
+    start_reduce,
+    stop,
+    stopped,
     weighing,
 )
 
@@ -45,10 +41,10 @@ from tests.ensemble_ray.schedule.feeding import (
 def test_items_are_pulled_for_free_places_when_works_end() -> None:
     """S-MR-121, S-MR-140, S-SET-21: one question at a time, for as many as may start."""
     run = Feed(rules=maps_only(window=3), items=9)
-    assert run.tell(BEGUN) == [PullItems(count=3)]
-    assert run.give(most=2) == [StartMap(number=0), StartMap(number=1), PullItems(count=1)]
+    assert run.tell(BEGUN) == [pull(3)]
+    assert run.give(most=2) == [start_map(0), start_map(1), pull(1)]
     assert run.complete((0, 0)) == []  # the question is open
-    assert run.give() == [StartMap(number=2), PullItems(count=1)]
+    assert run.give() == [start_map(2), pull(1)]
 
 
 def test_reduces_go_first_when_items_wait_too() -> None:
@@ -63,8 +59,8 @@ def test_reduces_go_first_when_items_wait_too() -> None:
     assert run.asked == 1
 
     done = run.complete((0, 2))
-    assert done == [StartReduce(level=1, number=0, inputs=((0, 0), (0, 1)))]
-    assert run.give() == [StartMap(number=3)]
+    assert done == [start_reduce(1, 0, (0, 0), (0, 1))]
+    assert run.give() == [start_map(3)]
 
 
 def test_reduces_wait_for_places_when_a_level_is_wide() -> None:
@@ -77,11 +73,11 @@ def test_reduces_wait_for_places_when_a_level_is_wide() -> None:
 
 def test_more_items_are_refused_when_fewer_were_asked_for() -> None:
     """S-MR-121."""
-    machine = MapReduceMachine(maps_only(window=3))
+    machine = MapReduceMachine(maps_only(window=3), name_of)
     machine.handle(BEGUN)
 
     with pytest.raises(ValueError, match="4 items came, 3 were asked for"):
-        machine.handle(ItemsPulled(at=1.0, count=4, is_exhausted=False))
+        machine.handle(pulled(4, is_exhausted=False))
 
 
 # Failures.
@@ -98,7 +94,7 @@ def test_others_go_on_when_a_map_is_left_out(order: dict[str, bool]) -> None:
     """S-MR-101, S-MR-114, S-MR-150."""
     run = Feed(rules=by_chunk(2, **order), items=5).play(failing={(0, 1)})
 
-    assert run.all(TellLeftOut) == [TellLeftOut(level=0, number=1)]
+    assert run.all(WarnLeftOut) == [left_out(0, 1)]
     assert run.tree == ((0, 2), (3, 4))
     assert run.ends == [COMPLETED]
 
@@ -117,13 +113,13 @@ def test_what_runs_is_stopped_when_the_first_map_fails() -> None:
     run = Feed(rules=by_chunk(2, fails=True, is_pipelined=True), items=9).begin()
     run.complete((0, 3))
 
-    assert run.fail((0, 1)) == [StopWork(level=0, number=0), StopWork(level=0, number=2)]
+    assert run.fail((0, 1)) == [stop(0, 0), stop(0, 2)]
 
     assert run.give() == []
     assert run.complete((0, 0)) == []
     assert run.tell(CancelRequested(at=4.0)) == []  # none is stopped twice
     run.running.remove((0, 2))
-    assert run.tell(WorkCancelled(at=4.0, level=0, number=2)) == [CANCELLED]
+    assert run.tell(stopped((0, 2))) == [CANCELLED]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -148,7 +144,7 @@ def test_level_ends_the_run_when_none_of_its_reduces_is_left(order: dict[str, bo
     assert none_left.ends == [failed("level")]
     assert one_left.ends == [COMPLETED]
     assert one_left.tree == ((4, 5),)
-    assert one_left.all(TellLeftOut) == [TellLeftOut(level=1, number=0), TellLeftOut(level=1, number=1)]
+    assert one_left.all(WarnLeftOut) == [left_out(1, 0), left_out(1, 1)]
 
 
 def test_pool_ends_the_run_when_nothing_is_left_in_it() -> None:
@@ -167,7 +163,7 @@ def test_reduce_failure_stops_the_run_when_reduces_must_not_fail() -> None:
         if run.asked:
             run.give()
 
-    assert run.fail((1, 1)) == [StopWork(level=1, number=0), StopWork(level=1, number=2)]
+    assert run.fail((1, 1)) == [stop(1, 0), stop(1, 2)]
 
 
 def test_refused_items_count_as_failed_when_they_come() -> None:
@@ -177,25 +173,24 @@ def test_refused_items_count_as_failed_when_they_come() -> None:
     run.given = 4
     run.asked = 0
 
-    done = run.tell(
-        ItemsPulled(at=1.0, count=4, is_exhausted=True),
-        ItemRefused(at=1.0, number=1),
-        ItemRefused(at=1.0, number=3),
-        ItemRefused(at=1.0, number=3),
-    )
+    done = run.tell(pulled(4, 1, 3, 3, is_exhausted=True))
 
-    assert done == [*(TellLeftOut(level=0, number=n) for n in (1, 3)), StartMap(number=0), StartMap(number=2)]
+    assert done == [*(left_out(0, n) for n in (1, 3)), start_map(0), start_map(2)]
     assert run.play().tree == (0, 2)
 
 
 def test_refused_item_ends_the_run_when_items_must_not_fail() -> None:
-    """S-MR-125, S-MR-150; one whose map runs is no different, one that is not there cannot be."""
-    run = Feed(rules=by_chunk(2, fails=True), items=4).begin()
-    with pytest.raises(ValueError, match="item 4 is refused, 4 were pulled"):
-        run.machine.handle(ItemRefused(at=1.0, number=4))
+    """S-MR-125, S-MR-150; one that is not there cannot be refused."""
+    run = Feed(rules=by_chunk(2, fails=True, window=6), items=9).begin()
+    run.complete((0, 0))
+    run.complete((0, 1))
+    with pytest.raises(ValueError, match="item 8 is refused, 6 to 6 came"):
+        run.machine.handle(pulled(1, 8, is_exhausted=False))
 
-    run.running.remove((0, 2))
-    assert run.tell(ItemRefused(at=1.0, number=2)) == [StopWork(level=0, number=n) for n in (0, 1, 3)]
+    again = Feed(rules=by_chunk(2, fails=True, window=6), items=9).begin()
+    again.complete((0, 0))
+    again.given += 1
+    assert again.tell(pulled(1, 6, is_exhausted=False)) == [stop(0, n) for n in range(1, 6)]
 
 
 # Ends from outside.
@@ -214,13 +209,13 @@ def test_what_runs_finishes_when_one_exits_early(reason: ExitReason, state: RunS
     run = Feed(rules=by_chunk(2, fails=True, is_pipelined=True), items=9).begin()
     run.complete((0, 0))
     run.running.remove((0, 1))
-    assert run.tell(WorkExited(at=2.0, level=0, number=1, reason=reason)) == []
+    assert run.tell(exited((0, 1), reason)) == []
     assert run.fail((0, 2)) == []
 
     run.running.remove((0, 3))
-    done = run.tell(WorkExited(at=2.0, level=0, number=3, reason=ExitReason.ERROR))
+    done = run.tell(exited((0, 3), ExitReason.ERROR))
 
-    assert done == [EndFed(state=state, exit_reason=reason)]
+    assert done == [End(state=state, exit_reason=reason)]
 
 
 def test_early_exit_counts_when_a_failure_came_before() -> None:
@@ -229,9 +224,9 @@ def test_early_exit_counts_when_a_failure_came_before() -> None:
     run.fail((0, 0))
     run.running.remove((0, 1))
 
-    done = run.tell(WorkExited(at=2.0, level=0, number=1, reason=ExitReason.USER_EXIT_EARLY))
+    done = run.tell(exited((0, 1), ExitReason.USER_EXIT_EARLY))
 
-    assert done == [EndFed(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)]
+    assert done == [End(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)]
 
 
 def test_run_ends_when_it_is_cancelled_before_it_began() -> None:
@@ -242,7 +237,7 @@ def test_run_ends_when_it_is_cancelled_before_it_began() -> None:
 def test_what_runs_is_stopped_when_cancelled() -> None:
     """S-SET-27: and the end comes when it has stopped."""
     run = Feed(rules=by_chunk(2), items=9).begin()
-    assert run.tell(CancelRequested(at=2.0)) == [StopWork(level=0, number=n) for n in range(4)]
+    assert run.tell(CancelRequested(at=2.0)) == [stop(0, n) for n in range(4)]
 
     run.play()
 
@@ -253,9 +248,9 @@ def test_items_come_too_late_when_the_run_is_ending() -> None:
     """S-MR-123: a factory that raised, too, ends the run while a question for items is open."""
     run = Feed(rules=by_chunk(2, window=2), items=9).begin()
     run.complete((0, 0))
-    run.tell(SourceFailed(at=2.0))
+    run.tell(raised())
 
-    assert run.tell(ItemsPulled(at=2.0, count=1, is_exhausted=False), ItemRefused(at=2.0, number=2)) == []
+    assert run.tell(pulled(1, 2, is_exhausted=False)) == []
 
     assert run.complete((0, 1)) == [failed("source")]
 
@@ -265,10 +260,10 @@ def test_what_runs_is_stopped_when_the_source_raises() -> None:
     run = Feed(rules=by_chunk(2, window=2), items=9).begin()
     run.complete((0, 0))
     run.asked = 0
-    assert run.tell(SourceFailed(at=2.0)) == [StopWork(level=0, number=1)]
+    assert run.tell(raised()) == [stop(0, 1)]
 
     run.running.remove((0, 1))
-    done = run.tell(WorkExited(at=2.0, level=0, number=1, reason=ExitReason.USER_EXIT_EARLY))
+    done = run.tell(exited((0, 1), ExitReason.USER_EXIT_EARLY))
 
     assert done == [failed("source")]
 
@@ -278,15 +273,15 @@ def test_nothing_is_wanted_when_the_run_has_ended() -> None:
     run = Feed(rules=maps_only(), items=2).play()
 
     assert run.ends == [COMPLETED]
-    assert run.tell(WorkFailed(at=9.0, level=0, number=1), CancelRequested(at=9.0), SourceFailed(at=9.0)) == []
+    assert run.tell(broken((0, 1)), CancelRequested(at=9.0), raised()) == []
 
 
 def test_late_messages_are_ignored_when_a_work_is_not_in_flight() -> None:
     """Rule 6 of the machine: an output of a house that was replaced is counted once."""
     run = Feed(rules=by_chunk(2, is_pipelined=True), items=4).begin()
     run.complete((0, 0))
-    late: list[FedStimulus] = [WorkCompleted(at=3.0, level=0, number=0), WorkFailed(at=3.0, level=0, number=0)]
-    assert run.tell(*late, WorkCompleted(at=3.0, level=7, number=0)) == []
+    late: list[Stimulus] = [completed((0, 0)), broken((0, 0))]
+    assert run.tell(*late, completed((7, 0))) == []
 
     assert run.play().ends == [COMPLETED]
 
@@ -313,7 +308,7 @@ def test_weight_is_refused_when_it_is_negative() -> None:
     """S-MR-60: an estimate is none."""
     run = Feed(rules=maps_only(), items=2).begin()
 
-    with pytest.raises(ValueError, match="weight_tokens must be >= 0, got: -1"):
+    with pytest.raises(ValueError, match="output_tokens must be >= 0, got: -1"):
         run.complete((0, 0), -1)
 
 

@@ -10,17 +10,11 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ensemble_ray.schedule.map_reduce_words import (
-    CancelRequested,
-    Grouping,
-    ItemRefused,
-    MapReduceRules,
-    SourceFailed,
-    StartReduce,
-    WorkExited,
-)
+from ensemble_ray.schedule.instructions import ReduceGroup
+from ensemble_ray.schedule.map_reduce_rules import Grouping, MapReduceRules
+from ensemble_ray.schedule.stimuli import CancelRequested, Failed
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.schedule.feeding import Feed, Work, leaves
+from tests.ensemble_ray.schedule.feeding import Feed, Work, exited, leaves, name, raised
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=60)
@@ -45,11 +39,11 @@ class World:
         """What counts for a group."""
         return self.tokens(work) if self.rules.grouping is Grouping.BUDGET else 1
 
-    def feed(self, recorded: Sequence[StartReduce] = ()) -> Feed:
+    def feed(self, recorded: Sequence[ReduceGroup] = ()) -> Feed:
         """A run that has not begun."""
         return Feed(rules=self.rules, items=self.items, recorded=recorded)
 
-    def play(self, chance: int, *, recorded: Sequence[StartReduce] = (), most: int | None = None) -> Feed:
+    def play(self, chance: int, *, recorded: Sequence[ReduceGroup] = (), most: int | None = None) -> Feed:
         """A run in an order that chance decides."""
         return self.feed(recorded).play(self.tokens, failing=self.failing, choose=chosen(chance), most=most)
 
@@ -99,7 +93,7 @@ def check_groups(world: World, run: Feed) -> None:
         assert all(reduce.level <= world.rules.max_levels + reduce.is_final for reduce in run.reduces)
 
 
-def ordered_reduces(run: Feed) -> list[StartReduce]:
+def ordered_reduces(run: Feed) -> list[ReduceGroup]:
     """All of them, by name."""
     return sorted(run.reduces, key=lambda each: (each.level, each.number))
 
@@ -234,12 +228,12 @@ def test_run_ends_once_when_something_comes_between(world: World, chance: int, a
         run.tell(CancelRequested(at=5.0))
     elif event == 1:
         run.asked = 0
-        run.tell(SourceFailed(at=5.0))
+        run.tell(raised())
     elif event == 2 and run.running:
         level, number = run.running.pop()
-        run.tell(WorkExited(at=5.0, level=level, number=number, reason=ExitReason.TIMEOUT))
+        run.tell(exited((level, number), ExitReason.TIMEOUT))
     elif run.running and run.running[0][0] == 0:
-        run.tell(ItemRefused(at=5.0, number=run.running.pop(0)[1]))
+        run.tell(Failed(at=5.0, instance=name(run.running.pop(0)), ends_run=True))
         is_over = True
 
     if event == 1:

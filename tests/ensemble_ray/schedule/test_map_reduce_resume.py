@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from ensemble_ray.schedule.instructions import End, ReduceGroup, WarnLeftOut
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
-from ensemble_ray.schedule.map_reduce_words import EndFed, MapReduceRules, StartReduce, TellLeftOut
-from tests.ensemble_ray.schedule.feeding import Feed, Work, by_budget, by_chunk
+from ensemble_ray.schedule.map_reduce_rules import MapReduceRules
+from tests.ensemble_ray.schedule.feeding import Feed, Work, by_budget, by_chunk, left_out, name_of
 
 LEVELS: dict[str, bool] = {}
 POOL = {"is_pipelined": True}
 ORDERED = {"is_pipelined": True, "is_ordered": True}
 
 
-def group(level: int, number: int, *inputs: Work, is_final: bool = False) -> StartReduce:
+def group(level: int, number: int, *inputs: Work, is_final: bool = False) -> ReduceGroup:
     """A group as the record has it."""
-    return StartReduce(level=level, number=number, inputs=inputs, is_final=is_final)
+    return ReduceGroup(level=level, number=number, inputs=inputs, is_final=is_final)
 
 
 def test_groups_are_those_of_the_record_when_outputs_come_in_another_order() -> None:
@@ -66,7 +67,7 @@ def test_others_make_the_recorded_group_when_one_of_its_inputs_fails_now(order: 
     run = Feed(rules=by_chunk(2, **order), items=4, recorded=recorded).play(failing={(0, 1)})
 
     assert sorted(each.inputs for each in run.reduces[:2]) == [((0, 0),), ((0, 2), (0, 3))]
-    assert run.all(TellLeftOut) == [TellLeftOut(level=0, number=1)]
+    assert run.all(WarnLeftOut) == [left_out(0, 1)]
     assert run.tree in {((0,), (2, 3)), ((2, 3), (0,))}
 
 
@@ -114,11 +115,11 @@ def test_new_outputs_follow_the_recorded_ones_when_a_failed_map_is_tried_again()
     ],
 )
 def test_record_is_refused_when_its_groups_contradict_each_other(
-    recorded: list[StartReduce], rules: MapReduceRules, text: str
+    recorded: list[ReduceGroup], rules: MapReduceRules, text: str
 ) -> None:
     """S-MR-161: a group has what the machine would have made, no output is in two."""
     with pytest.raises(ValueError, match=text):
-        MapReduceMachine(rules, recorded)
+        MapReduceMachine(rules, name_of, recorded)
 
 
 def test_end_is_the_same_when_everything_is_in_the_record() -> None:
@@ -126,8 +127,8 @@ def test_end_is_the_same_when_everything_is_in_the_record() -> None:
     first = Feed(rules=by_chunk(2, **POOL), items=9).play(choose=lambda running: len(running) - 1)
     again = Feed(rules=by_chunk(2, **POOL), items=9, recorded=first.reduces).play()
 
-    def by_name(each: StartReduce) -> tuple[int, int]:
+    def by_name(each: ReduceGroup) -> tuple[int, int]:
         return each.level, each.number
 
     assert sorted(again.reduces, key=by_name) == sorted(first.reduces, key=by_name)
-    assert again.all(EndFed) == first.all(EndFed)
+    assert again.all(End) == first.all(End)

@@ -52,7 +52,7 @@ def test_join_of_a_diamond_runs_once(told: Begin) -> None:
     assert tell(done("left")) == starts("join")
     assert tell(done("left"), done("right")) == []
     assert tell(done("join")) == [COMPLETED]
-    assert tell.machine.completed == ("top", "right", "left", "join")
+    assert tell.completed == ("top", "right", "left", "join")
 
 
 def test_task_starts_when_it_names_a_context_task_twice(told: Begin) -> None:
@@ -115,7 +115,7 @@ def test_first_failure_counts_when_a_second_one_comes(told: Begin) -> None:
     tell = told(plan_of("parallel", {"a": (), "b": ()}))
     tell(failed("b"))
     assert tell(failed("a")) == [FAILED]
-    assert tell.machine.failed == ("b", "a")
+    assert tell.failed == ("b", "a")
 
 
 def test_nothing_starts_when_a_completion_and_a_failure_come_together(told: Begin) -> None:

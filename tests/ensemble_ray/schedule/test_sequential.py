@@ -36,7 +36,7 @@ def test_next_task_starts_when_the_previous_one_ended() -> None:
     assert tell(done("a")) == starts("b")
     assert tell(done("b")) == starts("c")
     assert tell(done("c")) == [COMPLETED]
-    assert tell.machine.completed == ("a", "b", "c")
+    assert tell.completed == ("a", "b", "c")
 
 
 def test_later_tasks_wait_while_one_runs(told: Begin) -> None:
@@ -57,7 +57,7 @@ def test_later_tasks_never_start_when_one_fails(told: Begin) -> None:
     tell = told(THREE)
     tell(done("a"))
     assert tell(failed("b")) == [*skips("task 'b' failed", "c"), FAILED]
-    assert (tell.machine.completed, tell.machine.failed) == (("a",), ("b",))
+    assert (tell.completed, tell.failed) == (("a",), ("b",))
 
 
 def test_failure_stops_the_run_whatever_the_error_strategy_is(told: Begin) -> None:
@@ -71,7 +71,7 @@ def test_run_ends_with_outputs_so_far_when_a_task_exits(told: Begin) -> None:
     tell = told(THREE)
     tell(done("a"))
     assert tell(exited("b")) == [*skips("run ending early", "c"), EXITED]
-    assert tell.machine.completed == ("a",)
+    assert tell.completed == ("a",)
 
 
 def test_running_task_is_stopped_when_the_run_is_cancelled(told: Begin) -> None:

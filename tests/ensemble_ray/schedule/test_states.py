@@ -41,23 +41,23 @@ def test_transition_is_refused_when_the_table_does_not_know_it(before: TaskState
     """S-PAR-12: it raises with the task's story, and changes nothing."""
     machine = machine_for(sequence("a"))
     machine.handle(STARTED)
-    machine._states["a"] = before
+    machine._states["a#0"] = before
     with pytest.raises(InvalidTransitionError) as refused:
-        machine._move("a", after, 2.0)
+        machine._move("a#0", after, 2.0)
     assert str(refused.value) == (
         f"Task 'a': no transition {before} -> {after}. Story: ready at 0.000, running at 0.000"
     )
-    assert machine.states["a"] is before
+    assert machine.states["a#0"] is before
 
 
 @pytest.mark.parametrize(("before", "after"), TRANSITIONS)
 def test_transition_is_made_and_told_when_the_table_knows_it(before: TaskState, after: TaskState) -> None:
     """Each has its reason, and becomes part of the story."""
     machine = machine_for(sequence("a"))
-    machine._states["a"] = before
-    machine._move("a", after, 1.5)
-    assert machine.states["a"] is after
-    assert machine.story("a") == f"{after} at 1.500"
+    machine._states["a#0"] = before
+    machine._move("a#0", after, 1.5)
+    assert machine.states["a#0"] is after
+    assert machine.story("a#0") == f"{after} at 1.500"
     assert TRANSITIONS[before, after]
 
 

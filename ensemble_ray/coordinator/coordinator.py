@@ -1,0 +1,232 @@
+"""Coordinator: journals the stimulus, asks the source, carries out. Package: coordinator.
+
+One class for every run: of a plan or of tasks that are made on the way, inline, in the scheduler actor and in a process
+that has the run's factories. What differs stands in the run's source, its `RunTasks` and its executor. Rules:
+1. The source decides. It is told everything by one task of the loop, in order, which carries out what it answers.
+2. A stimulus is in the journal before the source is told. It need not be committed: a task's own facts are, so that a lost
+   one is told again (S-DUR-30). A wish to cancel is nobody else's fact, and is waited for.
+3. A task's first result counts; a late one of a process that was replaced is not even a fact (S-PAR-12).
+4. It holds outputs as it got them and looks into none, so that a scheduler's process runs no user code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, assert_never
+
+from ensemble_ray.coordinator.ports import Order, Result
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    End,
+    Evaluate,
+    Forget,
+    Instruction,
+    Skip,
+    Start,
+    Wait,
+    Warn,
+    WarnLeftOut,
+    WarnOversized,
+)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Decided
+from ensemble_ray.values.ids import key_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.coordinator.ports import Executor, RunTasks
+    from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.stimuli import Stimulus
+
+__all__ = ["Coordinator"]
+
+_log = bounded_logger(__name__)
+#: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
+_MANY = 64
+_GATHER_S = 0.004
+
+Outcome = TypeVar("Outcome")
+
+
+class Coordinator(Generic[Order, Result, Outcome]):
+    """One run: its source, its tasks, its end. Fulfils `TaskReporter`."""
+
+    def __init__(self, journal: RunJournal, tasks: RunTasks[Order, Result, Outcome]) -> None:
+        """Make one that has not begun."""
+        self._journal = journal
+        self._tasks = tasks
+        self._source: Source
+        self._executor: Executor[Order]
+        self._inbox: list[Stimulus] = []
+        self._woken = asyncio.Event()
+        #: instances that the executor has, and that it has not reported
+        self._in_flight: set[str] = set()
+        #: gates that wait for a decision
+        self._gates: set[str] = set()
+        self._ending: End | None = None
+        self._broken: BaseException | None = None
+        #: done when the source heard of a wish to cancel, or will not any more
+        self._cancelling: asyncio.Future[None] | None = None
+        #: done when the first tasks were started, or never will be
+        self.begun: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def run(self, source: Source, executor: Executor[Order]) -> Outcome:
+        """Carry the run out to its end.
+
+        Args:
+            source: What decides; fresh.
+            executor: Where tasks are done; it delivers here.
+
+        Raises:
+            RecordError, StaleEpochError: the record cannot be written, or is somebody else's now.
+            Exception: what `break_off` was told.
+        """
+        self._source, self._executor = source, executor
+        try:
+            if self._broken is not None:
+                raise self._broken
+            await self._open()
+            while self._ending is None:
+                await self._woken.wait()
+                if len(self._in_flight) > _MANY:
+                    await self._journal.clock.sleep(_GATHER_S)
+                self._woken.clear()
+                if self._broken is not None:
+                    raise self._broken
+                await self._handle()
+            return await self._tasks.close(self._ending)
+        finally:
+            self._tasks.leave()
+            for waiting in (self.begun, self._cancelling):
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(None)
+
+    def cancel(self) -> asyncio.Future[None]:
+        """Ask for the end of the run; return what is done when that is on record. A run that ended stays as it is."""
+        if self._cancelling is None:
+            self._cancelling = asyncio.get_running_loop().create_future()
+        if self._ending is None:
+            self.notify(CancelRequested(at=self._journal.now()))
+        elif not self._cancelling.done():
+            self._cancelling.set_result(None)
+        return self._cancelling
+
+    def decide(self, gate: str, verdict: Literal["approve", "edit", "exit"], text: str = "") -> bool:
+        """Decide about a gate; return whether it waited for that, since the first decision counts."""
+        if gate not in self._gates:
+            return False
+        self._gates.remove(gate)
+        self.notify(Decided(at=self._journal.now(), gate=gate, verdict=verdict, text=text))
+        return True
+
+    def deliver(self, results: Sequence[Result]) -> None:
+        """Take results of the executor."""
+        try:
+            for result in results:
+                if result.instance in self._in_flight:
+                    self._in_flight.remove(result.instance)
+                    self.notify(*self._tasks.accept(result))
+        except Exception as error:  # noqa: BLE001  such as a full disk: nobody else would tell the run
+            self.break_off(error)
+
+    def notify(self, *stimuli: Stimulus) -> None:
+        """Tell the source, after everything that it was told before."""
+        self._inbox.extend(stimuli)
+        self._woken.set()
+
+    def submit(self, orders: Sequence[Order]) -> None:
+        """Hand orders to the executor."""
+        self._in_flight.update(order.instance for order in orders)
+        self._executor.start(orders)
+
+    def break_off(self, error: BaseException) -> None:
+        """End the run with an error of everything around it; what was recorded can be gone on with."""
+        self._broken = self._broken or error
+        self._woken.set()
+
+    def break_off_with(self, failed: asyncio.Future[None]) -> None:
+        """End the run with the error of what cannot work any more, such as its executor."""
+        if not failed.cancelled() and (error := failed.exception()) is not None:
+            self.break_off(error)
+
+    async def _open(self) -> None:
+        opening = await self._tasks.open(self._source, self)
+        first = opening.stimuli
+        if self._cancelling is not None:  # it was cancelled before it began, and never does
+            first = [stimulus for stimulus in first if not isinstance(stimulus, Begun)]
+        self._inbox = [*first, *self._inbox]
+        if self._inbox:
+            self._woken.set()
+        self._carry_out(opening.instructions)
+        if not self._inbox:
+            self.begun.set_result(None)
+
+    async def _handle(self) -> None:
+        stimuli = self._next()
+        if not stimuli:
+            return
+        is_wish = isinstance(stimuli[0], CancelRequested)
+        facts = self._tasks.encode(stimuli)
+        if facts:
+            await self._journal.append(*facts, until=Until.WRITTEN if is_wish else Until.TAKEN)
+        self._carry_out(self._source.handle(*stimuli))
+        if is_wish and self._cancelling is not None and not self._cancelling.done():
+            self._cancelling.set_result(None)
+        if not self.begun.done():
+            self.begun.set_result(None)
+
+    def _next(self) -> Sequence[Stimulus]:
+        """Take what came together; a wish to cancel is told alone, since it comes too late where the run ends before it."""
+        stimuli, self._inbox = self._inbox, []
+        if self._cancelling is not None and len(stimuli) > 1:
+            wishes = [place for place, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
+            if wishes:
+                cut = wishes[0] or 1
+                stimuli, rest = stimuli[:cut], stimuli[cut:]
+                self._inbox = [*rest, *self._inbox]
+                self._woken.set()
+        return stimuli
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Start() | Cancel():
+                    pass  # all of them together, below
+                case Skip():
+                    _log.debug("Task '%s' is skipped: %s", key_of(instruction.instance), instruction.reason)
+                case Evaluate():
+                    self._tasks.evaluate(instruction.question)
+                case Wait():
+                    self._gates.add(instruction.gate)
+                case Forget():
+                    self._tasks.forget(instruction.instances)
+                case Warn() | WarnLeftOut() | WarnOversized():
+                    self._tasks.warn(instruction)
+                case End():
+                    self._ending = instruction
+                    self._woken.set()
+                case _:
+                    assert_never(instruction)
+        self._start([each for each in instructions if isinstance(each, Start)])
+        self._stop([each.instance for each in instructions if isinstance(each, Cancel)])
+
+    def _start(self, starts: Sequence[Start]) -> None:
+        fresh: list[Start] = []
+        for start in starts:
+            if recorded := self._tasks.look_up(start):
+                self.notify(*recorded)
+            else:
+                fresh.append(start)
+        if fresh:
+            self._tasks.make(fresh)
+
+    def _stop(self, instances: Sequence[str]) -> None:
+        stopping = [instance for instance in instances if instance in self._in_flight]
+        if stopping:
+            self._executor.stop(stopping)
+        for instance in instances:
+            if instance not in self._in_flight:  # no executor has it, and none will
+                self._tasks.discard(instance)
+                self.notify(Cancelled(at=self._journal.now(), instance=instance))

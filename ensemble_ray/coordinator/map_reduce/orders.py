@@ -1,0 +1,210 @@
+"""OrderMaker: calls factories and makes orders of what they give. Package: coordinator.
+
+In: works that the machine wants started, with items and outputs. Out: their orders. One call at a time (S-MR-143). A group
+is on record before its reduce is made (S-MR-161), and so is what was asked of a model to make an agent (S-SET-46).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.coordinator.map_reduce.outputs import node_type
+from ensemble_ray.definition.task import Task
+from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.plan.map_reduce_factories import FactoryFailure
+from ensemble_ray.ports import Until
+from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
+from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
+from ensemble_ray.values.ids import instance_of, key_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks, TaskFactories
+    from ensemble_ray.coordinator.map_reduce.ready_tasks import ReadyTask, TaskMaker
+    from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.values.outputs import TaskOutput
+
+__all__ = ["FailedMap", "OrderMaker", "Work"]
+
+#: Characters that a reduce is shown of the description of what it reduces.
+_SHOWN = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A map or reduce with its order."""
+
+    level: int
+    number: int
+    #: what it is in the tree
+    kind: str
+    order: TaskOrder
+
+    @property
+    def instance(self) -> str:
+        """Return its instance."""
+        return self.order.instance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedMap:
+    """A map whose factory raised (S-MR-154)."""
+
+    instance: str
+    number: int
+    error: Exception
+
+
+def _told(output: TaskOutput) -> TaskOutput:
+    """Return an output as a reduce is shown it (S-MR-118)."""
+    description = output.task_description
+    shown = description.partition("\n\n")[0][:_SHOWN]
+    return output if shown == description else output.model_copy(update={"task_description": f"{shown.rstrip()} ..."})
+
+
+class OrderMaker:
+    """Makes the orders of one run."""
+
+    def __init__(
+        self,
+        journal: RunJournal,
+        *,
+        factories: TaskFactories,
+        maker: TaskMaker,
+        items: ItemBuffer,
+        store: MapReduceOutputs,
+        record: RecordedTasks | None,
+        item_count: int | None,
+        is_direct: bool,
+    ) -> None:
+        """Make one.
+
+        Args:
+            journal: Of the run.
+            factories: The user's.
+            maker: Makes what they give ready to be done.
+            items: Has the items.
+            store: Has the outputs.
+            record: What is recorded of a run that goes on.
+            item_count: How many items there are, where that is known.
+            is_direct: Whether the only task is that of the short-circuit (S-MR-81).
+        """
+        self._journal = journal
+        self._factories = factories
+        self._maker = maker
+        self._kinds = Kinds()
+        self._items = items
+        self._store = store
+        self._record = record
+        self._item_count = item_count or 0
+        self._is_direct = is_direct
+        self._turn = asyncio.Lock()
+
+    def key(self, level: int, number: int, *, is_final: bool = False) -> str:
+        """Return the key of a task (S-MR-160)."""
+        if self._is_direct:
+            return DIRECT
+        if is_final:
+            return FINAL
+        return reduce_key(level, number) if level else map_key(self._items.index(number))
+
+    def instance(self, made_of: MapItem | ReduceGroup) -> str:
+        """Return the instance of a task: its key, and which attempt of the run at it this is."""
+        level, is_final = (made_of.level, made_of.is_final) if isinstance(made_of, ReduceGroup) else (0, False)
+        key = self.key(level, made_of.number, is_final=is_final)
+        return instance_of(
+            key, occurrence=0 if self._record is None else self._record.occurrence(level, made_of.number)
+        )
+
+    def _total(self, kind: str) -> int:
+        """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
+        return self._item_count if kind == "map" else int(kind != "reduce")
+
+    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[Work | FailedMap]:
+        """Make the maps of items, by instance, but for those that are discarded when their turn comes.
+
+        Raises:
+            Exception: what a factory raised, or what is wrong with what it gave.
+        """
+        async with self._turn:
+            wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
+            if not wanted:
+                return []
+            given = await self._factories.maps([self._items.item(number) for _, number in wanted])
+            tasks = {place: each for place, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
+            keys = [key_of(instance) for instance, _ in tasks]
+            made = await self._ready(list(tasks.values()), keys) if tasks else []
+        kind = node_type(0, is_direct=self._is_direct)
+        works = [
+            self._work(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
+        ]
+        failed = (
+            FailedMap(instance=instance, number=number, error=each.error)
+            for (instance, number), each in zip(wanted, given, strict=True)
+            if isinstance(each, FactoryFailure)
+        )
+        return [*works, *failed]
+
+    async def reduce(
+        self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
+    ) -> list[Work | FailedMap]:
+        """Make the reduce of a group, unless it is discarded when its turn comes.
+
+        Raises:
+            Exception: as `maps`.
+        """
+        level, number = group.level, group.number
+        key = self.key(level, number, is_final=group.is_final)
+        inputs = [self.key(*each) for each in group.inputs]
+        at = self._journal.now()
+        fact = group_fact(self._journal.run_id, at, key=key, level=level, number=number, inputs=inputs)
+        await self._journal.append(fact, until=Until.WRITTEN)
+        async with self._turn:
+            if is_discarded(instance):
+                return []
+            outputs = [self._store.output(*each) for each in group.inputs]
+            task, wanted = await self._factories.reduce(outputs)
+            (made,) = await self._ready([task], [key])
+        kind = node_type(level, is_final=group.is_final)
+        shown = [_told(outputs[position]) for position in wanted]
+        return [self._work(made, instance, (level, number), kind, context=shown)]
+
+    async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
+        """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
+        try:
+            made = await self._maker.ready(tasks, keys)
+        finally:
+            if asked := self._maker.taken_facts():
+                await self._journal.append(*asked, until=Until.WRITTEN)
+        if fresh := self._store.meet([each.agent for each in made if each.agent is not None]):
+            await self._journal.append(agents_fact(self._journal.run_id, self._journal.now(), fresh))
+        return made
+
+    def _work(
+        self, made: ReadyTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
+    ) -> Work:
+        (level, number), task = place, made.task
+        order = TaskOrder(
+            run_id=self._journal.run_id,
+            key=made.key,
+            instance=instance,
+            epoch=self._journal.epoch,
+            index=number + 1,
+            task=task,
+            agent_key=None if made.agent is None else self._kinds.kind_of(made.agent),
+            agent_role=made.agent_role,
+            agent=made.agent,
+            total_tasks=self._total(kind),
+            context=tuple(context),
+            is_streaming=made.is_streaming,
+            input_guardrails=len(task.input_guardrails),
+            output_guardrails=len(task.output_guardrails),
+        )
+        return Work(level=level, number=number, kind=kind, order=order)

@@ -1,0 +1,256 @@
+"""MapReduceOutputs: what the tasks of a map-reduce gave, kept outside of memory until somebody asks (S-MR-132). Package: coordinator.
+
+In: outputs and traces of tasks, by level and number, as they come. Out: one output for a reduce that needs it; all of
+them, in level order, as sequences that read when asked; sums. Of a task that is done some 40 bytes stay here.
+"""
+
+from __future__ import annotations
+
+import pickle
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.items.number_set import NumberSet
+from ensemble_ray.items.spool import Spool, SpooledSequence
+from ensemble_ray.plan.planner import tool_names
+from ensemble_ray.values.metrics import MetricsSum
+from ensemble_ray.values.outputs import TaskOutput
+from ensemble_ray.values.trace import AgentSummary, MapReduceLevelSummary, TaskTrace
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.values.metrics import ExecutionMetrics
+
+__all__ = ["MapReduceOutputs", "node_type"]
+
+_NONE = -1
+_OUTPUT, _TRACE = 1, 2
+
+
+def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) -> str:
+    """Return what a task is in the tree (S-MR-38, S-MR-82)."""
+    if is_direct:
+        return "direct"
+    if is_final:
+        return "final-reduce"
+    return "reduce" if level else "map"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Body:
+    """What is kept of one task: its output, which has its trace, or the trace alone where it gave none."""
+
+    output: TaskOutput | None
+    trace: TaskTrace | None
+    item: object = None
+
+
+@dataclass(slots=True)
+class _Level:
+    """The tasks of one level, by number."""
+
+    slots: array[int] = field(default_factory=lambda: array("q"))
+    #: what the slot has: an output, a trace alone, or neither
+    gave: bytearray = field(default_factory=bytearray)
+    count: int = 0
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+
+    def has(self, number: int) -> bool:
+        return number < len(self.gave) and self.gave[number] == _OUTPUT
+
+    def gave_slots(self) -> Iterator[int]:
+        return (slot for slot, what in zip(self.slots, self.gave, strict=True) if what == _OUTPUT)
+
+    def traced_slots(self) -> Iterator[int]:
+        return (slot for slot, what in zip(self.slots, self.gave, strict=True) if what)
+
+    def note(self, number: int, slot: int, trace: TaskTrace | None, *, gave: bool) -> None:
+        missing = number + 1 - len(self.slots)
+        if missing > 0:
+            self.slots.extend([_NONE] * missing)
+            self.gave.extend(bytes(missing))
+        self.count += self.slots[number] == _NONE
+        self.slots[number] = slot
+        self.gave[number] = _OUTPUT if gave else _TRACE if trace is not None else 0
+        if trace is not None:
+            self.started_at = min(self.started_at or trace.started_at, trace.started_at)
+            self.completed_at = max(self.completed_at or trace.completed_at, trace.completed_at)
+
+
+class MapReduceOutputs:
+    """Bodies of one run's tasks."""
+
+    def __init__(self, *, keeps_items: bool = False) -> None:
+        """Make an empty one; `keeps_items` says whether items are kept beside their outputs, for readers."""
+        self._spool = Spool()
+        self._levels: list[_Level] = []
+        self._keeps_items = keeps_items
+        self._metrics = MetricsSum()
+        self._tool_calls = 0
+        #: slots of agents, short hashes of those that were met, and hashes of what is recorded of those of earlier
+        self._agents: array[int] = array("q")
+        self._met = NumberSet()
+        self._recorded_agents = NumberSet()
+        #: what cannot be pickled stays here: inline, anything may be an output
+        self._held: list[_Body] = []
+
+    # What comes in.
+
+    def keep(self, level: int, number: int, output: TaskOutput, kind: str, *, item: object = None) -> TaskOutput:
+        """Keep an output; gives it with its trace annotated."""
+        trace = self._annotated(output.trace, kind, level)
+        output = output.model_copy(update={"trace": trace})
+        self._tool_calls += output.tool_call_count
+        self._put((level, number), output=output, trace=trace, item=item)
+        return output
+
+    def lose(self, level: int, number: int, trace: TaskTrace | None, kind: str, *, item: object = None) -> None:
+        """Keep what a task did that gave no output (S-MR-105)."""
+        trace = self._annotated(trace, kind, level)
+        self._put((level, number), output=None, trace=trace, item=item)
+
+    def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
+        """Keep who is about to take part; gives those that nobody met before, and no record tells of."""
+        fresh: list[AgentSummary] = []
+        for agent in agents:
+            if not self._met.add(int(agent.object_id[:16], 16)):
+                continue
+            summary = AgentSummary(
+                role=agent.role,
+                goal=agent.goal,
+                background=agent.background,
+                tool_names=tool_names(agent),
+                allow_delegation=agent.allow_delegation,
+            )
+            if _hash_of(summary) not in self._recorded_agents:
+                fresh.append(summary)
+        self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in fresh)
+        return fresh
+
+    def recall(self, agents: Sequence[AgentSummary]) -> None:
+        """Keep who took part as the record tells it; objects of another process are known by what they say."""
+        for summary in agents:
+            self._recorded_agents.add(_hash_of(summary))
+        self._agents.extend(self._spool.put(pickle.dumps(summary, protocol=5)) for summary in agents)
+
+    def _put(
+        self,
+        place: tuple[int, int],
+        *,
+        output: TaskOutput | None,
+        trace: TaskTrace | None,
+        item: object,
+    ) -> None:
+        level, number = place
+        body = _Body(
+            output=output,
+            trace=trace if output is None else None,
+            item=item if self._keeps_items else None,
+        )
+        try:
+            packed = pickle.dumps(body, protocol=5)
+        except Exception:  # noqa: BLE001  pickle raises whatever the object's own methods do
+            self._held.append(body)
+            packed = pickle.dumps(len(self._held) - 1)
+        slot = self._spool.put(packed)
+        while len(self._levels) <= level:
+            self._levels.append(_Level())
+        self._levels[level].note(number, slot, trace, gave=output is not None)
+        if trace is not None:
+            self._metrics.add(trace.with_workers())
+
+    @staticmethod
+    def _annotated(trace: TaskTrace | None, kind: str, level: int) -> TaskTrace | None:
+        return None if trace is None else trace.model_copy(update={"node_type": kind, "map_reduce_level": level})
+
+    # What is asked.
+
+    def output(self, level: int, number: int) -> TaskOutput:
+        """One output."""
+        return _output_of(self._body(level, number))
+
+    def has(self, level: int, number: int) -> bool:
+        """Whether that task gave an output."""
+        return level < len(self._levels) and self._levels[level].has(number)
+
+    def mapped(self, number: int) -> tuple[object, TaskOutput]:
+        """Return the item of a map that is done, None where items are not kept, and its output."""
+        body = self._body(0, number)
+        return body.item, _output_of(body)
+
+    @property
+    def last(self) -> tuple[int, int] | None:
+        """Level and number of the last output in level order; None when there is none."""
+        for level in range(len(self._levels) - 1, -1, -1):
+            number = self._levels[level].gave.rfind(_OUTPUT)
+            if number >= 0:
+                return level, number
+        return None
+
+    @property
+    def outputs(self) -> Sequence[TaskOutput]:
+        """All outputs in level order: item order at level 0, order of making above (S-SET-20)."""
+        slots = array("q", (slot for level in self._levels for slot in level.gave_slots()))
+        return SpooledSequence(self._spool, slots, lambda packed: _output_of(self._opened(packed)))
+
+    @property
+    def traces(self) -> Sequence[TaskTrace]:
+        """All traces in level order, those of failed tasks in their places."""
+        slots = array("q", (slot for level in self._levels for slot in level.traced_slots()))
+        return SpooledSequence(self._spool, slots, lambda packed: _trace_of(self._opened(packed)))
+
+    @property
+    def agents(self) -> Sequence[AgentSummary]:
+        """Who took part, each once, in the order in which they were met."""
+        return SpooledSequence(self._spool, self._agents, pickle.loads, what="agents")  # as in `_opened`
+
+    @property
+    def levels(self) -> tuple[MapReduceLevelSummary, ...]:
+        """What each level did (S-MR-93)."""
+        return tuple(
+            MapReduceLevelSummary(
+                level=level, task_count=each.count, duration=each.completed_at - each.started_at, workflow="parallel"
+            )
+            for level, each in enumerate(self._levels)
+            if each.started_at is not None and each.completed_at is not None
+        )
+
+    @property
+    def span(self) -> tuple[datetime, datetime] | None:
+        """From the first start of a task to the last end (S-MR-92); None when there was none."""
+        started = [each.started_at for each in self._levels if each.started_at is not None]
+        completed = [each.completed_at for each in self._levels if each.completed_at is not None]
+        return (min(started), max(completed)) if started else None
+
+    @property
+    def metrics(self) -> ExecutionMetrics:
+        """Sums over all tasks (S-MR-91)."""
+        return self._metrics.total()
+
+    @property
+    def tool_calls(self) -> int:
+        """Tool calls of all tasks that gave an output."""
+        return self._tool_calls
+
+    def _body(self, level: int, number: int) -> _Body:
+        return self._opened(self._spool.get(self._levels[level].slots[number]))
+
+    def _opened(self, packed: bytes) -> _Body:
+        found: _Body | int = pickle.loads(packed)  # noqa: S301  our own temporary file, which nobody else can open
+        return self._held[found] if isinstance(found, int) else found
+
+
+def _hash_of(summary: AgentSummary) -> int:
+    return hash(summary) & (1 << 64) - 1
+
+
+def _output_of(body: _Body) -> TaskOutput:
+    return cast("TaskOutput", body.output)
+
+
+def _trace_of(body: _Body) -> TaskTrace:
+    return cast("TaskTrace", body.trace if body.output is None else body.output.trace)

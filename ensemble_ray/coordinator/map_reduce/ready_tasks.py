@@ -1,0 +1,139 @@
+"""TaskMaker: turns what factories make into tasks that can be done. Package: coordinator.
+
+In: tasks from the user's factories, some at a time. Out: each with its texts filled in, its agent found or made, and
+checked like the tasks of any parallel run. Never: the text of an item or of an answer taken for a template (S-MR-117).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.ensemble import EnsembleDefinition
+from ensemble_ray.definition.team_model import TeamModels
+from ensemble_ray.definition.validation import validate
+from ensemble_ray.definition.workflow import Workflow
+from ensemble_ray.plan.map_reduce_factories import held
+from ensemble_ray.plan.planner import ResolvedTasks, plan_run
+from ensemble_ray.plan.synthesis import synthesize_agents
+from ensemble_ray.process.bounded_log import bounded_logger
+
+if TYPE_CHECKING:
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.ports import ChatModel
+    from ensemble_ray.values.messages import Fact
+
+__all__ = ["ReadyTask", "TaskMaker", "rules_for_tasks"]
+
+_log = bounded_logger(__name__)
+_VARIABLE = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")
+#: The same advice about a hundred thousand tasks helps nobody.
+_MOST_WARNINGS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyTask:
+    """A task that can be done."""
+
+    key: str
+    #: as it travels: without context, agent, model and tools
+    task: Task
+    #: None for a handler task
+    agent: Agent | None
+    #: as shown
+    agent_role: str
+    is_streaming: bool
+
+
+class TaskMaker:
+    """Makes tasks of one map-reduce ready."""
+
+    def __init__(
+        self,
+        definition: MapDefinition,
+        inputs: Mapping[str, str],
+        *,
+        recorded: Callable[[str, ChatModel, Callable[[Fact], None]], ChatModel] | None = None,
+    ) -> None:
+        """Make one.
+
+        Args:
+            definition: The run's.
+            inputs: Values of the variables in their texts.
+            recorded: Dresses a synthesizer's model such that its calls are recorded under that effect name, by way of
+                that function (S-SET-46); None: they are not.
+        """
+        self._definition = definition
+        #: an ensemble without tasks: what all tasks of the run are held to
+        self._rules = rules_for_tasks(definition)
+        self._models = TeamModels(self._rules)
+        self._inputs = inputs
+        self._recorded = recorded
+        self._facts: list[Fact] = []
+        self._told: set[str] = set()
+
+    async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
+        """Return the tasks under these keys, in order.
+
+        Raises:
+            ValidationError: one of them cannot run; nothing was asked of any model.
+            AgentExecutionError: a synthesizer's model failed.
+        """
+        filled = tuple(self._filled(task) for task in tasks)
+        ensemble = self._rules.model_copy(update={"tasks": filled})
+        for warning in validate(ensemble):
+            self._warn(warning)
+        resolved = ResolvedTasks(
+            tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL, models=self._models
+        )
+        made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
+        planned = plan_run(ensemble, resolved, {task: held(self._definition, agent) for task, agent in made.items()})
+        return [
+            ReadyTask(
+                key=node.key,
+                task=planned.tasks[node.key],
+                agent=None if node.agent_key is None else planned.agents[node.agent_key],
+                agent_role=node.agent_role,
+                is_streaming=node.is_streaming,
+            )
+            for node in planned.plan.nodes
+        ]
+
+    def taken_facts(self) -> list[Fact]:
+        """Return what is to be put on record of the model calls that made agents, once."""
+        taken, self._facts = self._facts, []
+        return taken
+
+    def _dressed(self, name: str, model: ChatModel) -> ChatModel:
+        return model if self._recorded is None else self._recorded(name, model, self._facts.append)
+
+    def _filled(self, task: Task) -> Task:
+        """Return the task with its inputs filled in, and without its context, whose outputs travel with the order."""
+        changes: dict[str, object] = {"context": ()} if task.context else {}
+        for name in ("description", "expected_output") if self._inputs else ():
+            text: str = getattr(task, name)
+            if "{" in text and (filled := _VARIABLE.sub(self._value, text)) != text:
+                changes[name] = filled
+        return task.rewritten(**changes) if changes else task
+
+    def _value(self, found: re.Match[str]) -> str:
+        return self._inputs.get(found[1], found[0])
+
+    def _warn(self, text: str) -> None:
+        if text not in self._told and len(self._told) < _MOST_WARNINGS:
+            self._told.add(text)
+            _log.warning("%s", text)
+
+
+def rules_for_tasks(definition: MapDefinition) -> EnsembleDefinition:
+    """Return the ensemble, without tasks, whose rules every task of the run is held to."""
+    shared = {
+        name: getattr(definition, name)
+        for name in EnsembleDefinition.model_fields
+        if name in type(definition).model_fields
+    }
+    return EnsembleDefinition.model_construct(**shared)

@@ -1,0 +1,332 @@
+"""The tasks of a map-reduce: items as they are pulled, what factories make of them, what came of them. Package: coordinator.
+
+In: what the machine wants started and asked. Out: orders for the executor, facts for the record, outputs for the store,
+results for whoever reads them. Fulfils `RunTasks`, in the process that has the user's factories. Rules:
+1. A group is on record before its reduce begins (S-MR-161). What the record knows is not made, asked or done again.
+2. What a source of items, a factory or an estimator raises ends the run and reaches the caller as it is (S-MR-106, S-MR-123).
+3. A run that ends waits for no code of the user's: what is being made when it is to be stopped counts as stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, assert_never
+
+from ensemble_ray.coordinator.background import BackgroundTasks, as_error
+from ensemble_ray.coordinator.map_reduce.failures import FailureLog, failure_of
+from ensemble_ray.coordinator.map_reduce.orders import FailedMap
+from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd, MapReduceFailure
+from ensemble_ray.coordinator.map_reduce.token_counts import TokenCounts
+from ensemble_ray.coordinator.ports import Opening
+from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
+from ensemble_ray.errors.provider import is_refusal
+from ensemble_ray.errors.texts import brief, message_of
+from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.map_reduce_data import items_fact
+from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
+from ensemble_ray.values.ids import key_of
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
+
+if TYPE_CHECKING:
+    from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+    from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, Work
+    from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
+    from ensemble_ray.coordinator.ports import TaskReporter
+    from ensemble_ray.coordinator.run_journal import RunJournal
+    from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.schedule.instructions import End, Place, Question, Start, WarnOversized
+    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.messages import Fact
+
+__all__ = ["MapReduceParts", "MapReduceTasks"]
+
+_log = bounded_logger(__name__)
+#: Factories called in one go: so many tasks wait for the slowest of them.
+_BATCH = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MapReduceParts:
+    """What the tasks of a map-reduce are made with."""
+
+    items: ItemBuffer
+    orders: OrderMaker
+    store: MapReduceOutputs
+    results: ItemResults
+    definition: MapDefinition
+    #: what the record knows of a run that goes on; None: it begins
+    record: RecordedTasks | None = None
+
+
+class MapReduceTasks:
+    """The tasks of one map-reduce."""
+
+    def __init__(self, journal: RunJournal, parts: MapReduceParts) -> None:
+        """Make them, of a run and what it works with."""
+        self._journal = journal
+        self._parts = parts
+        self._orders, self._record = parts.orders, parts.record
+        self._reporter: TaskReporter[TaskOrder]
+        self._started_at = journal.now()
+        #: tasks that an executor has, by instance
+        self._works: dict[str, Work] = {}
+        #: tasks that were stopped before an executor had them
+        self._discarded: set[str] = set()
+        #: outputs whose tokens the user's estimator is asked for
+        self._uncounted: dict[str, TaskOutput] = {}
+        self._token_counts = TokenCounts(parts.definition)
+        self._background: BackgroundTasks
+        self._failures = FailureLog()
+        self._cause: BaseException | None = None
+        self._spent: BudgetExhaustedError | None = None
+        self._refusal: MapReduceFailure | None = None
+        self._why: dict[str, str] = {}
+
+    # The run.
+
+    async def open(self, source: Source, reporter: TaskReporter[TaskOrder]) -> Opening:
+        """Begin; what is recorded is found when its task is started."""
+        del source  # it is told recorded tasks like others
+        self._reporter = reporter
+        self._background = BackgroundTasks(reporter.break_off)
+        self._started_at = self._journal.now()
+        return Opening(stimuli=[Begun(at=self._started_at)])
+
+    def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
+        """Return nothing: what the source is told follows from facts of items, groups and tasks."""
+        del stimuli
+        return ()
+
+    async def close(self, ending: End) -> MapReduceEnd:
+        """Return how the run ended."""
+        return MapReduceEnd(
+            ending=ending,
+            started_at=self._started_at,
+            completed_at=self._journal.now(),
+            failures=self._failures.first,
+            failed_maps=self._failures.failed_maps,
+            cause=self._cause,
+            refusal=self._refusal,
+            warning="" if self._spent is None else exhaustion_told((self._spent,)),
+        )
+
+    def leave(self) -> None:
+        """Stop what can be stopped of the user's code."""
+        self._background.leave()
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Refuse: the outputs of a map-reduce are what it gives."""
+        raise NotImplementedError(f"a map-reduce keeps the outputs of {instances}")
+
+    def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log a warning of the machine's."""
+        match warning:
+            case Warn():
+                _log.warning("%s", warning.text)
+            case WarnLeftOut():
+                reason = self._why.pop(warning.instance, "")
+                key = key_of(warning.instance)
+                _log.warning("Run %s: %s failed and is left out%s", self._journal.run_id, key, reason)
+            case _:
+                role, key = self._parts.store.output(*warning.output).agent_role, self._orders.key(*warning.output)
+                _log.warning(
+                    "An output of '%s' (%s) has %d tokens, more than the budget of %d: it has a group of its own",
+                    role, key, warning.tokens, getattr(self._parts.definition, "capacity", 0),
+                )  # fmt: skip
+
+    # The user's code.
+
+    def evaluate(self, question: Question) -> None:
+        """Pull items, or count tokens."""
+        self._background.start(self._answer(question))
+
+    async def _answer(self, question: Question) -> None:
+        answer: ItemsPulled | int | None = None
+        try:
+            match question:
+                case PullItems():
+                    answer = await self._pull(question.count)
+                case CountTokens():
+                    answer = await self._token_counts.ask(self._uncounted.pop(question.instance))
+                case _:
+                    assert_never(question)
+        except (RecordError, StaleEpochError):
+            raise
+        except BaseException as error:
+            if self._background.is_left:
+                raise
+            self._cause = self._cause or as_error(error)
+        self._reporter.notify(Evaluated(at=self._journal.now(), question=question, answer=answer))
+
+    async def _pull(self, count: int) -> ItemsPulled:
+        items = self._parts.items
+        places = await self._parts.results.free_places(lambda: items.in_flight)
+        taken = await items.pull(min(count, places))
+        now = self._journal.now()
+        if taken.is_news:
+            run_id, are_all = self._journal.run_id, taken.is_exhausted
+            fact = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=are_all)
+            await self._journal.append(fact)
+        for number, entry in taken.refused.items():
+            self._lose_item(number, entry.text, entry.error, now)
+        return ItemsPulled(count=taken.count, is_exhausted=taken.is_exhausted, refused=tuple(taken.refused))
+
+    def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
+        """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
+        self._failures.add(MapReduceFailure(level=0, at=now, task_description=about, agent_role="", error=error))
+        self._note_failed_item(number, error, attempts=0)
+
+    # Orders.
+
+    def look_up(self, start: Start) -> Sequence[Stimulus]:
+        """Return what the record says came of a task."""
+        record = self._record
+        if record is None:
+            return ()
+        level, number = place = _place_of(start)
+        if self._parts.store.has(level, number):
+            output = self._parts.store.output(level, number)
+            if not level:
+                items = self._parts.items
+                self._parts.results.completed(number, items.index(number), items.item(number), output)
+            is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
+            return (self._complete(start.instance, place, output, is_final=is_final),)
+        failure = record.failure(level, number)
+        if failure is None:
+            return ()
+        self._failures.add(failure)
+        if not level:
+            self._note_failed_item(number, failure.error, attempts=failure.attempts)
+        return (Failed(at=self._journal.now(), instance=start.instance),)
+
+    def make(self, starts: Sequence[Start]) -> None:
+        """Call factories, of several items in one go, and submit the orders of what they make."""
+        maps: list[Start] = []
+        for start in starts:
+            if isinstance(start.changes, ReduceGroup):
+                making = self._orders.reduce(start.changes, start.instance, self._is_discarded)
+                self._background.start(self._make([start], making))
+            else:
+                maps.append(start)
+        for first in range(0, len(maps), _BATCH):
+            batch = maps[first : first + _BATCH]
+            numbers = {start.instance: _place_of(start)[1] for start in batch}
+            self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
+
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[Work | FailedMap]]) -> None:
+        """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
+        try:
+            self._submit(await making)
+        except (RecordError, StaleEpochError):
+            raise
+        except BudgetExhaustedError as spent:  # whoever makes agents asks a model, too
+            self._spent = self._spent or spent
+            now, reason = self._journal.now(), ExitReason.BUDGET_EXHAUSTED
+            self._reporter.notify(*(Exited(at=now, instance=start.instance, reason=reason) for start in starts))
+        except BaseException as error:
+            if self._background.is_left:
+                raise
+            self._cause = self._cause or as_error(error)
+            now = self._journal.now()
+            self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
+
+    def _submit(self, made: Sequence[Work | FailedMap]) -> None:
+        orders: list[TaskOrder] = []
+        for work in made:
+            if self._is_discarded(work.instance):
+                continue
+            if isinstance(work, FailedMap):
+                now = self._journal.now()
+                self._why[work.instance] = f": {brief(message_of(work.error))}"
+                self._lose_item(work.number, f"Item {self._parts.items.index(work.number)}", work.error, now)
+                self._reporter.notify(Failed(at=now, instance=work.instance))
+            else:
+                self._works[work.instance] = work
+                orders.append(work.order)
+        if orders:
+            self._reporter.submit(orders)
+
+    def discard(self, instance: str) -> None:
+        """Make no order of a task that was stopped before it had one."""
+        self._discarded.add(instance)
+
+    def _is_discarded(self, instance: str) -> bool:
+        return instance in self._discarded
+
+    # Results.
+
+    def accept(self, result: TaskResult) -> Sequence[Stimulus]:
+        """Keep what came of a task.
+
+        Raises:
+            RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
+        """
+        work = self._works.pop(result.instance)
+        level, number, error = work.level, work.number, result.error
+        store, item = self._parts.store, None if level else self._parts.items.item(number)
+        if result.status == "completed" and result.output is not None:
+            output = store.keep(level, number, result.output, work.kind, item=item)
+            if not level:
+                self._parts.results.completed(number, self._parts.items.index(number), item, output)
+            return (self._complete(work.instance, (level, number), output, is_final=work.kind == "final-reduce"),)
+        store.lose(level, number, result.trace, work.kind, item=item)
+        stimulus = self._lose(work, result, error)
+        if not level:
+            self._parts.items.done(number)
+        return (stimulus,)
+
+    def _complete(self, instance: str, place: Place, output: TaskOutput, *, is_final: bool) -> Completed:
+        level, number = place
+        if not level:
+            self._parts.items.done(number)
+        tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
+        if tokens is None:
+            self._uncounted[instance] = output
+        return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
+
+    def _lose(self, work: Work, result: TaskResult, error: BaseException | None) -> Stimulus:
+        instance = work.instance
+        match result.status:
+            case "failed" if isinstance(error, RecordError | StaleEpochError):
+                raise error
+            case "failed" if error is not None and is_refusal(error) and work.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(work.level, work.order, result, error)
+                return Failed(at=result.at, instance=instance, ends_run=True)
+            case "failed" if isinstance(error, ValidationError):
+                self._cause = self._cause or error  # what a factory gave cannot be done (S-SET-38)
+                return Failed(at=result.at, instance=instance, ends_run=True)
+            case "failed":
+                failure = failure_of(
+                    work.level, work.order, result, error or RuntimeError("task failed without an error")
+                )
+                self._why[instance] = f": {brief(message_of(failure.error))}"
+                self._failures.add(failure)
+                if not work.level:
+                    self._note_failed_item(work.number, failure.error, attempts=result.attempts)
+                return Failed(at=result.at, instance=instance)
+            case "exited":
+                self._spent = self._spent or (error if isinstance(error, BudgetExhaustedError) else None)
+                return Exited(at=result.at, instance=instance, reason=result.exit_reason)
+            case _:
+                return Cancelled(at=result.at, instance=instance)
+
+    def _note_failed_item(self, number: int, error: BaseException, *, attempts: int) -> None:
+        items = self._parts.items
+        self._parts.results.failed(items.index(number), items.done(number), error, attempts)
+
+
+def _place_of(start: Start) -> Place:
+    """Return the place of a task that is to be made of an item or a group."""
+    match start.changes:
+        case MapItem():
+            return 0, start.changes.number
+        case ReduceGroup():
+            return start.changes.level, start.changes.number
+        case _:
+            raise TypeError(f"{start} says neither of which item nor of which group")

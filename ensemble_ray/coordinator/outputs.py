@@ -1,0 +1,128 @@
+"""OutputStore: outputs of a run's tasks by instance, until nobody needs them. Package: coordinator.
+
+In: outputs as their run holds them: objects, or bytes in a process that runs no user code. Out: one of them, for a task
+that gets it as context; all of them, for the end. Bytes lie in a file without a name, so that a run of large outputs does
+not grow the process that schedules it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Generic, Protocol, TypeVar, overload
+
+from ensemble_ray.items.spool import Spool
+from ensemble_ray.values.ids import key_of
+
+__all__ = ["HeldOutputs", "KeyedOutputs", "OutputStore", "SpooledOutputs"]
+
+Output = TypeVar("Output")
+
+
+class OutputStore(Protocol[Output]):
+    """Outputs by instance."""
+
+    def __contains__(self, instance: str) -> bool:
+        """Return whether it has that output."""
+        ...
+
+    def put(self, instance: str, output: Output) -> None:
+        """Keep an output."""
+        ...
+
+    def get(self, instance: str) -> Output:
+        """Return an output.
+
+        Raises:
+            KeyError: it has none of that instance.
+        """
+        ...
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Let outputs go; those that it has not are none."""
+        ...
+
+
+class HeldOutputs(Generic[Output]):
+    """Outputs in memory: of a run in the process of its caller, who gets these objects in the end."""
+
+    def __init__(self) -> None:
+        self._outputs: dict[str, Output] = {}
+
+    def __contains__(self, instance: str) -> bool:
+        return instance in self._outputs
+
+    def put(self, instance: str, output: Output) -> None:
+        """Keep an output."""
+        self._outputs[instance] = output
+
+    def get(self, instance: str) -> Output:
+        """Return an output."""
+        return self._outputs[instance]
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Let outputs go."""
+        for instance in instances:
+            self._outputs.pop(instance, None)
+
+
+class SpooledOutputs:
+    """Outputs as bytes in a temporary file, which has no name and goes with the process."""
+
+    def __init__(self) -> None:
+        self._spool = Spool()
+        self._slots: dict[str, int] = {}
+
+    def __contains__(self, instance: str) -> bool:
+        return instance in self._slots
+
+    def put(self, instance: str, output: bytes) -> None:
+        """Keep an output.
+
+        Raises:
+            RecordError: the file cannot be written.
+        """
+        self._slots[instance] = self._spool.put(output)
+
+    def get(self, instance: str) -> bytes:
+        """Return an output."""
+        return self._spool.get(self._slots[instance])
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Let outputs go; what the file has of them stays until the run ends."""
+        for instance in instances:
+            self._slots.pop(instance, None)
+
+
+class KeyedOutputs(Sequence[tuple[str, Output]]):
+    """Outputs with the keys of their tasks, read when they are asked for. Pickled as the list that it stands for."""
+
+    def __init__(self, store: OutputStore[Output], instances: Sequence[str]) -> None:
+        self._store = store
+        self._instances = tuple(instances)
+
+    def __len__(self) -> int:
+        return len(self._instances)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, Output]: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[tuple[str, Output]]: ...
+
+    def __getitem__(self, index: int | slice) -> tuple[str, Output] | Sequence[tuple[str, Output]]:
+        if isinstance(index, slice):
+            return KeyedOutputs(self._store, self._instances[index])
+        instance = self._instances[index]
+        return key_of(instance), self._store.get(instance)
+
+    def __iter__(self) -> Iterator[tuple[str, Output]]:
+        return (self[place] for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash(self._instances)
+
+    def __reduce__(self) -> tuple[type[list[tuple[str, Output]]], tuple[list[tuple[str, Output]]]]:
+        return list, (list(self),)

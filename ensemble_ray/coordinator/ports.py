@@ -1,0 +1,133 @@
+"""What a coordinator works with, and what it is for those. Package: coordinator. Contracts only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from ensemble_ray.schedule.instructions import (
+        End,
+        Instruction,
+        Question,
+        Start,
+        Warn,
+        WarnLeftOut,
+        WarnOversized,
+    )
+    from ensemble_ray.schedule.source import Source
+    from ensemble_ray.schedule.stimuli import Stimulus
+    from ensemble_ray.values.messages import Fact
+
+__all__ = ["Executor", "Opening", "Order", "Result", "RunTasks", "TaskReporter", "WithInstance"]
+
+
+class WithInstance(Protocol):
+    """An order or a result, as far as a coordinator looks into it."""
+
+    @property
+    def instance(self) -> str:
+        """Return the task's instance."""
+        ...
+
+
+#: One task that should run now, as its executor takes it.
+Order = TypeVar("Order", bound=WithInstance)
+OrderT_contra = TypeVar("OrderT_contra", contravariant=True)
+#: What came of it, as its executor delivers it.
+Result = TypeVar("Result", bound=WithInstance)
+ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
+OrderT_co = TypeVar("OrderT_co", covariant=True)
+OutcomeT_co = TypeVar("OutcomeT_co", covariant=True)
+
+
+class Executor(Protocol[OrderT_contra]):
+    """Where tasks run. Results come back through `Coordinator.deliver`."""
+
+    def start(self, orders: Sequence[OrderT_contra], /) -> None:
+        """Run these tasks; never waits."""
+        ...
+
+    def stop(self, instances: Sequence[str], /) -> None:
+        """Stop these tasks; each is still reported, within the executor's grace."""
+        ...
+
+
+class TaskReporter(Protocol[OrderT_contra]):
+    """A coordinator, as the tasks of its run see it."""
+
+    def submit(self, orders: Sequence[OrderT_contra]) -> None:
+        """Hand orders to the executor."""
+        ...
+
+    def notify(self, *stimuli: Stimulus) -> None:
+        """Tell the source, after everything that it was told before."""
+        ...
+
+    def break_off(self, error: BaseException) -> None:
+        """End the run with an error of everything around it; what was recorded can be gone on with."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """How a run begins, or goes on."""
+
+    #: what the source is told first
+    stimuli: Sequence[Stimulus] = ()
+    #: what a source wants that was told its recorded stimuli again
+    instructions: Sequence[Instruction] = ()
+
+
+class RunTasks(Protocol[OrderT_co, ResultT_contra, OutcomeT_co]):
+    """The tasks of one run: what they are made of, what is recorded of them, what came of them."""
+
+    async def open(self, source: Source, reporter: TaskReporter[OrderT_co]) -> Opening:
+        """Begin, or go on: put that on record."""
+        ...
+
+    def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
+        """Return the facts of what the source is about to be told; none for runs whose stimuli follow from other facts."""
+        ...
+
+    def look_up(self, start: Start) -> Sequence[Stimulus]:
+        """Return what the record says came of a task, which then does not run again; nothing where it says nothing."""
+        ...
+
+    def make(self, starts: Sequence[Start]) -> None:
+        """Make orders and submit them, now or later; what cannot be made is notified of."""
+        ...
+
+    def discard(self, instance: str) -> None:
+        """Make no order of a task that was stopped before it had one."""
+        ...
+
+    def accept(self, result: ResultT_contra) -> Sequence[Stimulus]:
+        """Keep what came of a task; return what the source is told.
+
+        Raises:
+            StaleEpochError: somebody else has this run now.
+            RecordError: an executor could not write its facts. Neither is a failure of the task.
+        """
+        ...
+
+    def evaluate(self, question: Question) -> None:
+        """Ask the user's code, and notify of the answer."""
+        ...
+
+    def warn(self, warning: Warn | WarnLeftOut | WarnOversized) -> None:
+        """Log a warning of the source's."""
+        ...
+
+    def forget(self, instances: Sequence[str]) -> None:
+        """Let outputs go."""
+        ...
+
+    async def close(self, ending: End) -> OutcomeT_co:
+        """Put the end on record, and return how the run ended."""
+        ...
+
+    def leave(self) -> None:
+        """Wait for nothing any more; called once, however the run ended."""
+        ...

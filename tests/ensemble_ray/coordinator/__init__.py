@@ -1,0 +1,1 @@
+"""Tests of the coordinator and of what stands behind it."""

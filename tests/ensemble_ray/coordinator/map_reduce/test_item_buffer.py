@@ -1,0 +1,54 @@
+"""Items of a map-reduce, compared with those of its record."""
+
+from __future__ import annotations
+
+import pytest
+
+from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
+from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.fed.recovery import RecoveredRun
+from ensemble_ray.items.pulling import ListReader
+from ensemble_ray.record.map_reduce_data import item_digest, items_fact
+
+
+def recorded(count: int, *, are_all: bool) -> RecoveredRun:
+    """The record of a run that pulled 0, 1, 2, ..."""
+    record = RecoveredRun(MapReduceOutputs())
+    digests = [item_digest(number) for number in range(count)]
+    record.facts.take([items_fact("r", 1.0, indices=range(count), digests=digests, are_all=are_all)])
+    return record
+
+
+async def test_items_are_news_once() -> None:
+    """S-MR-162: what is on record is not told again, but for what came after it, and the end."""
+    items = ItemBuffer(ListReader(range(5)), recorded(3, are_all=False))
+    taken = await items.pull(2)
+    assert (taken.count, taken.is_news, list(taken.indices)) == (2, False, [])
+    taken = await items.pull(9)
+    assert (taken.count, taken.is_news, list(taken.indices), taken.is_exhausted) == (3, True, [3, 4], True)
+    known = ItemBuffer(ListReader(range(3)), recorded(3, are_all=True))
+    assert not (await known.pull(9)).is_news
+
+
+@pytest.mark.parametrize(
+    ("items", "are_all", "told"),
+    [
+        ([0, 7, 2], False, "item 1 is not what it was"),
+        ([0, 1], False, "recorded 3 items, the source has 2"),
+        ([0, 1, 2, 3], True, "recorded 3 items, the source has more"),
+    ],
+)
+async def test_other_items_are_refused(items: list[int], told: str, *, are_all: bool) -> None:
+    """S-MR-162: another item, fewer; more where the run had seen the end."""
+    with pytest.raises(ValidationError, match=f"^items changed: .*{told}"):
+        await ItemBuffer(ListReader(items), recorded(3, are_all=are_all)).pull(9)
+
+
+async def test_items_are_held_until_their_maps_are_done() -> None:
+    """S-MR-132: and no longer."""
+    items = ItemBuffer(ListReader(["a", "b"]), None)
+    await items.pull(2)
+    assert (items.in_flight, items.item(1)) == (2, "b")
+    assert items.done(1) == "b"
+    assert (items.in_flight, items.count) == (1, 2)

@@ -1,0 +1,161 @@
+"""One run with its conductor: a journal that can be held, houses that keep what they are asked, reports."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import HeldOutputs
+from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.plan.plan import Plan
+from ensemble_ray.ports import Until
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason
+from tests.ensemble_ray.schedule.plans import plan_of
+
+
+def _told(facts: Sequence[Fact]) -> list[str]:
+    """Facts as `kind name type`, in order."""
+    return [" ".join([fact.kind, fact.name, str(fact.data.get("type", ""))]).strip() for fact in facts]
+
+
+class SlowJournal(MemoryJournal):
+    """A journal that takes its time while it is held; keeps what it got at once."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(run_id)
+        self.batches: list[list[str]] = []
+        self.free = asyncio.Event()
+        self.free.set()
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        self.batches.append(_told(facts))
+        await asyncio.sleep(0)
+        await self.free.wait()
+        await super().append(facts, epoch=epoch, until=until)
+
+
+@dataclass
+class Houses:
+    """Keeps what it was asked to do, and what the journal knew then."""
+
+    journal: MemoryJournal
+    started: list[Assignment[str]] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    known: list[list[str]] = field(default_factory=list)
+
+    def start(self, assignments: Sequence[Assignment[str]]) -> None:
+        self.started += assignments
+        self.known.append(_told(self.journal.facts()))
+
+    def stop(self, instances: Sequence[str]) -> None:
+        self.stopped += instances
+        self.known.append(_told(self.journal.facts()))
+
+    @property
+    def keys(self) -> list[str]:
+        """Keys of the tasks that were started, in order."""
+        return [assignment.node.key for assignment in self.started]
+
+
+class Conducting:
+    """One run with its conductor and the houses it speaks to."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        earlier: Sequence[Fact] = (),
+        epoch: int = 0,
+        resumed: Resumed[str, str] | None = None,
+    ) -> None:
+        self.clock = ManualClock(start=100.0)
+        self.journal = SlowJournal("run")
+        self.houses = Houses(self.journal)
+        self.plan = plan
+        journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
+        self.tasks: PlannedTasks[str, str] = PlannedTasks(
+            plan, journal, HeldOutputs(), header={"workflow": plan.workflow}, earlier=earlier, resumed=resumed
+        )
+        self.coordinator = Coordinator(journal, self.tasks)
+        self.end: asyncio.Task[PlannedEnd[str, str]]
+
+    async def start(self) -> None:
+        """Begin, and return when it has nothing more to do by itself."""
+        self.end = asyncio.create_task(self.coordinator.run(self.tasks.source, self.houses))
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Return when the coordinator waits for somebody else; raise what it broke off with."""
+        for _ in range(20):
+            await asyncio.sleep(0)
+        if self.end.done():
+            await self.end
+
+    async def report(self, *reports: Report[str, str]) -> None:
+        self.coordinator.deliver(reports)
+        await self.settled()
+
+    async def cancel(self) -> None:
+        """Ask for its end."""
+        asking = self.coordinator.cancel()
+        await self.settled()
+        assert asking.done()
+
+    @property
+    def told(self) -> list[str]:
+        """All facts."""
+        return _told(self.journal.facts())
+
+    def ended(self) -> PlannedEnd[str, str]:
+        """Return how it ended; it must have."""
+        return self.end.result()
+
+
+async def conducting(
+    plan: Plan, *, earlier: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
+) -> Conducting:
+    """A run that began, or went on."""
+    run = Conducting(plan, earlier=earlier, epoch=epoch, resumed=resumed)
+    await run.start()
+    return run
+
+
+def done(key: str, at: float = 101.0) -> Report[str, str]:
+    """The task gave an output."""
+    return Report(
+        key=key,
+        instance=f"{key}#0",
+        status="completed",
+        at=at,
+        duration_s=1.0,
+        total_tokens=7,
+        output=f"output of {key}",
+    )
+
+
+def failed(key: str, at: float = 101.0) -> Report[str, str]:
+    """The task failed."""
+    return Report(
+        key=key,
+        instance=f"{key}#0",
+        status="failed",
+        at=at,
+        failure=f"failure of {key}",
+        error_type="ValueError",
+        message=f"{key} broke",
+    )
+
+
+def ended_early(key: str, status: str, *, reason: ExitReason = ExitReason.USER_EXIT_EARLY) -> Report[str, str]:
+    """The task exited, or was cancelled."""
+    return Report(key=key, instance=f"{key}#0", status=status, at=101.0, failure=f"trace of {key}", exit_reason=reason)
+
+
+PAIR = plan_of("parallel", {"a": (), "b": (), "c": ("b", "a")})

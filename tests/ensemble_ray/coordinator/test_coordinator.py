@@ -1,0 +1,163 @@
+"""The coordinator with a scripted source: every instruction is carried out, every answer comes back as a stimulus."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from ensemble_ray.coordinator.coordinator import Coordinator
+from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputStore, SpooledOutputs
+from ensemble_ray.coordinator.planned import PlannedTasks
+from ensemble_ray.coordinator.run_journal import RunJournal
+from ensemble_ray.execute.reports import Report
+from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.schedule.instructions import (
+    Cancel,
+    CountTokens,
+    End,
+    Evaluate,
+    Forget,
+    Instruction,
+    Question,
+    Start,
+    TaskChanges,
+    Wait,
+)
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
+from ensemble_ray.testing import ManualClock
+from ensemble_ray.values.outputs import ExitReason, RunState
+from tests.ensemble_ray.coordinator.planned_runs import Houses, done
+from tests.ensemble_ray.schedule.plans import plan_of
+
+END = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
+
+
+@dataclass
+class Script:
+    """A source that answers each kind of stimulus with what it is told to."""
+
+    answers: dict[type[Stimulus], list[Instruction]]
+    heard: list[Stimulus] = field(default_factory=list)
+
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
+        """Give what the script says, once."""
+        self.heard += stimuli
+        return [each for stimulus in stimuli for each in self.answers.pop(type(stimulus), [])]
+
+
+class Asking(PlannedTasks[str, str]):
+    """Tasks with user code to ask."""
+
+    asked: Question | None = None
+
+    def evaluate(self, question: Question) -> None:  # type: ignore[override]  # a plan refuses
+        """Keep the question."""
+        self.asked = question
+
+
+class Scripted:
+    """A run of two tasks by a script."""
+
+    def __init__(self, answers: dict[type[Stimulus], list[Instruction]]) -> None:
+        self.journal = MemoryJournal("run")
+        journal = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=ManualClock(start=100.0))
+        self.outputs: HeldOutputs[str] = HeldOutputs()
+        self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header={})
+        self.source = Script(answers)
+        self.executor = Houses(self.journal)
+        self.coordinator = Coordinator(journal, self.tasks)
+        self.end = asyncio.get_running_loop().create_task(self.coordinator.run(self.source, self.executor))
+
+    async def heard(self, kind: type[Stimulus]) -> Stimulus:
+        """Return the first stimulus of that kind, when it was told."""
+        async with asyncio.timeout(60):
+            while not (found := [each for each in self.source.heard if isinstance(each, kind)]):  # noqa: ASYNC110  a turn
+                await asyncio.sleep(0)
+        return found[0]
+
+
+async def test_changes_ride_on_the_order() -> None:
+    """The next attempt at a task is another instance of it, with what it has beside the task itself."""
+    changes = TaskChanges(attempt=2, feedback="shorter", prior="a#0")
+    run = Scripted({Begun: [Start(instance="a#1", changes=changes)], Completed: [END]})
+    await run.heard(Begun)
+    (order,) = run.executor.started
+    assert (order.node.key, order.instance, order.changes) == ("a", "a#1", changes)
+    run.coordinator.deliver([Report(key="a", instance="a#1", status="completed", at=1.0, output="x")])
+    ended = await run.end
+    assert list(ended.completed) == [("a", "x")]
+
+
+async def test_answer_of_the_users_code_is_a_stimulus() -> None:
+    """Whatever was asked: the question comes back with its answer."""
+    question = CountTokens(instance="a#0")
+    run = Scripted({Begun: [Evaluate(question=question)], Evaluated: [END]})
+    await run.heard(Begun)
+    assert run.tasks.asked == question
+    answer = Evaluated(at=1.0, question=question, answer=7)
+    run.tasks.encode = lambda _: ()  # type: ignore[method-assign]  # planned runs have no record of answers
+    run.coordinator.notify(answer)
+    await run.end
+    assert run.source.heard[-1] == answer
+
+
+async def test_first_decision_counts() -> None:
+    """A gate waits without a task; what is decided is on record before the source hears of it."""
+    run = Scripted({Begun: [Wait(gate="a")], Decided: [END]})
+    await run.heard(Begun)
+    assert not run.coordinator.decide("b", "approve")
+    assert run.coordinator.decide("a", "edit", "better")
+    assert not run.coordinator.decide("a", "exit")
+    await run.end
+    assert run.source.heard[1:] == [Decided(at=100.0, gate="a", verdict="edit", text="better")]
+    assert {"type": "Decided", "at": 100.0, "gate": "a", "verdict": "edit", "text": "better"} in [
+        fact.data for fact in run.journal.facts()
+    ]
+    assert run.executor.started == []
+
+
+async def test_forgotten_outputs_are_let_go() -> None:
+    """Nobody will ask for them; the others stay."""
+    start = Start(instance="a#0")
+    run = Scripted({Begun: [start], Completed: [Forget(instances=("a#0", "b#0")), END]})
+    await run.heard(Begun)
+    run.coordinator.deliver([done("a")])
+    await run.end
+    assert "a#0" not in run.outputs
+
+
+async def test_task_that_no_executor_has_counts_as_stopped() -> None:
+    """S-SET-27: who stops a task that is about to be made waits for nobody."""
+    run = Scripted({Begun: [Cancel(instance="b#0")], Cancelled: [END]})
+    await run.end
+    assert run.source.heard[-1] == Cancelled(at=100.0, instance="b#0")
+    assert run.executor.stopped == []
+
+
+async def test_run_never_begins_when_it_was_broken_off_before() -> None:
+    """S-SET-56: nothing is on record of it."""
+    run = Scripted({})
+    run.coordinator.break_off(OSError("no process can be had"))
+    with pytest.raises(OSError, match="no process"):
+        await run.end
+    assert run.journal.facts() == []
+
+
+# Outputs.
+
+
+@pytest.mark.parametrize("make", [HeldOutputs[bytes], SpooledOutputs])
+def test_outputs_are_kept_by_instance(make: Callable[[], OutputStore[bytes]]) -> None:
+    """S-SET-20: they are given in whatever order is asked for, the last one of an instance counts."""
+    store = make()
+    for instance, output in (("a#0", b"1"), ("b#0", b"2"), ("a#0", b"3")):
+        store.put(instance, output)
+    assert (store.get("a#0"), "b#0" in store, "c#0" in store) == (b"3", True, False)
+    keyed: Sequence[tuple[str, bytes]] = KeyedOutputs(store, ["b#0", "a#0"])
+    assert keyed == [("b", b"2"), ("a", b"3")]
+    assert keyed[1:] == [("a", b"3")]
+    store.forget(["a#0"])
+    assert "a#0" not in store

@@ -1,0 +1,242 @@
+"""The conductor of a run that goes on: what its machine was told is told again, what is recorded is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from ensemble_ray.errors import RecordError, StaleEpochError
+from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.record.recovery import Recovered
+from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
+from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.outputs import ExitReason, RunState
+from tests.ensemble_ray.coordinator.planned_runs import PAIR, conducting, done, ended_early, failed
+from tests.ensemble_ray.schedule.plans import plan_of
+
+
+def resumed(
+    stimuli: Sequence[Sequence[Stimulus]], *reports: Report[str, str], is_restart: bool = False
+) -> Resumed[str, str]:
+    """What a record tells of a run that began at 50."""
+    return Resumed(
+        started_at=50.0,
+        stimuli=stimuli,
+        reports={report.key: report for report in reports},
+        is_restart=is_restart,
+    )
+
+
+def told_done(key: str) -> Completed:
+    """The machine was told that the task completed."""
+    return Completed(at=101.0, instance=f"{key}#0", duration_s=1.0, total_tokens=7)
+
+
+BEGUN = (Begun(at=50.0),)
+
+
+async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
+    """S-DUR-30, S-DUR-16: what runs then is handed out under the new epoch; nothing is recorded a second time."""
+    run = await conducting(PAIR, epoch=2, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
+    assert run.told == ["resume run"]
+    assert run.journal.facts()[0].data == {"is_restart": False}
+    assert [(each.node.key, each.epoch) for each in run.houses.started] == [("b", 2)]
+    assert run.houses.known == [["resume run"]]
+    await run.report(done("b"))
+    assert run.told[1:] == ["stimulus b#0 TaskCompleted"]
+    assert run.houses.started[-1].context == ("output of b", "output of a")
+    await run.report(done("c"))
+    ended = run.ended()
+    assert [key for key, _ in ended.completed] == ["a", "b", "c"]
+    assert (ended.state, ended.started_at) == (RunState.COMPLETED, 50.0)
+    assert {fact.epoch for fact in run.journal.facts()} == {2}
+
+
+async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> None:
+    """S-DUR-30: the machine decided after both, so that the same tasks start in the same order as then."""
+    capped = plan_of("parallel", {"a": (), "b": (), "c": (), "d": ("b",), "e": ("a",)}, cap=2)
+    first = await conducting(capped)
+    await first.report(done("a"), done("b"))
+    groups = Recovered([*first.journal.facts()]).stimuli
+    assert [[type(each).__name__ for each in group] for group in groups] == [
+        ["Begun"],
+        ["Completed", "Completed"],
+    ]
+    again = await conducting(capped, epoch=1, resumed=resumed(groups, done("a"), done("b")))
+    assert again.houses.keys == ["c", "e"]
+    assert first.houses.keys == ["a", "b", "c", "e"]
+
+
+async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> None:
+    """S-DUR-9, S-DUR-30: the rest of the group was torn off; its task's output is recorded and is told anew."""
+    first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
+    await first.report(done("a"), done("b"))
+    groups = Recovered(first.journal.facts()[:-1]).stimuli
+    assert [len(group) for group in groups] == [1, 1]
+    again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
+    assert again.told == ["resume run", "stimulus b#0 TaskCompleted"]
+    assert again.houses.keys == ["c"]
+
+
+@pytest.mark.parametrize("report", [done("a"), failed("a"), ended_early("a", "exited")])
+async def test_recorded_end_is_told_when_the_machine_never_heard_of_it(report: Report[str, str]) -> None:
+    """S-DUR-30, S-DUR-37: the scheduler died before the report came; the task does not run again."""
+    run = await conducting(plan_of("sequential", {"a": (), "b": ()}), epoch=1, resumed=resumed([BEGUN], report))
+    assert "a" not in run.houses.keys
+    told = {"completed": "TaskCompleted", "failed": "TaskFailed", "exited": "TaskExited"}[report.status]
+    assert run.told[:2] == ["resume run", f"stimulus a#0 {told}"]
+    assert run.houses.keys == (["b"] if report.status == "completed" else [])
+    assert run.end.done() == (report.status != "completed")
+
+
+async def test_recorded_ends_of_tasks_that_had_not_started_are_told_when_they_would() -> None:
+    """S-DUR-30: several stimuli are lost; each recorded task is told when its turn comes, none is handed out."""
+    plan = plan_of("sequential", {"a": (), "b": (), "c": ()})
+    run = await conducting(plan, epoch=1, resumed=resumed([BEGUN], done("b"), done("a")))
+    assert run.told[1:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
+    assert run.houses.keys == ["c"]
+
+
+async def test_run_begins_when_nothing_was_told_to_its_machine() -> None:
+    """S-DUR-30: its owner died between the first fact and the first stimulus."""
+    run = await conducting(PAIR, epoch=1, resumed=resumed([]))
+    assert run.told == ["resume run", "stimulus run RunStarted"]
+    assert run.journal.facts()[1].data["at"] == 50.0
+    assert run.houses.keys == ["a", "b"]
+
+
+async def test_run_ends_when_its_owner_died_before_the_record_of_the_end() -> None:
+    """S-DUR-30: the last stimulus is recorded, the end is not; nothing is done again."""
+    plan = plan_of("sequential", {"a": ()})
+    run = await conducting(plan, epoch=1, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
+    assert run.told == ["resume run", "end run"]
+    assert run.ended().completed == [("a", "output of a")]
+    assert run.houses.keys == []
+
+
+async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> None:
+    """S-DUR-30, S-DUR-39: with what was completed before it, as its first owner would have told."""
+    plan = plan_of("parallel", dict.fromkeys("ab", ()))
+    stimuli = [BEGUN, [told_done("a"), Failed(at=101.0, instance="b#0", error_type="ValueError", message="b broke")]]
+    run = await conducting(plan, epoch=1, resumed=resumed(stimuli, done("a"), failed("b")))
+    ended = run.ended()
+    assert [(each.key, each.failure, each.completed_before) for each in ended.failures] == [("b", "failure of b", 1)]
+    assert run.journal.facts()[-1].data["errors"] == [{"key": "b", "error_type": "ValueError", "message": "b broke"}]
+
+
+async def test_task_runs_again_when_its_completion_is_recorded_and_its_output_is_not() -> None:
+    """S-DUR-2, S-DUR-30: durability `run` may lose an output whose stimulus another process committed."""
+    plan = plan_of("sequential", {"a": (), "b": ()})
+    run = await conducting(plan, epoch=1, resumed=resumed([BEGUN, [told_done("a")]]))
+    assert run.houses.keys == ["a"]
+    await run.report(done("a"))
+    await run.report(done("b"))
+    assert [key for key, _ in run.ended().completed] == ["a", "b"]
+
+
+async def test_recorded_task_is_used_in_its_turn_when_the_plan_was_changed() -> None:
+    """S-DUR-36: what is recorded is used; tasks that the plan has no more are not told of."""
+    swapped = plan_of("sequential", {"new": (), "a": ()})
+    stimuli = [BEGUN, [told_done("gone")], [told_done("a")]]
+    run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, done("gone"), done("a")))
+    assert run.houses.keys == ["new"]
+    await run.report(done("new"))
+    assert run.houses.keys == ["new"]
+    assert [key for key, _ in run.ended().completed] == ["new", "a"]
+
+
+async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> None:
+    """S-DUR-36, S-PAR-30: the task that ended the run comes later now; it ends it there."""
+    swapped = plan_of("sequential", {"new": (), "a": (), "b": ()})
+    stimuli = [BEGUN, [Exited(at=101.0, instance="a#0")]]
+    run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited")))
+    await run.report(done("new"))
+    ended = run.ended()
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, ["trace of a"])
+    assert run.houses.keys == ["new"]
+
+
+async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
+    """S-DUR-38, S-PAR-30: nothing more starts; the task that ran beside it goes on."""
+    stimuli = [BEGUN, [Exited(at=101.0, instance="a#0", reason=ExitReason.TIMEOUT)]]
+    run = await conducting(
+        PAIR, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited", reason=ExitReason.TIMEOUT))
+    )
+    assert run.houses.keys == ["b"]
+    await run.report(done("b"))
+    ended = run.ended()
+    assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, ["trace of a"])
+
+
+async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
+    """S-DUR-35: the cancellation is forgotten; what it stopped runs again, what was completed does not."""
+    first = await conducting(PAIR)
+    await first.report(done("a"))
+    await first.cancel()
+    await first.report(ended_early("b", "cancelled"))
+    assert first.ended().state is RunState.CANCELLED
+    stimuli = Recovered(first.journal.facts()).stimuli
+    run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, done("a")))
+    assert run.houses.keys == ["b"]
+    await run.report(done("b"))
+    await run.report(done("c"))
+    assert run.ended().state is RunState.COMPLETED
+
+
+async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
+    """S-DUR-32, S-SET-27: a restart is nobody's wish to go on; what ran stopped with its process and is not started."""
+    first = await conducting(plan_of("parallel", {"a": (), "b": (), "c": ("a", "b")}))
+    await first.report(done("a"))
+    await first.cancel()
+    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
+    assert run.houses.keys == []
+    assert run.told == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
+    ended = run.ended()
+    assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
+    assert ended.completed == [("a", "output of a")]
+
+
+async def test_late_output_counts_when_a_cancelled_runs_scheduler_is_replaced() -> None:
+    """S-DUR-30, S-SET-27: a task that was completed before it could be stopped is completed."""
+    first = await conducting(plan_of("parallel", {"a": (), "b": ()}))
+    await first.cancel()
+    stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
+    run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("b"), is_restart=True))
+    assert run.ended().state is RunState.CANCELLED
+    assert [key for key, _ in run.ended().completed] == ["b"]
+
+
+async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
+    """S-DUR-16, S-DUR-17: somebody else has the run; nothing more is started here, nothing more is recorded."""
+    run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
+    refused: Report[str, str] = Report(key="a", instance="a#0", status="failed", at=101.0, failure="f", newer_epoch=12)
+    with pytest.raises(StaleEpochError, match="'a' is written by epoch 12, epoch 0 must stop"):
+        await run.report(refused)
+    assert run.houses.keys == ["a"]
+    assert run.told == ["plan run", "stimulus run RunStarted"]
+
+
+async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
+    """S-DUR-8: the task has not failed, so that the run can be resumed when the fault is mended."""
+    run = await conducting(plan_of("sequential", {"a": (), "b": ()}))
+    unwritten: Report[str, str] = Report(
+        key="a",
+        instance="a#0",
+        status="failed",
+        at=101.0,
+        failure="f",
+        error_type="RecordError",
+        message="The disk is full",
+    )
+    with pytest.raises(RecordError, match="The disk is full"):
+        await run.report(unwritten)
+    assert run.told == ["plan run", "stimulus run RunStarted"]
+
+
+async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:
+    """S-SET-46, S-DUR-37: those that were not recorded before, such as of a task that the changed plan has anew."""
+    earlier = Fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
+    run = await conducting(PAIR, epoch=1, earlier=[earlier], resumed=resumed([BEGUN]))
+    assert run.told[:2] == ["resume run", "model run/1/model"]
