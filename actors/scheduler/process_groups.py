@@ -8,7 +8,6 @@ dies.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,13 +19,14 @@ import ray.exceptions
 from actors.link.background_tasks import BackgroundTasks
 from actors.link.events import pack_event
 from actors.link.failures import last_line
+from actors.link.undone import undone
 from actors.link.wire import WireOrder, WireReport
 from actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.conductor import Report
-from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import report_of
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 
 __all__ = ["CALLABLES", "GroupOwner", "ProcessGroups", "report_undone"]
@@ -337,26 +337,8 @@ class ProcessGroups:
 
 def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
     """Return the report of a task that no process can report."""
-    now = time.time()
-    result = TaskResult(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        status=status,
-        at=now,
-        duration_s=0.0,
-        error=cause,
-    )
-    return Report(
-        key=order.key,
-        status=status,
-        at=now,
-        epoch=order.epoch,
-        instance=order.instance,
-        failure=cloudpickle.dumps(result),
-        error_type="" if cause is None else type(cause).__name__,
-        message="" if cause is None else message_of(cause),
-    )
+    result = undone(order, cause, status)
+    return report_of(result, output=None, failure=cloudpickle.dumps(result))
 
 
 def _cause_of(error: BaseException) -> BaseException:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from actors.link.packing import load_agent, pack_result, unpack_order
+from actors.link.undone import undone
 from actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import ValidationError, message_of
@@ -248,13 +249,4 @@ def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
     )
     refusal = ValidationError(text)
     refusal.__cause__ = error
-    now = SystemClock().now()
-    return TaskResult(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        status="failed",
-        at=now,
-        duration_s=0.0,
-        error=refusal,
-    )
+    return undone(order, refusal)
