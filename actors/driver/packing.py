@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ensemble_ray.record.stores import StoreAddress
     from ensemble_ray.runtime import RunRequest
 
-__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_submission"]
+__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_callables", "pack_submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +235,7 @@ def pack_submission(request: RunRequest, *, store: StoreAddress, keeps_warm: boo
         templates=[
             _declared_template(key, agent, is_declared=key in declared) for key, agent in planned.agents.items()
         ],
-        callables=_declared_callables(planned.tasks, request.delegation_policies),
+        callables=pack_callables(planned.tasks, request.delegation_policies),
         store=None if request.frame.durability == Durability.OFF else store,
         reason="take_over" if request.takes_over else "resume" if request.is_resumed else "new",
         is_connected=is_connected,
@@ -276,7 +276,7 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
     )
 
 
-def _declared_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
+def pack_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
     """Return the callables of a planned run in one bundle, so that what they share stays shared; None: it has none."""
     things: list[object] = []
 

@@ -170,7 +170,7 @@ class ProcessGroups:
             self._forget(process)
         released = await asyncio.gather(*(self._release(process) for process in processes))
         for process, is_clean in zip(processes, released, strict=True):
-            self._pool.give_back(process, keep=keep and is_clean)
+            self._pool.put_back(process, keep=keep and is_clean)
 
     async def _release(self, process: Process) -> bool:
         if not process.is_alive:
@@ -216,7 +216,7 @@ class ProcessGroups:
 
     def start_process(self, group: str) -> Process:
         """Start one more process for a group."""
-        process = self._pool.take(self._owner.process_type(group), is_spread=self._is_spread)
+        process = self._pool.claim(self._owner.process_type(group), is_spread=self._is_spread)
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process

@@ -61,7 +61,7 @@ class SessionService:
 
     async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
         """Take orders; return False where that session is not known here, since this process was started anew."""
-        run = self._known(run_id, session)
+        run = self._find(run_id, session)
         if run is not None:
             run.submit(batch)
         return run is not None
@@ -78,7 +78,7 @@ class SessionService:
         Raises:
             EnsembleError: another driver coordinates the run now.
         """
-        run = self._known(run_id, session)
+        run = self._find(run_id, session)
         page = None if run is None else await run.collect(cursor, wait_s)
         now = self._dynamic.get(run_id)
         if now is not None and driver_of(now.session) != driver_of(session):
@@ -87,18 +87,18 @@ class SessionService:
 
     async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
         """Stop tasks; each is still reported."""
-        run = self._known(run_id, session)
+        run = self._find(run_id, session)
         if run is not None:
             run.stop(instances)
 
     async def close_session(self, run_id: str, session: str, *, keep: bool) -> None:
         """End a run that its driver is done with; its processes are kept for the next run where wanted."""
-        run = self._known(run_id, session)
+        run = self._find(run_id, session)
         if run is not None:
             await self._end(run, keep=keep)
             close_account(run.frame)
 
-    def _known(self, run_id: str, session: str) -> DynamicRun | None:
+    def _find(self, run_id: str, session: str) -> DynamicRun | None:
         run = self._dynamic.get(run_id)
         return run if run is not None and run.session == session else None
 
