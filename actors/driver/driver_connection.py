@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 import cloudpickle
 import ray.exceptions
@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
     from ensemble_ray.actors.shared.event_hub import DriverRequest, EventPage
     from ensemble_ray.events import Event
-    from ensemble_ray.execute.orders import RunFrame
-    from ensemble_ray.ports import EventSink, ToolMetrics
+    from ensemble_ray.runs.ports import RunRequest
 
-__all__ = ["ConnectedRun", "DriverConnection"]
+__all__ = ["DriverConnection"]
 
 _log = bounded_logger(__name__)
 #: How long one poll waits for events, s.
@@ -41,39 +40,10 @@ _POLL_S = 10.0
 _RETRY_S = 0.5
 
 
-class ConnectedRun(Protocol):
-    """What a driver asked for, as far as its connection goes."""
-
-    @property
-    def run_id(self) -> str:
-        """Which run."""
-        ...
-
-    @property
-    def context(self) -> RunFrame:
-        """What all its tasks share."""
-        ...
-
-    @property
-    def events(self) -> EventSink:
-        """Takes its events."""
-        ...
-
-    @property
-    def tool_metrics(self) -> ToolMetrics:
-        """Counts its tool calls."""
-        ...
-
-    @property
-    def on_unknown(self) -> OnUnknown | Callable[..., object]:
-        """How to ask what became of an effect (S-DUR-24)."""
-        ...
-
-
 class DriverConnection:
     """One run's driver, as its event hub sees it."""
 
-    def __init__(self, run: ConnectedRun, heartbeat: ClusterHeartbeat, scheduler: Any) -> None:
+    def __init__(self, run: RunRequest, heartbeat: ClusterHeartbeat, scheduler: Any) -> None:
         """Make one; it does nothing before `begin`.
 
         Args:

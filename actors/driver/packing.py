@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder
     from ensemble_ray.runs.ports import PlannedWork, RunRequest
 
-__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_submission"]
+__all__ = ["PackedOrder", "Packer", "bodies_of", "pack_callables", "pack_submission"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +240,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
         templates=[
             _declared_template(key, agent, is_declared=key in declared) for key, agent in planned.agents.items()
         ],
-        callables=_declared_callables(planned.tasks, work.delegation_policies),
+        callables=pack_callables(planned.tasks, work.delegation_policies),
         store=request.store,
         reason=work.submission,
         is_connected=is_connected,
@@ -281,7 +281,7 @@ def _declared_template(key: str, agent: Agent, *, is_declared: bool) -> AgentTem
     )
 
 
-def _declared_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
+def pack_callables(tasks: Mapping[str, Task], policies: Sequence[object]) -> CallablesUpdate | None:
     """Return the callables of a planned run in one bundle, so that what they share stays shared; None: it has none."""
     things: list[object] = []
 

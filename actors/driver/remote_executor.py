@@ -20,14 +20,23 @@ from ensemble_ray.actors.driver.cluster import ClusterHeartbeat
 from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.driver.loading import check_loading
 from ensemble_ray.actors.driver.packing import PackedOrder, Packer
-from ensemble_ray.actors.driver.results import ended_here, read_result
 from ensemble_ray.actors.link.accounts import shared_spending
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.link.packing import unpack_report
 from ensemble_ray.actors.link.reach import patiently, reach
-from ensemble_ray.actors.link.wire import AgentTemplate, OrderBatch, RecordLocation, ReportPage, SessionOpening
-from ensemble_ray.errors import EnsembleError
+from ensemble_ray.actors.link.undone import undone
+from ensemble_ray.actors.link.wire import (
+    AgentTemplate,
+    OrderBatch,
+    RecordLocation,
+    ReportPage,
+    SessionOpening,
+    WireOrder,
+    WireReport,
+)
+from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.execute.kinds import MOST_KINDS
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.redispatch import MOST_DEATHS
@@ -124,7 +133,7 @@ class RemoteExecutor:
             try:
                 packed = self._packer.pack(order)
             except Exception as error:  # noqa: BLE001  whatever it is, the order must have its result
-                self._add_result(ended_here(order.key, order.instance, order.epoch, error))
+                self._add_result(undone(order, error))
                 continue
             self._in_flight[order.instance] = packed
             self._enqueue(order.instance)
@@ -266,7 +275,7 @@ class RemoteExecutor:
             packed = self._in_flight.get(report.instance)
             if packed is not None and report.epoch >= packed.order.epoch:
                 self._finish(packed)
-                self._add_result(read_result(report))
+                self._add_result(_read(report, packed.order))
         self._deliver()
 
     def _finish(self, packed: PackedOrder) -> None:
@@ -279,7 +288,7 @@ class RemoteExecutor:
         """Deliver one that no process knows of as cancelled."""
         packed = self._in_flight[instance]
         self._finish(packed)
-        self._add_result(ended_here(packed.order.key, instance, packed.order.epoch, None))
+        self._add_result(undone(packed.order, None, "cancelled"))
 
     def _add_result(self, result: TaskResult) -> None:
         """Deliver it with all others of this turn of the loop."""
@@ -347,6 +356,19 @@ def _batches(waiting: Sequence[PackedOrder]) -> Iterator[Sequence[PackedOrder]]:
         size += packed.size
     if begin < len(waiting):
         yield waiting[begin:]
+
+
+def _read(report: WireReport, order: WireOrder) -> TaskResult:
+    """Return the result behind a report; one that cannot be loaded here is a failed one, since each order has a result."""
+    try:
+        return unpack_report(report)
+    except Exception as error:  # noqa: BLE001  whatever loading raised, the order must have its result
+        unreadable = EnsembleError(
+            f"The result of task '{report.key}' cannot be loaded in this process: {message_of(error)}. "
+            "Install the module it comes from here too, or use runtime='inline'"
+        )
+        unreadable.__cause__ = error
+        return undone(order, unreadable)
 
 
 def _lost_too_often(run_id: str) -> EnsembleError:

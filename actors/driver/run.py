@@ -35,7 +35,7 @@ __all__ = ["RayRun"]
 _log = bounded_logger(__name__)
 
 
-def _lost(run_id: str) -> EnsembleError:
+def _unrecorded_loss(run_id: str) -> EnsembleError:
     lost = EnsembleError(
         f"Run {run_id}: the scheduler's process died, and the run is not recorded (durability 'off'), so that it cannot "
         "go on. Run it again, or use durability='effects'"
@@ -103,7 +103,7 @@ class RayRun:
             if ended is not None:
                 return ended
             if self._submission.store is None:
-                raise _lost(self.run_id)
+                raise _unrecorded_loss(self.run_id)
             # What its record knows is used, its cancellation included.
             await self._submit(replace(self._submission, reason=SubmissionReason.RESUBMITTED))
             if self._is_cancelled:

@@ -8,7 +8,6 @@ dies.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -20,12 +19,13 @@ import ray.exceptions
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.events import pack_event
 from ensemble_ray.actors.link.failures import last_line
+from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import WireOrder, WireReport
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.orders import RunFrame, TaskResult
-from ensemble_ray.execute.reports import Report
+from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import report_of
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -170,7 +170,7 @@ class ProcessGroups:
             self._forget(process)
         released = await asyncio.gather(*(self._release(process) for process in processes))
         for process, is_clean in zip(processes, released, strict=True):
-            self._pool.give_back(process, keep=keep and is_clean)
+            self._pool.put_back(process, keep=keep and is_clean)
 
     async def _release(self, process: Process) -> bool:
         if not process.is_alive:
@@ -216,7 +216,7 @@ class ProcessGroups:
 
     def start_process(self, group: str) -> Process:
         """Start one more process for a group."""
-        process = self._pool.take(self._owner.process_type(group), is_spread=self._is_spread)
+        process = self._pool.claim(self._owner.process_type(group), is_spread=self._is_spread)
         process.on_death = self._on_death
         self._groups[group] = [*self.alive(group), process]
         self._by_name[process.name] = process
@@ -337,26 +337,8 @@ class ProcessGroups:
 
 def report_undone(order: WireOrder, status: Literal["cancelled", "failed"], cause: BaseException | None) -> WireReport:
     """Return the report of a task that no process can report."""
-    now = time.time()
-    result = TaskResult(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        status=status,
-        at=now,
-        duration_s=0.0,
-        error=cause,
-    )
-    return Report(
-        key=order.key,
-        status=status,
-        at=now,
-        epoch=order.epoch,
-        instance=order.instance,
-        failure=cloudpickle.dumps(result),
-        error_type="" if cause is None else type(cause).__name__,
-        message="" if cause is None else message_of(cause),
-    )
+    result = undone(order, cause, status)
+    return report_of(result, output=None, failure=cloudpickle.dumps(result))
 
 
 def _cause_of(error: BaseException) -> BaseException:

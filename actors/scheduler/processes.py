@@ -59,7 +59,7 @@ class ProcessPool:
         self._board = EndpointBoard()
         self._watches = BackgroundTasks()
 
-    def take(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
+    def claim(self, process_type: ProcessType = "agent", *, is_spread: bool = False) -> Process:
         """Return an idle process of that type, or a fresh one; never waits, since calls queue up until it has started.
 
         Args:
@@ -81,7 +81,7 @@ class ProcessPool:
         self._watches.start(self._watch(process))
         return process
 
-    def give_back(self, process: Process, *, keep: bool) -> None:
+    def put_back(self, process: Process, *, keep: bool) -> None:
         """Keep it for the next run, or end it."""
         process.on_death = None
         process.is_ready = False

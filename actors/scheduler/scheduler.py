@@ -20,12 +20,12 @@ from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, Submission, WireReport
-from ensemble_ray.actors.scheduler.dynamic_runs import DynamicRuns
+from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireReport
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.errors import RunExistsError, message_of
@@ -56,15 +56,14 @@ def _limits(*, is_dynamic: bool) -> SessionLimits:
     )
 
 
-class SchedulerActor(LineService):
+class SchedulerActor(LineService, SessionService):
     """Holds the runs of a cluster."""
 
     def __init__(self) -> None:
-        super().__init__()
+        LineService.__init__(self)
+        SessionService.__init__(self, ProcessPool(), lambda: _limits(is_dynamic=True))
         freeze_modules()
-        self._pool = ProcessPool()
         self._store = SubmissionStore()
-        self._dynamic = DynamicRuns(self._pool, lambda: _limits(is_dynamic=True))
         self._planned: dict[str, PlannedRun] = {}
         self._ended: dict[str, asyncio.Future[PlannedEnd[bytes, bytes]]] = {}
         self._recovering: asyncio.Task[None] | None = None
@@ -117,11 +116,9 @@ class SchedulerActor(LineService):
 
     async def report(self, run_id: str, source: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
         """Take results of tasks, in the batches in which a process sends them."""
-        planned = self._planned.get(run_id)
-        if planned is not None:
-            await planned.report(reports)
-        else:
-            await self._dynamic.report(run_id, reports)
+        run = self._planned.get(run_id) or self._dynamic.get(run_id)
+        if run is not None:
+            await run.report(reports)
 
     async def locate(self, run_id: str, agent_key: str, lost: str | None = None) -> list[tuple[str, Any]]:
         """Return names and handles of the processes of an agent, for another one that hands work to it.
@@ -158,16 +155,14 @@ class SchedulerActor(LineService):
 
     async def states(self) -> dict[str, str]:
         """Return the runs that have not ended."""
-        return dict.fromkeys((*self._planned, *self._dynamic.running), RunState.RUNNING.value)
+        return dict.fromkeys((*self._planned, *self._dynamic), RunState.RUNNING.value)
 
     async def evict_idle(self) -> None:
         """End the processes that are kept for the next run."""
         self._pool.evict_idle()
 
-    # Sessions of dynamic runs, whose drivers coordinate them; nothing of them outlives this process.
-
     async def open_session(self, opening: SessionOpening) -> Any:
-        """Be ready for the tasks of a run; return the handle of the hub that has its events, None when nobody listens.
+        """Be ready for the tasks of a dynamic run; return the handle of its hub, None when nobody listens.
 
         Raises:
             RunExistsError: a run of that id is running.
@@ -175,33 +170,7 @@ class SchedulerActor(LineService):
         await self.recovered()
         if opening.run_id in self._planned:
             raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
-        return await self._dynamic.open(opening)
-
-    async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
-        """Take orders; return False where that session is not known here, since this process was started anew."""
-        return self._dynamic.submit(run_id, session, batch)
-
-    async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
-        """Return what came of orders; None where that session is not known here.
-
-        Args:
-            run_id: The run's id.
-            session: The driver's opening of it.
-            cursor: How many entries the driver has had; they are forgotten here.
-            wait_s: Longest wait when there is nothing new.
-
-        Raises:
-            EnsembleError: another driver coordinates the run now.
-        """
-        return await self._dynamic.collect(run_id, session, cursor, wait_s)
-
-    async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
-        """Stop tasks; each is still reported."""
-        self._dynamic.stop(run_id, session, instances)
-
-    async def close_session(self, run_id: str, session: str, *, keep: bool) -> None:
-        """Let the processes of a run go, to be kept for the next run where wanted."""
-        await self._dynamic.close(run_id, session, keep=keep)
+        return await super().open_session(opening)
 
     # Planned runs.
 

@@ -22,7 +22,7 @@ from ensemble_ray.execute.callables import LocalCallables
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.process.threads import USER_ERRORS
 
-__all__ = ["CallableHost"]
+__all__ = ["CallableHost", "HeldCallables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class _HeldTask:
     output_guardrails: tuple[object, ...]
 
 
-class _HeldCallables(Mapping[str, _HeldTask]):
+class HeldCallables(Mapping[str, _HeldTask]):
     """Callables of a run by task; what tasks share is one object (S-SET-31)."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class CallableHost(AgentActor):
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        self._held: dict[str, _HeldCallables] = {}
+        self._held: dict[str, HeldCallables] = {}
         self._callables: dict[str, asyncio.Future[LocalCallables]] = {}
 
     async def hold(self, run_id: str, update: CallablesUpdate) -> None:
@@ -96,7 +96,7 @@ class CallableHost(AgentActor):
         Raises:
             ValidationError: those of the whole run cannot be loaded in this process.
         """
-        held = self._held.setdefault(run_id, _HeldCallables())
+        held = self._held.setdefault(run_id, HeldCallables())
         held.update(update)
         callables = self._callables_in(run_id)
         if callables.done():

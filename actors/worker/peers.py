@@ -19,11 +19,11 @@ from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.packing import pack_order, unpack_report
 from ensemble_ray.actors.link.reach import patiently, reach
+from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import AgentExecutionError, StaleEpochError, message_of
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.values.epochs import resend_step
 
 if TYPE_CHECKING:
@@ -184,12 +184,4 @@ def _is_of_replaced(result: TaskResult, order: TaskOrder) -> bool:
 
 def _failed(order: TaskOrder, why: str | Exception) -> TaskResult:
     error = AgentExecutionError(why, order.agent_role, order.task.description) if isinstance(why, str) else why
-    return TaskResult(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        status="failed",
-        at=SystemClock().now(),
-        duration_s=0.0,
-        error=error,
-    )
+    return undone(order, error)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, cast
 
 from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_order
+from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.kinds import Shelf, overlaid
@@ -163,9 +164,9 @@ class TaskHost:
             try:
                 loaded.append(hosted.load(run_id, order, templates))
             except TemplateUnknownError:
-                self._post(run_id, hosted, [_not_begun(order)])
+                self._post(run_id, hosted, [_unknown_template(order)])
             except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
-                self._deliver(run_id, [_not_loaded(order, error)])
+                self._deliver(run_id, [_loading_failure(order, error)])
         hosted.templates.trim()
         hosted.executor.start(loaded)
 
@@ -180,9 +181,9 @@ class TaskHost:
         try:
             loaded = hosted.load(run_id, order, templates)
         except TemplateUnknownError:
-            return _not_begun(order)
+            return _unknown_template(order)
         except Exception as error:  # noqa: BLE001  whatever loading raised, the task must still be reported
-            result = _not_loaded(order, error)
+            result = _loading_failure(order, error)
         else:
             try:
                 result = await hosted.executor.perform(loaded)
@@ -236,26 +237,17 @@ class TaskHost:
             hosted.sender = None
 
 
-def _not_begun(order: WireOrder) -> WireReport:
+def _unknown_template(order: WireOrder) -> WireReport:
     return Report(
         key=order.key, status=UNKNOWN_TEMPLATE, at=SystemClock().now(), epoch=order.epoch, instance=order.instance
     )
 
 
-def _not_loaded(order: WireOrder, error: Exception) -> TaskResult:
+def _loading_failure(order: WireOrder, error: Exception) -> TaskResult:
     text = (
         f"Task '{order.key}' cannot be loaded in a worker process: {message_of(error)}. "
         "Install the module it comes from on every node, or use runtime='inline'"
     )
     refusal = ValidationError(text)
     refusal.__cause__ = error
-    now = SystemClock().now()
-    return TaskResult(
-        key=order.key,
-        instance=order.instance,
-        epoch=order.epoch,
-        status="failed",
-        at=now,
-        duration_s=0.0,
-        error=refusal,
-    )
+    return undone(order, refusal)

@@ -1,13 +1,13 @@
 """Memory of the scheduler's process for a planned run on Ray whose outputs are large: `python -m benchmarks.jobs.scheduler_memory`.
 
-Out: how much more is resident in it than before the run, at its peak and after it, in MB.
+Out: what is resident in it before the run, at its peak and after it, in MB.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -17,31 +17,18 @@ __all__ = ["main"]
 _MB = 1_000_000
 
 
-def resident_bytes(name: str) -> int:
-    """Return a line of this process's memory figures: `VmRSS` is now, `VmHWM` the peak."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def in_scheduler(name: str) -> int:
-    """Return such a line of the scheduler's process."""
-    import ray
-
-    scheduler: Any = ray.get_actor("scheduler", namespace="ensemble_ray")
-    return int(ray.get(scheduler.__ray_call__.remote(lambda _, name=name: resident_bytes(name))))  # noqa: TID251  a script
-
-
 def main(tasks: int, output_bytes: int) -> None:
     """Run that many independent tasks with outputs of that size, and print the figures."""
-    from ensemble_ray import Agent, Ensemble, RayRuntime, Task, Workflow
-    from ensemble_ray.testing import ModelServer
-
-    del Agent, ModelServer
-    text = "x" * output_bytes
+    from ensemble_ray import Ensemble, RayRuntime, Task, Workflow
 
     def team(count: int) -> Ensemble:
         made = [
-            Task(name=f"t{number}", description=f"Write part {number}", expected_output="text", handler=lambda _: text)
+            Task(
+                name=f"t{number}",
+                description=f"Write part {number}",
+                expected_output="text",
+                handler=lambda _: "x" * output_bytes,
+            )
             for number in range(count)
         ]
         return Ensemble(tasks=made, workflow=Workflow.PARALLEL)
@@ -60,10 +47,25 @@ def main(tasks: int, output_bytes: int) -> None:
     )
 
 
+def in_scheduler(name: str) -> int:
+    """Return a memory figure of the scheduler's process, bytes: `VmRSS` is now, `VmHWM` the peak."""
+    import ray
+
+    scheduler: Any = ray.get_actor("scheduler", namespace="ensemble_ray")
+    return int(ray.get(scheduler.__ray_call__.remote(lambda _, name=name: resident_bytes(name))))  # noqa: TID251  a script
+
+
+def resident_bytes(name: str) -> int:
+    """Return that memory figure of this process."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+
+
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--tasks", type=int, default=2000)
     arguments.add_argument("--bytes", type=int, default=100_000)
     chosen = arguments.parse_args()
-    os.environ.setdefault("ENSEMBLE_RAY_HOME", f"/tmp/ensemble-ray-memory-{os.getpid()}")  # noqa: S108  of this run
-    sys.exit(main(chosen.tasks, chosen.bytes))
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["ENSEMBLE_RAY_HOME"] = home
+        main(chosen.tasks, chosen.bytes)

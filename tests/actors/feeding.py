@@ -121,7 +121,7 @@ class Driver:
     async def in_run(self, look: Any) -> Any:
         """What a function finds in the scheduler's session of this run, whatever else the cluster does."""
         run_id = self.run_id
-        return await in_scheduler(lambda scheduler: look(scheduler._dynamic._runs[run_id]._session))
+        return await in_scheduler(lambda scheduler: look(scheduler._dynamic[run_id]._session))
 
     async def processes(self) -> list[Any]:
         """Handles of the run's processes."""

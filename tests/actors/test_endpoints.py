@@ -33,16 +33,16 @@ async def until_all(processes: list[Process], *, are_open: bool) -> None:
 async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_fails(ray_cluster: str) -> None:
     """S-DUR-64: also those that start while the breaker is open; an answer lets all of them go on."""
     pool = ProcessPool()
-    told, heard = pool.take(), pool.take()
+    told, heard = pool.claim(), pool.claim()
     for _ in range(5):
         pool.broadcast(FAILED, source=told.name)
-    late = pool.take()
+    late = pool.claim()
     await until_all([heard, late], are_open=True)
     assert not await is_open(told)
     pool.broadcast(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
     await until_all([heard, late], are_open=False)
     for process in (told, heard, late):
-        pool.give_back(process, keep=False)
+        pool.put_back(process, keep=False)
 
 
 def test_only_failures_that_count_are_kept_when_time_passes() -> None:

@@ -40,17 +40,17 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     Lists of processes show what is a manager's. One at work is given to nobody else.
     """
     pool = ProcessPool()
-    agent, spread = pool.take(), pool.take(is_spread=True)
-    host, manager = pool.take("callables"), pool.take("manager")
+    agent, spread = pool.claim(), pool.claim(is_spread=True)
+    host, manager = pool.claim("callables"), pool.claim("manager")
     everyone = (manager, host, spread, agent)
     agent.templates["kind.1"] = None
     for process in everyone:
-        pool.give_back(process, keep=True)
-    assert pool.take() is agent
+        pool.put_back(process, keep=True)
+    assert pool.claim() is agent
     assert not agent.templates
-    assert pool.take("callables") is host
-    assert pool.take("manager") is manager
-    assert pool.take(is_spread=True) is spread
+    assert pool.claim("callables") is host
+    assert pool.claim("manager") is manager
+    assert pool.claim(is_spread=True) is spread
     pids = await asyncio.gather(*map(pid_of, everyone))
     assert len({process.name for process in everyone}) == len(set(pids)) == 4
     title = await asyncio.to_thread(Path("/proc", str(pids[0]), "cmdline").read_text)
@@ -59,8 +59,8 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
     spread.on_death = manager.on_death = lambda process, _: told.append(process)
     pool.end(spread)
     pool.end(manager)
-    pool.give_back(agent, keep=False)
-    pool.give_back(host, keep=True)
+    pool.put_back(agent, keep=False)
+    pool.put_back(host, keep=True)
     pool.evict_idle()
     assert [process.is_alive for process in everyone] == [False] * 4
     async with asyncio.timeout(PATIENCE_S):
@@ -71,7 +71,7 @@ async def test_process_is_used_again_when_it_was_kept(ray_cluster: str) -> None:
 async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray_cluster: str) -> None:
     """S-PAR-34, S-SET-36: to whoever has it; its place at the rate limiter is free; nobody gets it again."""
     pool = ProcessPool()
-    busy, idle = pool.take(), pool.take()
+    busy, idle = pool.claim(), pool.claim()
     pids = [await pid_of(process) for process in (busy, idle)]
     deaths: list[tuple[Process, BaseException]] = []
     told = asyncio.Event()
@@ -81,7 +81,7 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
         told.set()
 
     busy.on_death = idle.on_death = on_death
-    pool.give_back(idle, keep=True)
+    pool.put_back(idle, keep=True)
     limiter, bucket, limit = spawn.rate_limiter(), new_object_id(), RateLimit.of(1, 3600.0)
 
     def acquire(holder: str, waiter: str) -> Any:
@@ -101,7 +101,7 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
     assert dead is busy
     assert isinstance(error, ray.exceptions.RayActorError)
     assert [busy.is_alive, idle.is_alive] == [False, False]
-    pool.give_back(busy, keep=True)
-    fresh = pool.take()
+    pool.put_back(busy, keep=True)
+    fresh = pool.claim()
     assert fresh not in {busy, idle}
-    pool.give_back(fresh, keep=False)
+    pool.put_back(fresh, keep=False)

@@ -61,7 +61,7 @@ async def test_each_order_has_its_result_once_when_there_are_thousands(runtime: 
     places = {text.partition("/")[0] for text in driver.texts().values()}
     assert (len(places), len(set(driver.texts().values()))) == (2, 2)
     run_id = driver.run_id
-    assert not await in_scheduler(lambda self: run_id in self._dynamic._runs)
+    assert not await in_scheduler(lambda self: run_id in self._dynamic)
 
 
 async def test_agents_that_say_nothing_get_more_processes_when_many_tasks_are_in_flight(runtime: RayRuntime) -> None:

@@ -29,7 +29,7 @@ class TimedRateLimiter(RateLimiter):
     async def begin(self) -> None:
         """An empty desk at the beginning of time."""
         self._clock = ManualClock(0.0)
-        self._desk = LimiterDesk(clock=self._clock)
+        self._permits = LimiterDesk(clock=self._clock)
 
     async def receive(self, message: Message) -> Reply:
         self._unanswered += 1

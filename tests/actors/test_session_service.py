@@ -1,4 +1,4 @@
-"""DynamicRuns over real processes, without a scheduler: pages, batches that come twice, a driver that is gone."""
+"""SessionService over real processes, without a scheduler: pages, batches that come twice, a driver that is gone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ensemble_ray.actors.link.packing import unpack_result
 from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireReport
 from ensemble_ray.actors.scheduler import dynamic_run
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
-from ensemble_ray.actors.scheduler.dynamic_runs import DynamicRuns
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.ids import instance_of
@@ -42,7 +42,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.pool = ProcessPool()
-        self.runs = DynamicRuns(self.pool, lambda: SessionLimits(max_own=4, most_replicas=2))
+        self.service = SessionService(self.pool, lambda: SessionLimits(max_own=4, most_replicas=2))
         self.packer = Packer()
         self.worker = agent(Silent())
 
@@ -74,7 +74,7 @@ class Bench:
     @property
     def run(self) -> DynamicRun:
         """The one run."""
-        return self.runs._runs["fed"]
+        return self.service._dynamic["fed"]
 
 
 @pytest.fixture
@@ -82,9 +82,9 @@ async def bench(ray_cluster: str) -> AsyncIterator[Bench]:
     """One on this loop, its run opened."""
     spawn.scheduler()  # agents know whom to report to
     made = Bench()
-    assert await made.runs.open(OPENING) is None
+    assert await made.service.open_session(OPENING) is None
     yield made
-    await made.runs.close("fed", made.run.session if "fed" in made.runs else "", keep=False)
+    await made.service.close_session("fed", made.run.session if "fed" in made.service._dynamic else "", keep=False)
     assert made.pool._living == set()
 
 
@@ -95,15 +95,15 @@ def report(key: str, *, epoch: int = 0, body: bytes = b"x") -> WireReport:
 
 async def test_entries_are_kept_until_the_driver_has_them(bench: Bench) -> None:
     """S-MR-164: a page whose answer was lost comes again; what is acknowledged is gone; late reports are not heard."""
-    bench.runs.submit("fed", "driver/1", bench.batch(1, "a", "b"))
-    await bench.runs.report("fed", [report("a"), report("a"), report("b", epoch=7)])
-    pages = [await bench.runs.collect("fed", "driver/1", 0, 0.0) for _ in range(2)]
+    await bench.service.submit_orders("fed", "driver/1", bench.batch(1, "a", "b"))
+    await bench.run.report([report("a"), report("a"), report("b", epoch=7)])
+    pages = [await bench.service.collect("fed", "driver/1", 0, 0.0) for _ in range(2)]
     assert [(page.cursor, [each.key for each in page.reports]) for page in pages if page] == [(1, ["a"])] * 2
-    await bench.runs.report("fed", [report("b")])
-    page = await bench.runs.collect("fed", "driver/1", 1, 0.0)
+    await bench.run.report([report("b")])
+    page = await bench.service.collect("fed", "driver/1", 1, 0.0)
     assert page is not None
     assert (page.cursor, [each.key for each in page.reports]) == (2, ["b"])
-    assert (await bench.runs.collect("fed", "driver/1", 2, 0.0), bench.run._outbox) == (
+    assert (await bench.service.collect("fed", "driver/1", 2, 0.0), bench.run._outbox) == (
         replace(page, reports=[]),
         [],
     )
@@ -112,9 +112,9 @@ async def test_entries_are_kept_until_the_driver_has_them(bench: Bench) -> None:
 
 async def test_large_reports_make_small_pages(bench: Bench) -> None:
     """S-MR-132: a message of some 1 MB, however large the outputs are."""
-    bench.runs.submit("fed", "driver/1", bench.batch(1, *"abc"))
-    await bench.runs.report("fed", [report(key, body=bytes(700_000)) for key in "abc"])
-    page = await bench.runs.collect("fed", "driver/1", 0, 0.0)
+    await bench.service.submit_orders("fed", "driver/1", bench.batch(1, *"abc"))
+    await bench.run.report([report(key, body=bytes(700_000)) for key in "abc"])
+    page = await bench.service.collect("fed", "driver/1", 0, 0.0)
     assert page is not None
     assert [each.key for each in page.reports] == ["a", "b"]
 
@@ -123,20 +123,20 @@ async def test_batch_counts_once_when_it_comes_twice(bench: Bench) -> None:
     """S-MR-164: its answer was lost; batches may overtake each other."""
     batches = [bench.batch(number, f"t{number}") for number in (1, 2)]
     for batch in (batches[1], batches[1], batches[0], batches[0], batches[1]):
-        assert bench.runs.submit("fed", "driver/1", batch)
+        assert await bench.service.submit_orders("fed", "driver/1", batch)
     assert set(bench.run._session._in_flight) == {"t1#0", "t2#0"}
-    await bench.runs.report("fed", [report("t1"), report("t2")])
+    await bench.run.report([report("t1"), report("t2")])
     for batch in batches:
-        bench.runs.submit("fed", "driver/1", batch)
+        await bench.service.submit_orders("fed", "driver/1", batch)
     assert (bench.run._session._in_flight, bench.run._early) == ({}, set())
 
 
 async def test_order_is_given_back_when_something_that_it_needs_is_not_known(bench: Bench) -> None:
     """S-MR-142: the driver is told which, and sends it again with what it needs."""
     by_agent, by_handler = bench.batch(1, "a"), bench.batch(2, "h", handler=str)
-    bench.runs.submit("fed", "driver/1", replace(by_agent, templates=[]))
-    bench.runs.submit("fed", "driver/1", replace(by_handler, bundles={}))
-    page = await bench.runs.collect("fed", "driver/1", 0, 0.0)
+    await bench.service.submit_orders("fed", "driver/1", replace(by_agent, templates=[]))
+    await bench.service.submit_orders("fed", "driver/1", replace(by_handler, bundles={}))
+    page = await bench.service.collect("fed", "driver/1", 0, 0.0)
     assert page is not None
     assert (page.cursor, page.reports, page.unknown) == (2, [], ["a#0", "h#0"])
     assert (bench.run._session._in_flight, bench.pool._living) == ({}, set())
@@ -144,9 +144,9 @@ async def test_order_is_given_back_when_something_that_it_needs_is_not_known(ben
 
 async def test_task_that_waits_for_its_callables_is_stopped(bench: Bench) -> None:
     """S-MR-150: it is reported as cancelled, and never handed out."""
-    bench.runs.submit("fed", "driver/1", bench.batch(1, "h", handler=str))
-    bench.runs.stop("fed", "driver/1", ["h#0"])
-    page = await bench.runs.collect("fed", "driver/1", 0, PATIENCE_S)
+    await bench.service.submit_orders("fed", "driver/1", bench.batch(1, "h", handler=str))
+    await bench.service.stop_orders("fed", "driver/1", ["h#0"])
+    page = await bench.service.collect("fed", "driver/1", 0, PATIENCE_S)
     assert page is not None
     (told,) = page.reports
     assert (told.status, unpack_result(told.failure or b"").error) == ("cancelled", None)
@@ -156,14 +156,14 @@ async def test_task_that_waits_for_its_callables_is_stopped(bench: Bench) -> Non
 async def test_processes_are_ended_when_the_driver_is_gone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """S-MR-164: whoever comes back later is told that nothing is known, and opens the run again."""
     monkeypatch.setattr(dynamic_run, "MOST_SILENT_S", 0.3)
-    assert await bench.runs.open(replace(OPENING, session="driver/2", is_resubmission=True)) is None
-    bench.runs.submit("fed", "driver/2", bench.batch(1, "a"))
-    (process,), watch = bench.pool._living, bench.runs._watches["driver/2"]
-    asked = asyncio.ensure_future(bench.runs.collect("fed", "driver/2", 0, PATIENCE_S))
+    assert await bench.service.open_session(replace(OPENING, session="driver/2", is_resubmission=True)) is None
+    await bench.service.submit_orders("fed", "driver/2", bench.batch(1, "a"))
+    (process,), watch = bench.pool._living, bench.service._watches["driver/2"]
+    asked = asyncio.ensure_future(bench.service.collect("fed", "driver/2", 0, PATIENCE_S))
     async with asyncio.timeout(PATIENCE_S):
-        assert await bench.runs.collect("fed", "driver/1", 0, PATIENCE_S) is None
+        assert await bench.service.collect("fed", "driver/1", 0, PATIENCE_S) is None
         assert await asked is None
         await watch
     assert not process.is_alive
-    assert "fed" not in bench.runs
-    assert not bench.runs.submit("fed", "driver/2", bench.batch(2, "b"))
+    assert "fed" not in bench.service._dynamic
+    assert not await bench.service.submit_orders("fed", "driver/2", bench.batch(2, "b"))

@@ -1,4 +1,4 @@
-"""DynamicRuns: the dynamic runs of a scheduler, by id. Opened by their drivers, closed by them, or when they are gone."""
+"""SessionService: the sessions of dynamic runs, by run. Opened by their drivers, closed by them, or when they are gone."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.accounts import close_account
 from ensemble_ray.actors.link.events import begin_events
-from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireReport, driver_of
+from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, driver_of
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 
-__all__ = ["DynamicRuns"]
+__all__ = ["SessionService"]
 
 _log = bounded_logger(__name__)
 
 
-class DynamicRuns:
-    """The dynamic runs of one scheduler."""
+class SessionService:
+    """Sessions of dynamic runs, whose drivers coordinate them; a part of the scheduler. Nothing of them outlives its process."""
 
     def __init__(self, pool: ProcessPool, limits: Callable[[], SessionLimits]) -> None:
         """Make it.
@@ -33,18 +33,10 @@ class DynamicRuns:
         """
         self._pool = pool
         self._limits = limits
-        self._runs: dict[str, DynamicRun] = {}
+        self._dynamic: dict[str, DynamicRun] = {}
         self._watches: dict[str, asyncio.Task[None]] = {}
 
-    def __contains__(self, run_id: str) -> bool:
-        return run_id in self._runs
-
-    @property
-    def running(self) -> Sequence[str]:
-        """Ids of runs that are open."""
-        return tuple(self._runs)
-
-    async def open(self, opening: SessionOpening) -> Any:
+    async def open_session(self, opening: SessionOpening) -> Any:
         """Be ready for a run's tasks; return the handle of the hub that has its events, None when nobody listens.
 
         What a driver opens that took the run over, or lost its session, takes the place of what was open.
@@ -52,7 +44,7 @@ class DynamicRuns:
         Raises:
             RunExistsError: another driver coordinates a run of that id, and no record says whose it is.
         """
-        while (held := self._runs.get(opening.run_id)) is not None:
+        while (held := self._dynamic.get(opening.run_id)) is not None:
             if held.session == opening.session:
                 return held.hub
             if driver_of(held.session) != driver_of(opening.session) and opening.location is None:
@@ -60,54 +52,54 @@ class DynamicRuns:
             await self._end(held, keep=False)
         hub = spawn.event_hub() if opening.is_connected else None
         run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits())
-        self._runs[opening.run_id] = run
+        self._dynamic[opening.run_id] = run
         watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))
         watch.add_done_callback(lambda _: self._watches.pop(run.session, None))
         if hub is not None and not opening.is_resubmission:
             await begin_events(hub, opening.run_id)
         return hub
 
-    def submit(self, run_id: str, session: str, batch: OrderBatch) -> bool:
-        """Take orders; return False where that session is not known here."""
-        run = self._known(run_id, session)
+    async def submit_orders(self, run_id: str, session: str, batch: OrderBatch) -> bool:
+        """Take orders; return False where that session is not known here, since this process was started anew."""
+        run = self._find(run_id, session)
         if run is not None:
             run.submit(batch)
         return run is not None
 
     async def collect(self, run_id: str, session: str, cursor: int, wait_s: float) -> ReportPage | None:
-        """Return what a run has for its driver; None where that session is not known here.
+        """Return what came of orders; None where that session is not known here.
+
+        Args:
+            run_id: The run's id.
+            session: The driver's opening of it.
+            cursor: How many entries the driver has had; they are forgotten here.
+            wait_s: Longest wait when there is nothing new.
 
         Raises:
             EnsembleError: another driver coordinates the run now.
         """
-        run = self._known(run_id, session)
+        run = self._find(run_id, session)
         page = None if run is None else await run.collect(cursor, wait_s)
-        now = self._runs.get(run_id)
+        now = self._dynamic.get(run_id)
         if now is not None and driver_of(now.session) != driver_of(session):
             raise EnsembleError(f"Run {run_id} was taken over: another process goes on with it, this one must stop")
         return page if now is run else None
 
-    def stop(self, run_id: str, session: str, instances: Sequence[str]) -> None:
-        """Stop tasks."""
-        run = self._known(run_id, session)
+    async def stop_orders(self, run_id: str, session: str, instances: Sequence[str]) -> None:
+        """Stop tasks; each is still reported."""
+        run = self._find(run_id, session)
         if run is not None:
             run.stop(instances)
 
-    async def report(self, run_id: str, reports: Sequence[WireReport]) -> None:
-        """Take results of tasks."""
-        run = self._runs.get(run_id)
-        if run is not None:
-            await run.report(reports)
-
-    async def close(self, run_id: str, session: str, *, keep: bool) -> None:
-        """End a run that its driver is done with."""
-        run = self._known(run_id, session)
+    async def close_session(self, run_id: str, session: str, *, keep: bool) -> None:
+        """End a run that its driver is done with; its processes are kept for the next run where wanted."""
+        run = self._find(run_id, session)
         if run is not None:
             await self._end(run, keep=keep)
             close_account(run.frame)
 
-    def _known(self, run_id: str, session: str) -> DynamicRun | None:
-        run = self._runs.get(run_id)
+    def _find(self, run_id: str, session: str) -> DynamicRun | None:
+        run = self._dynamic.get(run_id)
         return run if run is not None and run.session == session else None
 
     async def _watch(self, run: DynamicRun) -> None:
@@ -118,8 +110,8 @@ class DynamicRuns:
         close_account(run.frame)
 
     async def _end(self, run: DynamicRun, *, keep: bool) -> None:
-        if self._runs.get(run.run_id) is run:
-            del self._runs[run.run_id]
+        if self._dynamic.get(run.run_id) is run:
+            del self._dynamic[run.run_id]
         watch = self._watches.get(run.session)
         if watch is not None and watch is not asyncio.current_task():
             watch.cancel()
