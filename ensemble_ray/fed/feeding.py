@@ -47,7 +47,7 @@ def window_of(definition: MapDefinition, most_processes: int | None) -> int:
 
 
 def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapReduceRules:
-    """What the machine goes by."""
+    """Return what the source goes by."""
     fails_on_item = definition.item_policy == "fail" or is_direct
     fails_on_reduce = definition.parallel_error_strategy is ParallelErrorStrategy.FAIL_FAST
     if is_direct or not isinstance(definition, MapReduceDefinition):
@@ -68,7 +68,7 @@ def rules_of(definition: MapDefinition, *, window: int, is_direct: bool) -> MapR
 
 
 async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
-    """The reader of a run's items, and whether all of them are one task (S-MR-81).
+    """Open the items: return the reader of a run's items, and whether all of them are one task (S-MR-81).
 
     Raises:
         ValidationError: the items are an iterator that was consumed, or an estimator gave no text.
@@ -115,7 +115,7 @@ class _Again:
         self._is_exhausted = is_exhausted
 
     async def next(self, count: int) -> Pulled:
-        """The next entries."""
+        """Return the next entries."""
         if not self._taken:
             return Pulled((), is_exhausted=True) if self._is_exhausted else await self._rest.next(count)
         given = [self._taken.pop() for _ in range(min(count, len(self._taken)))]

@@ -136,7 +136,7 @@ class RecoveredRun:
         return self._slots
 
     def outcome(self, level: int, number: int) -> Outcome:
-        """What is recorded of a work."""
+        """Return what is recorded of a task."""
         return self.facts.outcome(self._key(level, number))
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:

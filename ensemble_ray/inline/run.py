@@ -143,7 +143,7 @@ class InlineRun:
 
 
 def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
-    """A result as this process holds it: as objects."""
+    """Return the report of a result, with objects as this process holds them."""
     given = [(output.agent_role, output) for _, output in result.delegated]
     failure = result if result.output is None else None
     return report_of(result, output=result.output, failure=failure, delegated=given)

@@ -168,7 +168,7 @@ async def offer_fork(
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
 ) -> ForkOffer:
-    """What a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop.
+    """Return what a fork would do again, and what it would use; see `fork`. No model is asked. On the library's loop.
 
     Raises:
         ValidationError: there is no such run or task, or a task that would be used has other texts by these inputs.
@@ -262,7 +262,7 @@ async def accept_fork(
 
 
 async def _write(offer: ForkOffer, run_id: str) -> None:
-    """The beginning of the new run's record, as of a run that was interrupted there."""
+    """Write the beginning of the new run's record, as of a run that was interrupted there."""
     source, now = offer.ensemble.source, time.time()
     header = {
         **offer.recovered.header,
@@ -288,7 +288,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
 
 
 async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
-    """The plan with the agents that the new run has, and the answers of the calls that made some of them anew.
+    """Return the plan with the agents that the new run has, and the answers of the calls that made some of them anew.
 
     They are made before the plan is recorded: whoever goes on with the fork must find the definition that it has.
     """
@@ -318,7 +318,7 @@ def _check(found: RunSummary, recovered: Recovered) -> None:
 
 
 def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
-    """The definition with the options of the run that is forked, which the new run has too."""
+    """Return the definition with the options of the run that is forked, which the new run has too."""
     return definition.with_options(recorded_options(recovered.header))
 
 
@@ -365,7 +365,7 @@ class _Answers:
         self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """The next recorded answer.
+        """Return the next recorded answer.
 
         Raises:
             ValidationError: there is none.

@@ -178,7 +178,7 @@ def _budget(definition: Runnable) -> RunBudget | None:
 
 
 async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
-    """The run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
+    """Return the run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
     if (await read_head(store, found.run_id)).header.get("runtime") != "ray":
@@ -229,7 +229,7 @@ def _has_plan(definition: Runnable) -> bool:
 
 
 def planned_form(definition: Runnable) -> Ensemble:
-    """The definition as one with a plan.
+    """Return the definition as one with a plan.
 
     Raises:
         ValidationError: its tasks are made while it runs.
@@ -245,7 +245,7 @@ def planned_form(definition: Runnable) -> Ensemble:
 
 
 def recorded_definition(found: RunSummary, source: Origin, call: str) -> Runnable:
-    """The definition that the run was recorded with, as it stands today.
+    """Return the definition that the run was recorded with, as it stands today.
 
     Raises:
         ValidationError: only the program that began the run has it; the message names the call to make there.

@@ -150,7 +150,7 @@ class Run:
         return self._unwrap(self._future.result(timeout_s))
 
     async def aresult(self) -> EnsembleOutput:
-        """`result` for async code, on any loop."""
+        """Wait for the end as `result` does, in async code on any loop."""
         future = asyncio.wrap_future(self._future)
         # A caller that was cancelled hears no failure, and asyncio is not to complain of that.
         future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
@@ -162,7 +162,7 @@ class Run:
         return bool(done)
 
     async def ajoin(self) -> None:
-        """`join` for async code, however long it takes."""
+        """Wait as `join` does, in async code, however long it takes."""
         await asyncio.gather(asyncio.wrap_future(self._future), return_exceptions=True)
 
     def cancel(self) -> None:
@@ -170,7 +170,7 @@ class Run:
         submit(self.acancel())
 
     async def acancel(self) -> None:
-        """`cancel`, and return when it was asked."""
+        """Ask the run to end, and return when it was asked."""
         await bridge(self._cancel())
 
     async def _cancel(self) -> None:
