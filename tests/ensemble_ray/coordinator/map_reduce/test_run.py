@@ -281,18 +281,3 @@ async def test_run_that_is_cancelled_waits_for_no_estimator() -> None:
     finally:
         go_on.set()
     assert run.executor.stopped == []
-
-
-async def test_results_of_many_open_tasks_are_taken_together() -> None:
-    """Decision 0007: with more than 64 open tasks, what comes within some milliseconds is told in one step."""
-    run = Conducting(team(65), count=65, window=65)
-    await until(lambda: len(run.executor.started) == 65)
-    run.complete("map-0")
-    await until(lambda: run.clock.sleepers)
-    run.complete("map-1")
-    assert len(run.machine.running) == 65
-    run.clock.advance(0.004)
-    await until(lambda: len(run.machine.running) == 63)
-    run.end.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await run.end
