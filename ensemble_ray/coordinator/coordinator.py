@@ -31,7 +31,7 @@ from ensemble_ray.schedule.instructions import (
     WarnLeftOut,
     WarnOversized,
 )
-from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Decided
+from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Decided, Exited, Failed
 from ensemble_ray.values.ids import key_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ _log = bounded_logger(__name__)
 #: With more tasks in flight, what comes within that time is taken together, s: one by one costs 1.6 times the processor.
 _MANY = 64
 _GATHER_S = 0.004
+_ENDS = Completed | Failed | Exited | Cancelled
 
 Outcome = TypeVar("Outcome")
 
@@ -63,6 +64,8 @@ class Coordinator(Generic[Order, Result, Outcome]):
         self._woken = asyncio.Event()
         #: instances that the executor has, and that it has not reported
         self._in_flight: set[str] = set()
+        #: instances that were started and have not ended, wherever they are
+        self._open: set[str] = set()
         #: gates that wait for a decision
         self._gates: set[str] = set()
         self._ending: End | None = None
@@ -87,10 +90,10 @@ class Coordinator(Generic[Order, Result, Outcome]):
         try:
             if self._broken is not None:
                 raise self._broken
-            await self._open()
+            await self._begin()
             while self._ending is None:
                 await self._woken.wait()
-                if len(self._in_flight) > _MANY:
+                if len(self._open) > _MANY:
                     await self._journal.clock.sleep(_GATHER_S)
                 self._woken.clear()
                 if self._broken is not None:
@@ -134,6 +137,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
     def notify(self, *stimuli: Stimulus) -> None:
         """Tell the source, after everything that it was told before."""
         self._inbox.extend(stimuli)
+        self._open.difference_update([each.instance for each in stimuli if isinstance(each, _ENDS)])
         self._woken.set()
 
     def submit(self, orders: Sequence[Order]) -> None:
@@ -151,7 +155,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         if not failed.cancelled() and (error := failed.exception()) is not None:
             self.break_off(error)
 
-    async def _open(self) -> None:
+    async def _begin(self) -> None:
         opening = await self._tasks.open(self._source, self)
         first = opening.stimuli
         if self._cancelling is not None:  # it was cancelled before it began, and never does
@@ -220,6 +224,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
             else:
                 fresh.append(start)
         if fresh:
+            self._open.update(start.instance for start in fresh)
             self._tasks.make(fresh)
 
     def _stop(self, instances: Sequence[str]) -> None:

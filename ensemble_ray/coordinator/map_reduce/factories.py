@@ -1,4 +1,4 @@
-"""A definition's factories, as the conductor calls them. Package: coordinator.
+"""A definition's factories, as they are called in its run. Package: coordinator.
 
 In: items, or outputs that come together. Out: tasks. A reduce factory gets stand-ins for the tasks whose outputs it
 brings together: their description is the text of the output (S-MR-47, S-MR-115). They are made for the call and kept by

@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["FailedMap", "OrderMaker", "Work"]
+__all__ = ["FailedMap", "MadeOrder", "OrderMaker"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class MadeOrder:
     """A map or reduce with its order."""
 
     level: int
@@ -62,7 +62,7 @@ class FailedMap:
     error: Exception
 
 
-def _told(output: TaskOutput) -> TaskOutput:
+def _shorten(output: TaskOutput) -> TaskOutput:
     """Return an output as a reduce is shown it (S-MR-118)."""
     description = output.task_description
     shown = description.partition("\n\n")[0][:_SHOWN]
@@ -127,7 +127,9 @@ class OrderMaker:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
         return self._item_count if kind == "map" else int(kind != "reduce")
 
-    async def maps(self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]) -> list[Work | FailedMap]:
+    async def maps(
+        self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]
+    ) -> list[MadeOrder | FailedMap]:
         """Make the maps of items, by instance, but for those that are discarded when their turn comes.
 
         Raises:
@@ -142,19 +144,19 @@ class OrderMaker:
             keys = [key_of(instance) for instance, _ in tasks]
             made = await self._ready(list(tasks.values()), keys) if tasks else []
         kind = node_type(0, is_direct=self._is_direct)
-        works = [
-            self._work(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
+        orders = [
+            self._order(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
         ]
         failed = (
             FailedMap(instance=instance, number=number, error=each.error)
             for (instance, number), each in zip(wanted, given, strict=True)
             if isinstance(each, FactoryFailure)
         )
-        return [*works, *failed]
+        return [*orders, *failed]
 
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
-    ) -> list[Work | FailedMap]:
+    ) -> list[MadeOrder | FailedMap]:
         """Make the reduce of a group, unless it is discarded when its turn comes.
 
         Raises:
@@ -173,8 +175,8 @@ class OrderMaker:
             task, wanted = await self._factories.reduce(outputs)
             (made,) = await self._ready([task], [key])
         kind = node_type(level, is_final=group.is_final)
-        shown = [_told(outputs[position]) for position in wanted]
-        return [self._work(made, instance, (level, number), kind, context=shown)]
+        shown = [_shorten(outputs[position]) for position in wanted]
+        return [self._order(made, instance, (level, number), kind, context=shown)]
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
@@ -187,9 +189,9 @@ class OrderMaker:
             await self._journal.append(agents_fact(self._journal.run_id, self._journal.now(), fresh))
         return made
 
-    def _work(
+    def _order(
         self, made: ReadyTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
-    ) -> Work:
+    ) -> MadeOrder:
         (level, number), task = place, made.task
         order = TaskOrder(
             run_id=self._journal.run_id,
@@ -207,4 +209,4 @@ class OrderMaker:
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
         )
-        return Work(level=level, number=number, kind=kind, order=order)
+        return MadeOrder(level=level, number=number, kind=kind, order=order)

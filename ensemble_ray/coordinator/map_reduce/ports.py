@@ -1,4 +1,4 @@
-"""What the conductor of a map-reduce needs from others, and what it gives. Package: coordinator. Contracts and values only."""
+"""What the tasks of a map-reduce need from others, and how it ended. Package: coordinator. Contracts and values only."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class ItemResults(Protocol):
 class RecordedTasks(Protocol):
     """What the record knows of a run that goes on; what its tasks gave is in the store already.
 
-    Works are named as the machine names them: a map by its place in the source.
+    Tasks are named as the machine names them: a map by its place in the source.
     """
 
     @property
@@ -63,11 +63,11 @@ class RecordedTasks(Protocol):
         ...
 
     def failure(self, level: int, number: int) -> MapReduceFailure | None:
-        """How a work failed that is not tried again; None for one that did not fail."""
+        """Return how a task failed that is not tried again; None for one that did not fail."""
         ...
 
     def occurrence(self, level: int, number: int) -> int:
-        """Which attempt of the run at that work is the current one."""
+        """Return which attempt of the run at that task is the current one."""
         ...
 
     @property
@@ -94,7 +94,7 @@ class RecordedTasks(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapReduceFailure:
-    """A work that failed."""
+    """A map or reduce that failed."""
 
     level: int
     at: float

@@ -74,7 +74,7 @@ class TaskMaker:
         self._inputs = inputs
         self._recorded = recorded
         self._facts: list[Fact] = []
-        self._told: set[str] = set()
+        self._warned_of: set[str] = set()
 
     async def ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
         """Return the tasks under these keys, in order.
@@ -124,8 +124,8 @@ class TaskMaker:
         return self._inputs.get(found[1], found[0])
 
     def _warn(self, text: str) -> None:
-        if text not in self._told and len(self._told) < _MOST_WARNINGS:
-            self._told.add(text)
+        if text not in self._warned_of and len(self._warned_of) < _MOST_WARNINGS:
+            self._warned_of.add(text)
             _log.warning("%s", text)
 
 

@@ -32,7 +32,7 @@ from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-    from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, Work
+    from ensemble_ray.coordinator.map_reduce.orders import MadeOrder, OrderMaker
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
     from ensemble_ray.coordinator.ports import TaskReporter
@@ -68,14 +68,14 @@ class MapReduceTasks:
     """The tasks of one map-reduce."""
 
     def __init__(self, journal: RunJournal, parts: MapReduceParts) -> None:
-        """Make them, of a run and what it works with."""
+        """Make them, of a run and what they are made with."""
         self._journal = journal
         self._parts = parts
         self._orders, self._record = parts.orders, parts.record
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()
         #: tasks that an executor has, by instance
-        self._works: dict[str, Work] = {}
+        self._in_flight: dict[str, MadeOrder] = {}
         #: tasks that were stopped before an executor had them
         self._discarded: set[str] = set()
         #: outputs whose tokens the user's estimator is asked for
@@ -219,7 +219,7 @@ class MapReduceTasks:
             numbers = {start.instance: _place_of(start)[1] for start in batch}
             self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
 
-    async def _make(self, starts: Sequence[Start], making: Awaitable[list[Work | FailedMap]]) -> None:
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[MadeOrder | FailedMap]]) -> None:
         """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
         try:
             self._submit(await making)
@@ -236,19 +236,19 @@ class MapReduceTasks:
             now = self._journal.now()
             self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
 
-    def _submit(self, made: Sequence[Work | FailedMap]) -> None:
+    def _submit(self, results: Sequence[MadeOrder | FailedMap]) -> None:
         orders: list[TaskOrder] = []
-        for work in made:
-            if self._is_discarded(work.instance):
+        for made in results:
+            if self._is_discarded(made.instance):
                 continue
-            if isinstance(work, FailedMap):
+            if isinstance(made, FailedMap):
                 now = self._journal.now()
-                self._why[work.instance] = f": {brief(message_of(work.error))}"
-                self._lose_item(work.number, f"Item {self._parts.items.index(work.number)}", work.error, now)
-                self._reporter.notify(Failed(at=now, instance=work.instance))
+                self._why[made.instance] = f": {brief(message_of(made.error))}"
+                self._lose_item(made.number, f"Item {self._parts.items.index(made.number)}", made.error, now)
+                self._reporter.notify(Failed(at=now, instance=made.instance))
             else:
-                self._works[work.instance] = work
-                orders.append(work.order)
+                self._in_flight[made.instance] = made
+                orders.append(made.order)
         if orders:
             self._reporter.submit(orders)
 
@@ -267,16 +267,16 @@ class MapReduceTasks:
         Raises:
             RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
         """
-        work = self._works.pop(result.instance)
-        level, number, error = work.level, work.number, result.error
+        made = self._in_flight.pop(result.instance)
+        level, number, error = made.level, made.number, result.error
         store, item = self._parts.store, None if level else self._parts.items.item(number)
         if result.status == "completed" and result.output is not None:
-            output = store.keep(level, number, result.output, work.kind, item=item)
+            output = store.keep(level, number, result.output, made.kind, item=item)
             if not level:
                 self._parts.results.completed(number, self._parts.items.index(number), item, output)
-            return (self._complete(work.instance, (level, number), output, is_final=work.kind == "final-reduce"),)
-        store.lose(level, number, result.trace, work.kind, item=item)
-        stimulus = self._lose(work, result, error)
+            return (self._complete(made.instance, (level, number), output, is_final=made.kind == "final-reduce"),)
+        store.lose(level, number, result.trace, made.kind, item=item)
+        stimulus = self._lose(made, result, error)
         if not level:
             self._parts.items.done(number)
         return (stimulus,)
@@ -290,25 +290,25 @@ class MapReduceTasks:
             self._uncounted[instance] = output
         return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
 
-    def _lose(self, work: Work, result: TaskResult, error: BaseException | None) -> Stimulus:
-        instance = work.instance
+    def _lose(self, made: MadeOrder, result: TaskResult, error: BaseException | None) -> Stimulus:
+        instance = made.instance
         match result.status:
             case "failed" if isinstance(error, RecordError | StaleEpochError):
                 raise error
-            case "failed" if error is not None and is_refusal(error) and work.order.task.handler is None:
-                self._refusal = self._refusal or failure_of(work.level, work.order, result, error)
+            case "failed" if error is not None and is_refusal(error) and made.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(made.level, made.order, result, error)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed" if isinstance(error, ValidationError):
                 self._cause = self._cause or error  # what a factory gave cannot be done (S-SET-38)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed":
                 failure = failure_of(
-                    work.level, work.order, result, error or RuntimeError("task failed without an error")
+                    made.level, made.order, result, error or RuntimeError("task failed without an error")
                 )
                 self._why[instance] = f": {brief(message_of(failure.error))}"
                 self._failures.add(failure)
-                if not work.level:
-                    self._note_failed_item(work.number, failure.error, attempts=result.attempts)
+                if not made.level:
+                    self._note_failed_item(made.number, failure.error, attempts=result.attempts)
                 return Failed(at=result.at, instance=instance)
             case "exited":
                 self._spent = self._spent or (error if isinstance(error, BudgetExhaustedError) else None)
