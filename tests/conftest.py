@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
+_ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return path
+
+
+@pytest.fixture(autouse=True)
+def checkout() -> Iterator[None]:
+    """Fail the test that leaves something at the top of the checkout; the caches of tools are no news."""
+    before = set(_ROOT.iterdir())
+    yield
+    left = [path.name for path in set(_ROOT.iterdir()) - before if not path.name.startswith((".", "__pycache__"))]
+    assert left == [], "a test writes to its own tmp_path"
 
 
 @pytest.fixture(autouse=True)
