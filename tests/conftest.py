@@ -21,6 +21,23 @@ if TYPE_CHECKING:
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
 _ROOT = Path(__file__).resolve().parents[1]
+#: Where each test says itself that it starts a program.
+_CORE = _ROOT / "tests" / "ensemble_ray"
+#: What a module imports whose tests start programs.
+_PROGRAMS = {"subprocess", "program", "own_environment"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the cluster, by its fixtures, and outside the core what starts programs, by its imports."""
+    for item in (each for each in items if isinstance(each, pytest.Function)):
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        chosen = {each for each in values if isinstance(each, str)}
+        if "ray_cluster" in item.fixturenames or "ray" in chosen:
+            item.add_marker("cluster")
+        if _CORE in item.path.parents:
+            continue
+        if "postgres" in {*item.fixturenames, *chosen} or _PROGRAMS & vars(item.module).keys():
+            item.add_marker("program")
 
 
 @pytest.fixture(autouse=True)
