@@ -14,7 +14,7 @@ STAMPS := $(VENV)/.stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-crash test test-near test-far test-again again-near again-far chaos attack check bench clean
+.PHONY: help demo demo-crash quick test test-near test-far test-again again-near again-far chaos attack check bench clean
 #: Scenarios of whole programs, which need none of what the others share.
 PROGRAMS := demo demo_crash examples job local_model
 #: Half of the tests, in time: many only wait, for clusters and programs, so both halves run at the same time. What
@@ -30,6 +30,20 @@ demo: $(STAMPS)/local ## Let a team of agents read texts with a model on this ma
 
 demo-crash: $(STAMPS)/local ## The same, killed half-way and resumed: what was answered is not asked again.
 	@$(BIN)/ensemble-ray demo --crash $(ARGS) $(FILES)
+
+#: Where unit tests are, and those of one package, as PACKAGE=schedule or PACKAGE=execute/agent; none: all.
+PACKAGE ?=
+UNITS := tests/ensemble_ray tests/architecture tests/actors tests/serve
+PACKAGES := $(patsubst tests/ensemble_ray/%/__init__.py,%,$(wildcard $(addprefix tests/ensemble_ray/,*/__init__.py */*/__init__.py)))
+PACKAGES += $(filter-out ensemble_ray,$(notdir $(UNITS)))
+CHOSEN = $(if $(PACKAGE),$(firstword $(wildcard $(addsuffix $(PACKAGE),tests/ensemble_ray/ tests/))),$(UNITS) --numprocesses=2)
+
+quick: $(STAMPS)/dev ## Run the unit tests, which start no process; PACKAGE=schedule runs those of one package.
+ifneq ($(filter-out $(PACKAGES),$(PACKAGE)),)
+	@echo "There is no package '$(PACKAGE)'; there are $(sort $(PACKAGES))" >&2; exit 2
+else
+	$(BIN)/python -m pytest -m "not program and not cluster" $(CHOSEN) $(ARGS)
+endif
 
 test: $(STAMPS)/dev ## Run the tests; ARGS="tests/serve -x" runs those.
 ifeq ($(ARGS),)

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 #: Both runtimes; a scenario that takes `runtime` runs on each of them.
 RUNTIMES = ("inline", "ray")
+_ROOT = Path(__file__).resolve().parents[1]
+#: Where each test says itself that it starts a program.
+_CORE = _ROOT / "tests" / "ensemble_ray"
+#: What a module imports whose tests start programs.
+_PROGRAMS = {"subprocess", "program", "own_environment"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what needs the cluster, by its fixtures, and outside the core what starts programs, by its imports."""
+    for item in (each for each in items if isinstance(each, pytest.Function)):
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        chosen = {each for each in values if isinstance(each, str)}
+        if "ray_cluster" in item.fixturenames or "ray" in chosen:
+            item.add_marker("cluster")
+        if _CORE in item.path.parents:
+            continue
+        if "postgres" in {*item.fixturenames, *chosen} or _PROGRAMS & vars(item.module).keys():
+            item.add_marker("program")
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +48,15 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     for name in ("ENSEMBLE_RAY_RUNTIME", "ENSEMBLE_RAY_STORE", "ENSEMBLE_RAY_CAPTURE_MODE", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     return path
+
+
+@pytest.fixture(autouse=True)
+def checkout() -> Iterator[None]:
+    """Fail the test that leaves something at the top of the checkout; the caches of tools are no news."""
+    before = set(_ROOT.iterdir())
+    yield
+    left = [path.name for path in set(_ROOT.iterdir()) - before if not path.name.startswith((".", "__pycache__"))]
+    assert left == [], "a test writes to its own tmp_path"
 
 
 @pytest.fixture(autouse=True)

@@ -38,6 +38,7 @@ def test_names_come_from_modules_that_export_them() -> None:
         assert name in importlib.import_module(module).__all__, f"{module} does not export {name}"
 
 
+@pytest.mark.program
 def test_modules_are_there_without_an_import() -> None:
     """S-CONV-1: a program that imports the package alone reaches them, and nothing else is loaded for the package itself."""
     code = (

@@ -15,6 +15,7 @@ LATE = (
 )
 
 
+@pytest.mark.program
 def test_every_contract_is_kept() -> None:
     """One way between packages, no Ray in the core, pure machines; see decision 0001."""
     # A process of its own: the linter silences every logger of the process that it runs in.
@@ -46,11 +47,13 @@ def loaded() -> tuple[list[str], list[str]]:
     return imported.split(), planned.split()
 
 
+@pytest.mark.program
 def test_import_of_the_package_loads_neither_ray_nor_a_models_sdk(loaded: tuple[list[str], list[str]]) -> None:
     """The face is light: what costs time comes with the first use of it."""
     assert loaded[0] == []
 
 
+@pytest.mark.program
 def test_definitions_are_made_without_ray_or_a_models_sdk(loaded: tuple[list[str], list[str]]) -> None:
     """A team is declared, and its plan made, before anything heavy is loaded."""
     assert loaded[1] == []

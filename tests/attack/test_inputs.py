@@ -40,6 +40,12 @@ NESTED = "[" * 200_000 + "]" * 200_000
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the traces of capture mode full go to a folder of the test."""
+    monkeypatch.chdir(tmp_path)
+
+
 def model_of(server: ModelServer) -> OpenAIChatModel:
     """A model at that server."""
     return OpenAIChatModel("m", base_url=server.base_url, api_key="sk-test")

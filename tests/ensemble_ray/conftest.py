@@ -5,10 +5,12 @@ A test that starts a process says so with the marker `program`; `make quick` lea
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -43,10 +45,26 @@ def _refuse_program(*_args: object, **_kwargs: object) -> object:
     raise AssertionError(msg)
 
 
-@pytest.fixture(autouse=True)
-def alone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextlib.contextmanager
+def _alone(item: pytest.Item) -> Iterator[None]:
     """Make starting a process raise where the test does not say that it starts one."""
-    if request.node.get_closest_marker("program") is None:
-        monkeypatch.setattr(subprocess.Popen, "__init__", _refuse_program)
-        for way in ("fork", "posix_spawn", "posix_spawnp"):
-            monkeypatch.setattr(os, way, _refuse_program)
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("program") is None:
+            patch.setattr(subprocess.Popen, "__init__", _refuse_program)
+            for way in ("fork", "posix_spawn", "posix_spawnp"):
+                patch.setattr(os, way, _refuse_program)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Refuse processes to fixtures, those of a whole module too."""
+    with _alone(item):
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Refuse processes to the test."""
+    with _alone(item):
+        return (yield)

@@ -362,8 +362,11 @@ def test_pipelined_reducer_that_inflates_ends() -> None:
 
 @pytest.mark.parametrize("durability", ["off", "run", "effects"])
 @pytest.mark.parametrize("capture", ["off", "standard", "full"])
-def test_output_is_the_same_however_it_is_kept(durability: str, capture: str) -> None:
+def test_output_is_the_same_however_it_is_kept(
+    durability: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S-MR-90: durability and capture decide what is recorded, not what is done."""
+    monkeypatch.chdir(tmp_path)  # where the traces of mode full go
     output = team(6, durability=durability, capture_mode=capture, llm=model()).run(runtime="inline")
     assert counts(output) == [6, 2, 1]
     assert output.raw == "((0+1+2)+(3+4+5))"

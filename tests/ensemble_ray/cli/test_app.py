@@ -32,6 +32,7 @@ def test_every_command_explains_itself(call: Call, command: str) -> None:
     assert called.printed.startswith(f"Usage: ensemble-ray {command}")
 
 
+@pytest.mark.program
 def test_the_package_runs_as_a_module() -> None:
     """`python -m ensemble_ray` is the command, where no script is on the path."""
     command = [sys.executable, "-m", "ensemble_ray", "version"]
@@ -90,6 +91,7 @@ def test_the_schema_is_printed_as_json(call: Call) -> None:
     assert json.loads(call("schema").printed)["title"] == "ensemble-ray team"
 
 
+@pytest.mark.program
 def test_nothing_heavy_is_imported_when_only_help_is_asked_for() -> None:
     """`--help` stays quick: no Ray, no SDK of a model, no terminal library, no YAML."""
     code = (

@@ -286,6 +286,7 @@ def test_derived_texts_cut_what_users_wrote() -> None:
         assert long in vars(error).values() or (long,) in vars(error).values()
 
 
+@pytest.mark.program
 def test_error_arrives_in_another_process() -> None:
     """S-ERR-33, S-CONV-32: nothing of this process is needed to read it."""
     error = TaskExecutionError("Task failed: Write", "Write", "Writer")

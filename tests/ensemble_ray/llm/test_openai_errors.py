@@ -144,6 +144,7 @@ async def test_the_transports_error_is_the_cause_when_nothing_answered() -> None
     assert error.__cause__ is cause
 
 
+@pytest.mark.program
 def test_failures_are_told_while_the_package_of_the_errors_is_being_imported() -> None:
     """Many calls fail at once in a fresh process: half an import gives nobody an `AttributeError`."""
     code = """

@@ -158,6 +158,7 @@ def test_thread_survives_when_the_loop_is_closed_before_it_returns() -> None:
     assert done.is_set()
 
 
+@pytest.mark.program
 def test_process_ends_when_user_code_never_returns() -> None:
     """S-SET-48: the exit does not wait for the thread."""
     code = (

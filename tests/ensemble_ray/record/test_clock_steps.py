@@ -88,7 +88,8 @@ def test_run_has_no_negative_duration(wall: Wall) -> None:
     tasks = [Task(name=name, description=name, expected_output="x", agent=agent) for name in ("a", "b")]
     handled = Task(name="c", description="c", expected_output="x", handler=answer, effect="none")
     facts: list[Fact] = []
-    output = Ensemble(tasks=[*tasks, handled], capture_mode=CaptureMode.FULL).run(runtime=InlineRuntime())
+    team = Ensemble(tasks=[*tasks, handled], capture_mode=CaptureMode.FULL, trace_exporter=lambda _: None)
+    output = team.run(runtime=InlineRuntime())
     assert isinstance(output, EnsembleOutput)
     found = list(durations(output))
     assert len(found) > 10

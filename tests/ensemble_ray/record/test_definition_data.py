@@ -240,6 +240,7 @@ def _identities(path: Path, **texts: str) -> list[dict[str, str]]:
     return cast("list[dict[str, str]]", json.loads(done.stdout))
 
 
+@pytest.mark.program
 def test_code_has_one_identity_in_every_process_and_another_when_it_was_changed(tmp_path: Path) -> None:
     """S-DUR-36: module, qualified name and source; also of what has no source text, sets in any order included."""
     module = tmp_path / "mod.py"

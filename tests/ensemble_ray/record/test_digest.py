@@ -38,6 +38,7 @@ def test_digest_does_not_depend_on_the_order_of_keys() -> None:
     assert digest_of({"a": [1, 2]}) != digest_of({"a": [2, 1]})
 
 
+@pytest.mark.program
 def test_digest_is_the_same_in_every_process() -> None:
     """S-SET-39: a run is asked for again in another one."""
     code = "from ensemble_ray.record.digest import digest_of; print(digest_of({'ä': {1, }, 'b': None}))"

@@ -99,6 +99,7 @@ async def test_wait_that_is_given_up_leaves_its_facts(tmp_path: Path) -> None:
     assert len(await store.facts(RUN)) == 1
 
 
+@pytest.mark.program
 async def test_facts_are_written_when_the_process_just_ends(tmp_path: Path) -> None:
     """S-DUR-2: nobody closed the journal; the interpreter's end writes what is queued."""
     rest = """
@@ -111,6 +112,7 @@ asyncio.run(main())
     assert [fact.data for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
 
 
+@pytest.mark.program
 async def test_forked_process_writes_nothing_for_its_parent(tmp_path: Path) -> None:
     """S-DUR-1: neither what the parent has queued, a second time, nor anything of its own in the parent's name."""
     rest = """
@@ -133,6 +135,7 @@ asyncio.run(main())
     assert [fact.name for fact in await SqliteStore(tmp_path).facts(RUN)] == ["a#0/0/model"]
 
 
+@pytest.mark.program
 async def test_synchronised_facts_are_on_the_disk(tmp_path: Path) -> None:
     """S-DUR-3: the log is synchronised before `append` returns, also where there is a long text, or nothing new."""
     rest = """

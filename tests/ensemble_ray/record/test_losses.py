@@ -94,6 +94,7 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {name: (directory / name).read_bytes() for name in (RECORD, LOG, COUNT) if (directory / name).exists()}
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("has_shm", [True, False])
 async def test_lost_end_is_told(
@@ -124,6 +125,7 @@ async def test_lost_end_is_told(
     assert [run.run_id for run in await store.runs()] == [RUN]
 
 
+@pytest.mark.program
 async def test_place_of_the_damage_is_told(directory: Path, tmp_path: Path) -> None:
     """S-DUR-81: the byte at which the first damaged frame begins, and how much lies behind it."""
     log = directory / LOG
@@ -141,6 +143,7 @@ async def test_place_of_the_damage_is_told(directory: Path, tmp_path: Path) -> N
         await SqliteStore(tmp_path).facts(RUN)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("damage", [_flip_in_the_middle, _flip_in_the_header])
 async def test_record_without_notes_tells_by_its_log(
     directory: Path, tmp_path: Path, damage: Callable[[Path], None]
@@ -154,6 +157,7 @@ async def test_record_without_notes_tells_by_its_log(
         await store.facts(RUN)
 
 
+@pytest.mark.program
 async def test_loss_of_power_may_take_what_was_not_synchronised(
     directory: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -170,6 +174,7 @@ async def test_loss_of_power_may_take_what_was_not_synchronised(
     assert len(await store.facts(RUN)) == left
 
 
+@pytest.mark.program
 async def test_synchronised_facts_are_missed_after_a_loss_of_power_too(directory: Path, tmp_path: Path) -> None:
     """S-DUR-84: they were promised to be on the disk."""
     count = CountFile(directory)
@@ -181,6 +186,7 @@ async def test_synchronised_facts_are_missed_after_a_loss_of_power_too(directory
         await SqliteStore(tmp_path).take(RUN)
 
 
+@pytest.mark.program
 async def test_gap_is_told(directory: Path, tmp_path: Path) -> None:
     """S-DUR-82: facts are numbered without gaps."""
     connection = sqlite3.connect(directory / RECORD, isolation_level=None)
@@ -194,6 +200,7 @@ async def test_gap_is_told(directory: Path, tmp_path: Path) -> None:
     assert [fact.kind for fact in await store.facts(RUN)] == ["model"] * (FACTS - 2) + ["loss"]
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("damage", [_flip_in_the_middle, _flip_at_the_end, _cut])
 async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, damage: Callable[[Path], None]) -> None:
     """S-DUR-83: what is lost is a fact, what is left of the log is kept, and nobody is asked again."""
@@ -217,6 +224,7 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
     assert len(await store.facts(RUN)) == left + 2
 
 
+@pytest.mark.program
 async def test_accepted_loss_counts_where_its_process_died_before_it_noted_it(directory: Path, tmp_path: Path) -> None:
     """S-DUR-83: the fact is enough; a later loss is another one."""
     _cut(directory)
@@ -235,6 +243,7 @@ async def test_accepted_loss_counts_where_its_process_died_before_it_noted_it(di
         await store.facts(RUN)
 
 
+@pytest.mark.program
 async def test_nothing_is_accepted_where_nothing_is_left(directory: Path, tmp_path: Path) -> None:
     """S-DUR-83: such a run is removed and begun anew."""
     _empty(directory)
@@ -290,6 +299,7 @@ async def test_removed_record_is_not_made_anew(tmp_path: Path) -> None:
         await run.close(RunState.FAILED)
 
 
+@pytest.mark.program
 async def test_nothing_is_told_of_kills(tmp_path: Path) -> None:
     """S-DUR-80: writers killed at any moment, several to a file, lose nothing that was committed; no alarm is ever given."""
     rest = """
@@ -319,6 +329,7 @@ asyncio.run(main())
         seen = len(facts)
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("index", ["whole", "missing", "short", "empty"])
 async def test_record_that_cannot_be_written_is_read_and_not_taken(directory: Path, tmp_path: Path, index: str) -> None:
     """S-DUR-8, S-DUR-89: by a user without rights, with a log that a kill left; nothing is changed, and nothing crashes."""

@@ -197,6 +197,7 @@ def digests() -> list[str]:
     return [item_digest(item) for item in items]
 
 
+@pytest.mark.program
 def test_hash_is_the_same_in_the_next_process() -> None:
     """S-MR-162: also of sets, whose order is another there."""
     code = f"from {__name__} import digests; print(digests())"

@@ -39,6 +39,7 @@ def test_run_is_interrupted_when_its_owner_is_gone(tmp_path: Path, state: RunSta
     assert RunDirectory(tmp_path, "a").state() is RunState.INTERRUPTED
 
 
+@pytest.mark.program
 def test_run_is_interrupted_when_its_process_was_killed(tmp_path: Path) -> None:
     """S-SET-14: no lock outlives its process."""
     code = (

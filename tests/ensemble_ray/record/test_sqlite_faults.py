@@ -93,6 +93,7 @@ asyncio.run(main())
     return home, asyncio.run(output_of(rest, home)).splitlines()
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("until", ["WRITTEN", "SYNCED", "TAKEN"])
 async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list[str]], until: str) -> None:
     """S-DUR-8: a limit on the size of files stands for a full disk; what was written before stays, and can be resumed."""
@@ -114,6 +115,7 @@ async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list
     assert len(await store.facts(RUN)) == len(facts) + 1
 
 
+@pytest.mark.program
 async def test_run_is_refused_and_its_records_stay_readable_when_the_home_is_read_only(tmp_path: Path) -> None:
     """S-DUR-8: a user without rights reads what there is, and is told when beginning or taking a run."""
     run = await SqliteStore(tmp_path).begin("run-0")
@@ -215,6 +217,7 @@ def recorded(killed_writer: Path, tmp_path: Path) -> Path:
     return tmp_path / "runs" / RUN / RECORD
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("has_shm", [True, False])
 async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: Path, *, has_shm: bool) -> None:
     """S-DUR-9: as by a loss of power: the others are read, and the run goes on after them."""
@@ -257,6 +260,7 @@ def _no_data(path: Path) -> None:
     connection.close()
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("damage", "text"),
     [

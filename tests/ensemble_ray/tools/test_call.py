@@ -330,6 +330,7 @@ async def test_call_is_given_up_when_a_blocking_tool_never_returns() -> None:
     never.set()
 
 
+@pytest.mark.program
 def test_process_exits_when_a_tool_never_returned() -> None:
     """S-SET-48: neither the run's end nor the process's exit waits for it."""
     script = (

@@ -139,6 +139,7 @@ def test_function_is_the_same_object_when_pickled_by_reference() -> None:
     assert pickle.loads(pickle.dumps(word_count)) is word_count  # noqa: S301  made here
 
 
+@pytest.mark.program
 def test_function_works_elsewhere_when_it_travels_by_value() -> None:
     """S-TOOL-16: from a script to another process, through cloudpickle; mark, schema and code arrive."""
     script = (
@@ -162,6 +163,7 @@ def test_function_works_elsewhere_when_it_travels_by_value() -> None:
     assert len(data) < 2000
 
 
+@pytest.mark.program
 def test_tool_of_a_script_keeps_its_types_when_they_are_strings() -> None:
     """S-TOOL-11: a script's function travels without the names that only its annotations use."""
     script = (

@@ -5,6 +5,7 @@ import sys
 import uuid
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -40,6 +41,7 @@ def test_derived_id_is_a_version_4_uuid(name: str) -> None:
     assert (made.version, made.variant) == (4, uuid.RFC_4122)
 
 
+@pytest.mark.program
 def test_derived_id_is_the_same_in_every_process() -> None:
     """A re-run finds it again: nothing of the process or of its hash seed is in it."""
     code = "from ensemble_ray.values.ids import uuid_of; print(uuid_of('facts#0/1/call-0'))"

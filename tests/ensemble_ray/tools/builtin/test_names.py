@@ -24,6 +24,7 @@ def test_unknown_name_is_refused_when_asked_for() -> None:
         _ = builtin.GitHubTool
 
 
+@pytest.mark.program
 def test_no_web_library_is_loaded_when_the_tools_are_imported() -> None:
     """S-CONV-1: all tools can be named, and most be made, without the optional extra."""
     program = (

@@ -85,22 +85,26 @@ def test_outer_limit_comes_after_the_own_when_the_tool_is_made() -> None:
     assert ProcessAgentTool("prog", "d", ["true"], timeout=timedelta(minutes=10)).timeout > 600  # type: ignore[operator]
 
 
+@pytest.mark.program
 def test_input_arrives_as_json_when_the_program_reads() -> None:
     """S-BIT-61: one object, then the end of the stream."""
     result = _python("import sys; print(sys.stdin.read())").execute('say "é"\n$(ls); \ud800')
     assert json.loads(result.output) == {"input": 'say "é"\n$(ls); \ud800'}
 
 
+@pytest.mark.program
 def test_program_is_fine_when_it_never_reads() -> None:
     """S-BIT-61: more input than any pipe holds."""
     assert _python("print('done')").execute("x" * 1_000_000).output == "done"
 
 
+@pytest.mark.program
 def test_arguments_are_no_shell_text_when_they_look_like_it() -> None:
     """S-BIT-60: the command is a list of arguments, whatever is in them."""
     assert _says("$HOME `ls`; exit 3").output == "$HOME `ls`; exit 3"
 
 
+@pytest.mark.program
 @pytest.mark.parametrize(
     ("stdout", "output", "structured"),
     [
@@ -121,12 +125,14 @@ def test_answer_is_read_when_the_program_ends_well(stdout: str, output: str, str
     assert (result.is_success, result.output, result.structured_output) == (True, output, structured)
 
 
+@pytest.mark.program
 def test_failure_is_told_when_the_program_says_so() -> None:
     """S-BIT-62."""
     assert _says('{"success": false, "error": "no such city"}').error_message == "no such city"
     assert _says('{"success": false}').error_message == "Process returned success=false"
 
 
+@pytest.mark.program
 def test_failure_is_told_when_the_exit_code_is_not_zero() -> None:
     """S-BIT-63: standard error trimmed, else the code; what it wrote to standard output does not count."""
     failing = _python("import sys; print('out'); print(' bad luck ', file=sys.stderr); sys.exit(3)")
@@ -134,6 +140,7 @@ def test_failure_is_told_when_the_exit_code_is_not_zero() -> None:
     assert _python("raise SystemExit(7)").execute("x").error_message == "Process exited with code 7"
 
 
+@pytest.mark.program
 async def test_program_and_children_are_killed_when_time_is_up(tmp_path: Path) -> None:
     """S-BIT-64: also a child whose parent ended long ago; the limit is told as it was given."""
     waits = _python(_LOCKING_PROGRAM, str(tmp_path / "wait"), "wait", timeout=1)
@@ -145,6 +152,7 @@ async def test_program_and_children_are_killed_when_time_is_up(tmp_path: Path) -
     assert await _is_released(tmp_path / "leave")
 
 
+@pytest.mark.program
 async def test_program_and_children_are_killed_when_the_call_is_cancelled(tmp_path: Path) -> None:
     """S-BIT-64, S-SET-27: a cancelled run leaves no process behind."""
     lock = tmp_path / "lock"
@@ -157,6 +165,7 @@ async def test_program_and_children_are_killed_when_the_call_is_cancelled(tmp_pa
     assert await _is_released(lock)
 
 
+@pytest.mark.program
 def test_failure_is_told_when_the_program_cannot_start(tmp_path: Path) -> None:
     """S-BIT-64."""
     (tmp_path / "not-executable").touch()
@@ -165,6 +174,7 @@ def test_failure_is_told_when_the_program_cannot_start(tmp_path: Path) -> None:
         assert str(result.error_message).startswith("Failed to start process: ")
 
 
+@pytest.mark.program
 def test_output_is_cut_when_longer_than_kept() -> None:
     """S-BIT-65: both streams far beyond what pipes hold, at once; exactly the limit is not cut."""
     program = (
@@ -177,12 +187,14 @@ def test_output_is_cut_when_longer_than_kept() -> None:
     assert _python("print('o' * 10, end='')", max_output_bytes=10).execute("x").output == "o" * 10
 
 
+@pytest.mark.program
 def test_half_a_character_is_dropped_when_output_is_cut() -> None:
     """S-BIT-65."""
     tool = _python("import sys; sys.stdout.buffer.write('éé'.encode())", max_output_bytes=3)
     assert tool.execute("x").output == "é\n[output truncated at 3 bytes]"
 
 
+@pytest.mark.program
 def test_tool_travels_when_pickled() -> None:
     """S-CONV-34."""
     copy = travelled(_python("print(1)"))

@@ -55,6 +55,7 @@ def test_text_is_found_when_the_page_is_nested_beyond_the_stack() -> None:
     assert page_text("<div>" * 5_000 + "deep") == "deep"
 
 
+@pytest.mark.program
 def test_text_is_cut_when_longer_than_the_limit() -> None:
     """S-BIT-42: equal length is not cut."""
 
@@ -65,6 +66,7 @@ def test_text_is_cut_when_longer_than_the_limit() -> None:
     assert _scrape(WebScraperTool(9, ten_letters), "http://x").output == "abcdefghi [truncated at 9 chars]"
 
 
+@pytest.mark.program
 def test_limit_is_5000_when_none_is_given() -> None:
     """S-BIT-42."""
     result = _scrape(WebScraperTool(fetcher=lambda _url: "x" * 5001), "http://x")
@@ -82,6 +84,7 @@ def test_failure_is_told_when_the_url_is_blank_or_the_fetcher_fails() -> None:
     assert _scrape(WebScraperTool(fetcher=failing), "http://x").error_message == "Failed to fetch URL: no route"
 
 
+@pytest.mark.program
 async def test_own_fetcher_replaces_everything_when_given() -> None:
     """S-BIT-43, S-CONV-16: sync or async; it judges addresses itself."""
     asked: list[str] = []
@@ -118,6 +121,7 @@ def test_tool_is_refused_when_the_extra_is_missing(monkeypatch: pytest.MonkeyPat
         WebScraperTool()
 
 
+@pytest.mark.program
 def test_tool_travels_when_pickled() -> None:
     """S-CONV-34."""
     copy = travelled(WebScraperTool(fetcher=_page))
