@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits
@@ -177,7 +177,7 @@ def check_store() -> Iterator[Finding]:
         advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
         yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
     else:
-        what = "the first run makes its tables" if runs is None else counted(runs, "run")
+        what = "the first run makes its tables" if runs is None else count_noun(runs, "run")
         yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
 
 

@@ -12,7 +12,7 @@ import typer
 
 from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.cli.view.terminal import one_line, say, show, show_json
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
     parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
     lines = [
-        f"{target}: {data['workflow']}{parallel}, {counted(len(tasks), 'task')}, {counted(len(data['agents']), 'agent')}"
+        f"{target}: {data['workflow']}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
     ]
     if data["manager"]:
         lines += manager_lines(data["manager"], data["delegation"])

@@ -233,9 +233,9 @@ def show_run(
     watched = _Watched()
     try:
         output, is_cancelled = watched.result(begin, view.display)
-        view.ended(watched.run, output)
+        view.finish(watched.run, output)
     except EnsembleError as error:
-        view.ended(watched.run)
+        view.finish(watched.run)
         _show_failed(error, watched.run_id, view, trace)
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
@@ -244,17 +244,17 @@ def show_run(
     if as_json:
         show_json(_as_data(view, output))
     elif not is_cancelled:
-        text = view.text(output)
+        text = view.to_text(output)
     if text is not None:
         show_answer(text)
     if not view.is_quiet:
         if is_terminal() and text is not None:
             say("")
-        say("\n".join(view.summary(output)))
+        say("\n".join(view.summarize(output)))
         if not output.is_complete:
             say(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
-    code = INTERRUPTED if is_cancelled else view.code(output)
+    code = INTERRUPTED if is_cancelled else view.exit_code(output)
     return code if is_traced or code != FINE else FAILED
 
 
@@ -267,7 +267,7 @@ def _show_failed(error: EnsembleError, run_id: str | None, view: RunView, trace:
         return
     _write_trace(error.trace, trace)
     if not view.is_quiet:
-        say("\n".join(view.summary(None)))
+        say("\n".join(view.summarize(None)))
         say_where(run_id)
 
 
@@ -290,9 +290,9 @@ class _Watched:
         with display, _terminable():
             display.note("starting the runtime")
             try:
-                with display.held():
+                with display.hold():
                     self.run = begin(display.listener)
-                    display.is_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
+                    display.add_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
                 return self.run.result(), False
             except KeyboardInterrupt:
                 begun = self.run
@@ -329,7 +329,7 @@ def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.process.loop import run_blocking
 
     found = run_blocking(own_store().summary(str(output.run_id)))
-    return {**view.data(output), "record": None if found is None else found.place}
+    return {**view.to_data(output), "record": None if found is None else found.place}
 
 
 def _unwritable(file: Path) -> str | None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
@@ -68,7 +68,7 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
         tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
         kind = done[0].node_type or "task"
         lines.append(
-            f"level {level.level}  {counted(level.task_count, kind):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
+            f"level {level.level}  {count_noun(level.task_count, kind):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
         )
     return "\n".join(lines)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.map_team import MapTeam, prompt_of
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.results import refuse_old_rows
@@ -85,7 +85,7 @@ def estimate(team: MapTeam) -> dict[str, Any]:
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:
     """The same as text."""
-    lines = [f"{counted(found['items'], 'item')} in {found['source']}"]
+    lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
     if found["refused"]:
         lines.append(f"  {found['refused']:,} of them cannot be asked about: they are no JSON, or lack a field")
     if found["first_prompt"] is not None:

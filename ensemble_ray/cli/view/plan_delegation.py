@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.cli.view.terminal import one_line
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> 
     width = max(len(name) for name, _ in rules)
     return [
         "\nManager",
-        f"  model {manager['model']}, at most {counted(manager['max_iterations'], 'tool call')}{prompts}",
+        f"  model {manager['model']}, at most {count_noun(manager['max_iterations'], 'tool call')}{prompts}",
         "\nRules",
         *(f"  {name:<{width}}  {text}" for name, text in rules),
     ]
@@ -89,7 +89,7 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if rules["global_max_delegations"]:
         yield "delegations", f"at most {rules['global_max_delegations']}"
     turns = rules["stall_turns"]
-    yield "stall", f"ends after {counted(turns, 'turn')} without progress" if turns else "never ends the run"
+    yield "stall", f"ends after {count_noun(turns, 'turn')} without progress" if turns else "never ends the run"
 
 
 def _shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
