@@ -17,8 +17,8 @@ import ray
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.endpoints import EndpointBoard
-from ensemble_ray.limits.desk import Leave
-from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.limits.endpoints import EndpointUpdate
+from ensemble_ray.limits.limiter_service import Leave
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
@@ -97,7 +97,7 @@ class ProcessPool:
         for process in list(self._idle):
             self._expire(process)
 
-    def broadcast(self, update: EndpointNews, *, source: str) -> None:
+    def broadcast(self, update: EndpointUpdate, *, source: str) -> None:
         """Send an update to all processes but the one of that name; those that start later are sent the failures."""
         self._board.note(update, asyncio.get_running_loop().time())
         for process in self._living:

@@ -49,9 +49,9 @@ class WaitingRoom:
             self._told(self.budget.ask(claim, amount, holder))
         return await asyncio.shield(known[1])  # who asks twice is answered twice, whichever of them is cancelled
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> None:
+    def charge(self, claim: str, spent: Amount = NOTHING) -> None:
         """A request is over."""
-        self.change(lambda budget: budget.settle(claim, spent))
+        self.change(lambda budget: budget.charge(claim, spent))
 
     def change(self, what: Callable[[Budget], list[Verdict]]) -> None:
         """Change the budget, and tell everybody whom it concerns; those who wait no more are dismissed."""
@@ -98,15 +98,15 @@ class LocalAccount:
         try:
             verdict = await self._room.ask(claim, estimate)
         except asyncio.CancelledError:
-            self._room.settle(claim)
+            self._room.charge(claim)
             raise
         if isinstance(verdict, Refuse):
             raise exhausted(self._room.budget.limit, self.spent, verdict)
         return claim
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> None:
+    def charge(self, claim: str, spent: Amount = NOTHING) -> None:
         """A request is over."""
-        self._room.settle(claim, spent)
+        self._room.charge(claim, spent)
 
     def close(self) -> None:
         """Nobody else has to hear anything."""

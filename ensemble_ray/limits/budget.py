@@ -85,7 +85,7 @@ class Budget:
         self._waiting.setdefault(claim, _Claim(holder, amount))
         return self._serve()
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
+    def charge(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
         """A request is over, whether it was sent or not; gives what that decides for others."""
         self.spent += spent
         self._drop(claim)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
-from ensemble_ray.limits.desk import (
+from ensemble_ray.limits.limiter_service import (
     Acquire,
     AwaitRecall,
     GiveBack,
@@ -51,7 +51,7 @@ _RETRY_S = 0.1
 
 
 class Remote(Protocol):
-    """The way to a `LimiterDesk` of another process."""
+    """The way to a `LimiterService` of another process."""
 
     async def __call__(self, message: Message) -> Reply:
         """Deliver a message and give its reply.

@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RateLimitTimeoutError
-from ensemble_ray.limits.desk import Acquire, Granted, LimiterDesk
+from ensemble_ray.limits.limiter_service import Acquire, Granted, LimiterService
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
@@ -27,7 +27,7 @@ class LocalLimiter:
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._desk = LimiterDesk(clock=clock)
+        self._service = LimiterService(clock=clock)
         self._waiters = itertools.count()
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
@@ -39,7 +39,7 @@ class LocalLimiter:
         """
         waiter = str(next(self._waiters))
         ask = Acquire(bucket=bucket, limit=limit, holder="local", waiter=waiter, timeout_s=timeout_s)
-        if not isinstance(await self._desk.receive(ask), Granted):
+        if not isinstance(await self._service.receive(ask), Granted):
             raise RateLimitTimeoutError(limit, timedelta(seconds=timeout_s))
 
 

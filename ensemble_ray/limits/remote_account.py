@@ -1,4 +1,4 @@
-"""A process's side of an account that is kept elsewhere. Room: limits; `SpendingAccount` port over a `RemoteDesk`.
+"""A process's side of an account that is kept elsewhere. Room: limits; `SpendingAccount` port over a `RemoteBudgetService`.
 
 In: callers of this process, all on one event loop. Out: messages of `account_desk`. Must never happen: an estimate that
 stays reserved when its request is over, whatever became of a message.
@@ -11,16 +11,16 @@ import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ensemble_ray.limits.account import exhausted
-from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
+from ensemble_ray.limits.budget_service import Claim, MayGo, MayNot, NotHeard, Settled, Statement
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
+    from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply
 
-__all__ = ["RemoteAccount", "RemoteDesk"]
+__all__ = ["RemoteAccount", "RemoteBudgetService"]
 
 _log = bounded_logger(__name__)
 T = TypeVar("T")
@@ -28,10 +28,10 @@ T = TypeVar("T")
 _RETRY_S = 0.1
 
 
-class RemoteDesk(Protocol):
-    """The way to an `AccountDesk` of another process."""
+class RemoteBudgetService(Protocol):
+    """The way to an `BudgetService` of another process."""
 
-    async def account(self, message: AccountMessage) -> AccountReply:
+    async def account(self, message: BudgetMessage) -> BudgetReply:
         """Deliver a message and give its reply.
 
         Raises:
@@ -49,8 +49,8 @@ class RemoteAccount:
         holder: This process's name, unique for its life.
     """
 
-    def __init__(self, desk: RemoteDesk, budget: RunBudget, *, holder: str) -> None:
-        self._desk = desk
+    def __init__(self, service: RemoteBudgetService, budget: RunBudget, *, holder: str) -> None:
+        self._service = service
         self._budget = budget
         self._holder = holder
         self._numbers = itertools.count()
@@ -86,7 +86,7 @@ class RemoteAccount:
             if reply is not None:
                 return claim
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> None:
+    def charge(self, claim: str, spent: Amount = NOTHING) -> None:
         """A request is over; the desk is told in the background."""
         self._open.pop(claim, None)
         self.spent += spent
@@ -106,7 +106,7 @@ class RemoteAccount:
                 budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, statement=told
             )
             try:
-                reply = await self._desk.account(asked)
+                reply = await self._service.account(asked)
             except ConnectionError as lost:
                 _log.debug("Account %s not reached: %s", self._budget.account, lost)
                 self._life = ""
@@ -133,7 +133,7 @@ class RemoteAccount:
         """Say that a request is over, until the desk has heard it: others wait for what it had reserved."""
         while True:
             try:
-                await self._desk.account(
+                await self._service.account(
                     Settled(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent)
                 )
             except ConnectionError:

@@ -6,10 +6,10 @@ import asyncio
 
 from ensemble_ray.actors.link.endpoints import EndpointBoard
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
-from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
+from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
 
 HOME = "http://h/v1 m"
-FAILED = EndpointNews(endpoint=HOME, kind="failed", text="HTTP 503")
+FAILED = EndpointUpdate(endpoint=HOME, category="failed", text="HTTP 503")
 
 
 async def is_open(process: Process) -> bool:
@@ -39,7 +39,7 @@ async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_f
     late = pool.take()
     await until_all([heard, late], are_open=True)
     assert not await is_open(told)
-    pool.broadcast(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
+    pool.broadcast(EndpointUpdate(endpoint=HOME, category="answered"), source=told.name)
     await until_all([heard, late], are_open=False)
     for process in (told, heard, late):
         pool.give_back(process, keep=False)
@@ -50,8 +50,8 @@ def test_only_failures_that_count_are_kept_when_time_passes() -> None:
     board = EndpointBoard()
     for at in range(8):
         board.note(FAILED, at)
-    board.note(EndpointNews(endpoint=HOME, kind="refused"), 8)
+    board.note(EndpointUpdate(endpoint=HOME, category="refused"), 8)
     assert len(list(board.current(8))) == 5
     assert len(list(board.current(65))) == 2
-    board.note(EndpointNews(endpoint=HOME, kind="answered"), 9)
+    board.note(EndpointUpdate(endpoint=HOME, category="answered"), 9)
     assert not list(board.current(9))

@@ -14,7 +14,7 @@ import ray.exceptions
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
-from ensemble_ray.limits.desk import Acquire, Dismissed, Granted
+from ensemble_ray.limits.limiter_service import Acquire, Dismissed, Granted
 from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.

@@ -46,7 +46,7 @@ __all__ = [
     "GiveBack",
     "Granted",
     "Leave",
-    "LimiterDesk",
+    "LimiterService",
     "Message",
     "MonotonicClock",
     "Refund",
@@ -214,7 +214,7 @@ class _Line:
     watchers: dict[str, _Bell] = field(default_factory=dict[str, _Bell])
 
 
-class LimiterDesk:
+class LimiterService:
     """Hands out the permits of any number of buckets.
 
     Args:

@@ -20,9 +20,9 @@ from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = [
-    "AccountDesk",
-    "AccountMessage",
-    "AccountReply",
+    "BudgetMessage",
+    "BudgetReply",
+    "BudgetService",
     "Claim",
     "CloseAccount",
     "MayGo",
@@ -80,7 +80,7 @@ class CloseAccount:
     account: str
 
 
-AccountMessage = Claim | Settled | CloseAccount
+BudgetMessage = Claim | Settled | CloseAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +104,7 @@ class NotHeard:
     """This desk has not heard yet what that process knows."""
 
 
-AccountReply = MayGo | MayNot | NotHeard | None
+BudgetReply = MayGo | MayNot | NotHeard | None
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ class _Account:
         return (self.spent[holder] - known) + (self.base - before)
 
 
-class AccountDesk:
+class BudgetService:
     """Keeps any number of accounts; all callers are on one event loop."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class AccountDesk:
         self._accounts: dict[str, _Account] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
 
-    async def receive(self, message: AccountMessage) -> AccountReply:
+    async def receive(self, message: BudgetMessage) -> BudgetReply:
         """Take a message."""
         match message:
             case Claim():
@@ -151,7 +151,7 @@ class AccountDesk:
             account.base += account.spent.pop(holder, NOTHING)
             account.room.change(lambda budget: budget.leave(holder))
 
-    async def _claimed(self, asked: Claim) -> AccountReply:
+    async def _claimed(self, asked: Claim) -> BudgetReply:
         if asked.statement is None and asked.life != self._life:
             return NotHeard()
         account = self._account_of(asked.budget)
@@ -172,7 +172,7 @@ class AccountDesk:
         if told.budget.account not in self._closed:
             account = self._account_of(told.budget)
             new = account.hear(told.holder, told.spent)
-            account.room.change(lambda budget: budget.settle(told.claim, new))
+            account.room.change(lambda budget: budget.charge(told.claim, new))
 
     def _account_of(self, budget: RunBudget) -> _Account:
         found = self._accounts.get(budget.account)
