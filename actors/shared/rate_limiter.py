@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply, BudgetService
-from ensemble_ray.limits.limiter_service import Leave, LimiterService, Message, Reply
+from ensemble_ray.limits.limiter_service import LimiterService, Message, Reply
+from ensemble_ray.limits.steps import HolderGone
 
 __all__ = ["RateLimiter"]
 
@@ -17,7 +18,7 @@ class RateLimiter:
 
     async def receive(self, message: Message) -> Reply:
         """Take a message of a process; see `limits.limiter_service`."""
-        if isinstance(message, Leave):
+        if isinstance(message, HolderGone):
             self._accounts.leave(message.holder)
         return await self._permits.receive(message)
 

@@ -1,4 +1,4 @@
-"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process. Room: limits.
+"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process. Package: limits.
 
 In: calls that want to go, and what came of them; updates on the same from other processes. Out: permission, at once or
 after waiting; updates for other processes. It carries out what `Breaker` and `AdaptiveLimit` say and decides nothing.
@@ -31,7 +31,7 @@ __all__ = ["EndpointService", "EndpointUpdate", "Visit", "process_endpoints"]
 
 _log = bounded_logger(__name__)
 
-#: How much longer than the process that told of it others wait before they probe, s: at least, at most.
+#: How much longer than the process that sent the update others wait before they probe, s: at least, at most.
 _EXTRA_S = (0.1, 1.0)
 
 
@@ -56,7 +56,7 @@ class _Waiter:
         self._loop = asyncio.get_running_loop()
 
     def wake(self) -> bool:
-        """Wake it; False when its loop is closed and nobody can hear."""
+        """Wake it; False when its loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.wakeup.set)
         except RuntimeError:
@@ -80,7 +80,7 @@ class _Endpoint:
         self.is_calm = True
         #: what the waiters were last woken for: whether the breaker is open, and until when
         self.announced: tuple[bool, float | None] = (False, None)
-        #: answers that the breaker was not told of while all was well, and when the last of them came
+        #: answers not yet counted by the breaker, since all was well, and when the last of them came
         self.quiet_answers = 0
         self.answered_at = float("-inf")
 

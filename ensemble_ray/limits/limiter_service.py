@@ -1,10 +1,10 @@
-"""Where permits are handed out: the buckets of one place, and those who wait there. Room: limits.
+"""LimiterService: the token buckets of one process or cluster, and those who wait there. Package: limits.
 
 In: messages as data, from this process or from others. Out: replies as data. It carries out what the bucket machines
 say and decides nothing itself. `LocalLimiter` keeps one for its process, the cluster's limiter actor one for all.
 
 Callers may be on several event loops and threads. There is no thread and no polling here: the head of each queue keeps
-the watch on its own loop, and the next one takes over when it leaves. A caller whose loop was closed without cancelling it counts as gone from the next message on.
+the time on its own loop, and the next one takes over when it leaves. A caller whose loop was closed without cancelling it counts as gone from the next message on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -39,22 +38,7 @@ from ensemble_ray.values.rate_limit import RateLimit
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
 
-__all__ = [
-    "Acquire",
-    "AwaitRecall",
-    "Dismissed",
-    "GiveBack",
-    "Granted",
-    "Leave",
-    "LimiterService",
-    "Message",
-    "MonotonicClock",
-    "Refund",
-    "Refused",
-    "Reply",
-    "Report",
-    "Withdraw",
-]
+__all__ = ["Acquire", "AwaitRecall", "BucketUpdate", "LimiterService", "Message", "MonotonicClock", "Reply"]
 
 #: Buckets kept before those that nobody has touched for long are dropped.
 _MANY_BUCKETS = 4096
@@ -67,7 +51,7 @@ class MonotonicClock:
     """The `Clock` of limits: it never jumps. Its zero is arbitrary; only differences count here."""
 
     def now(self) -> float:
-        """Seconds of this process's steady clock."""
+        """Return the seconds of this process's steady clock."""
         return time.monotonic()
 
     async def sleep(self, delay_s: float) -> None:
@@ -75,56 +59,21 @@ class MonotonicClock:
         await asyncio.sleep(delay_s)
 
 
-# What a desk is told.
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Acquire:
-    """Wait for a permit; answered by `Granted`, `Refused` or `Dismissed`."""
+    """Wait for a permit of a bucket; answered by `Grant`, `Expire` or `Dismiss`."""
 
     bucket: str
     limit: RateLimit
-    #: process that asks
-    holder: str
-    #: unique over all holders; also the name of the lease
-    waiter: str
-    timeout_s: float
-    #: permits the holder could use within a lease's life
-    want: int = 1
+    request: Requested
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Withdraw:
-    """Stop waiting; its `Acquire` is then answered by `Dismissed`, unless it was granted before."""
+@dataclass(frozen=True, slots=True)
+class BucketUpdate:
+    """What becomes of a waiter, a permit or a lease."""
 
     bucket: str
-    waiter: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refund:
-    """A granted permit was not used."""
-
-    bucket: str
-    permits: int = 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """How many permits of a lease are used, counted from its beginning."""
-
-    bucket: str
-    lease: str
-    used: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveBack:
-    """The end of a lease; what is unused is free again."""
-
-    bucket: str
-    lease: str
-    used: int
+    stimulus: Cancelled | Refunded | Used | Returned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,37 +84,12 @@ class AwaitRecall:
     lease: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Leave:
-    """A holder is dead or done: its leases are free, its waiters are dismissed."""
-
-    holder: str
+Message = Acquire | BucketUpdate | AwaitRecall | HolderGone
+_Answer = Grant | Expire | Dismiss
+Reply = _Answer | None
 
 
-Message = Acquire | Withdraw | Refund | Report | GiveBack | AwaitRecall | Leave
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Granted:
-    """The permit; with `permits` above 1 also a lease on the rest, named like the waiter."""
-
-    permits: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """No permit came in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Dismissed:
-    """The waiter was withdrawn, or its holder was said to be gone."""
-
-
-Reply = Granted | Refused | Dismissed | None
-
-
-class _Bell:
+class _Wakeup:
     """Wakes one coroutine from any thread."""
 
     def __init__(self) -> None:
@@ -173,12 +97,12 @@ class _Bell:
         self.event = asyncio.Event()
 
     @property
-    def is_unheard(self) -> bool:
-        """Whether its loop is closed, so that nobody is there any more."""
+    def is_lost(self) -> bool:
+        """Whether its loop is closed, so that its coroutine never goes on."""
         return self._loop.is_closed()
 
-    def ring(self) -> bool:
-        """Wake it; False when its loop is closed and nobody can hear."""
+    def wake(self) -> bool:
+        """Wake it; False when its loop is closed."""
         try:
             self._loop.call_soon_threadsafe(self.event.set)
         except RuntimeError:
@@ -187,31 +111,31 @@ class _Bell:
 
 
 @dataclass(slots=True)
-class _Seat:
-    """Where one waiter sits; written under the desk's lock."""
+class _Waiter:
+    """A caller in a queue; written under the service's lock."""
 
-    bell: _Bell
-    reply: Granted | Refused | Dismissed | None = None
+    wakeup: _Wakeup
+    reply: _Answer | None = None
     #: when it has to say that time has passed; only the head of the queue has one
     alarm_at: float | None = None
 
-    def watch_until(self, at: float) -> bool:
-        """Keep the watch until then; False when nobody sits here any more."""
+    def set_alarm(self, at: float) -> bool:
+        """Let it keep the time until then; False when its loop is closed."""
         if self.alarm_at == at:
-            return not self.bell.is_unheard
+            return not self.wakeup.is_lost
         self.alarm_at = at
-        return self.bell.ring()
+        return self.wakeup.wake()
 
 
 @dataclass(slots=True)
-class _Line:
-    """A bucket and those who wait for it."""
+class _Bucket:
+    """A bucket and the callers that wait for it."""
 
     limit: RateLimit
-    bucket: TokenBucket
-    seats: dict[str, _Seat] = field(default_factory=dict[str, _Seat])
-    #: lease -> who wants to hear of its end
-    watchers: dict[str, _Bell] = field(default_factory=dict[str, _Bell])
+    machine: TokenBucket
+    waiters: dict[str, _Waiter] = field(default_factory=dict[str, _Waiter])
+    #: by lease: its holder, waiting for the recall
+    recalls: dict[str, _Wakeup] = field(default_factory=dict[str, _Wakeup])
 
 
 class LimiterService:
@@ -223,154 +147,135 @@ class LimiterService:
 
     def __init__(self, *, clock: Clock | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
-        self._lines: dict[str, _Line] = {}
+        self._buckets: dict[str, _Bucket] = {}
         self._lock = threading.RLock()
 
     async def receive(self, message: Message) -> Reply:
         """Take a message; `Acquire` and `AwaitRecall` are answered when there is something to say.
 
         Raises:
-            IllegalStateError: the bucket is known with another limit, or the waiter's name is taken.
+            IllegalStateError: the bucket is known with another limit, or the waiter's name is in use.
         """
         match message:
             case Acquire():
                 return await self._acquire(message)
             case AwaitRecall():
                 await self._await_recall(message)
-            case Withdraw():
-                self._tell(message.bucket, lambda at: Cancelled(at=at, waiter=message.waiter))
-            case Refund():
-                self._tell(message.bucket, lambda at: Refunded(at=at, permits=message.permits))
-            case Report():
-                self._tell(message.bucket, lambda at: Used(at=at, lease=message.lease, used=message.used))
-            case GiveBack():
-                self._tell(message.bucket, lambda at: Returned(at=at, lease=message.lease, used=message.used))
-            case Leave():
-                for bucket in list(self._lines):
-                    self._tell(bucket, lambda at: HolderGone(at=at, holder=message.holder))
+            case BucketUpdate(bucket=bucket, stimulus=stimulus):
+                self._handle(bucket, stimulus)
+            case HolderGone():
+                for bucket in list(self._buckets):
+                    self._handle(bucket, message)
             case _:
                 assert_never(message)
         return None
 
     # Waiting.
 
-    async def _acquire(self, ask: Acquire) -> Granted | Refused | Dismissed:
-        seat = _Seat(_Bell())
+    async def _acquire(self, message: Acquire) -> _Answer:
+        name, waiter = message.request.waiter, _Waiter(_Wakeup())
         with self._lock:
-            line = self._line_of(ask)
-            if ask.waiter in line.seats:
-                msg = f"Bucket '{ask.bucket}': waiter '{ask.waiter}' waits already. Waiters need unique names"
+            bucket = self._bucket_of(message)
+            if name in bucket.waiters:
+                msg = f"Bucket '{message.bucket}': waiter '{name}' waits already. Waiters need unique names"
                 raise IllegalStateError(msg)
-            line.seats[ask.waiter] = seat
-            self._tell(
-                ask.bucket,
-                lambda at: Requested(
-                    at=at, waiter=ask.waiter, holder=ask.holder, deadline=at + ask.timeout_s, want=ask.want
-                ),
-            )
+            bucket.waiters[name] = waiter
+            self._handle(message.bucket, message.request)
         try:
-            while seat.reply is None:
-                await self._rest(ask.bucket, seat)
+            while waiter.reply is None:
+                await self._rest(message.bucket, waiter)
         except asyncio.CancelledError:
-            self._abandon(ask, seat)
+            self._abandon(message, waiter)
             raise
-        return seat.reply
+        return waiter.reply
 
-    async def _rest(self, bucket: str, seat: _Seat) -> None:
-        """Wait until something about this seat may have changed."""
-        bell = seat.bell.event
-        # First cleared, then looked at: what is written after the look rings again.
-        bell.clear()
-        alarm_at = seat.alarm_at
-        if seat.reply is not None:
+    async def _rest(self, bucket: str, waiter: _Waiter) -> None:
+        """Wait until something about this waiter may have changed."""
+        event = waiter.wakeup.event
+        # First cleared, then looked at: what is written after the look sets it again.
+        event.clear()
+        alarm_at = waiter.alarm_at
+        if waiter.reply is not None:
             return
         if alarm_at is None:
-            await bell.wait()
+            await event.wait()
             return
-        called = asyncio.ensure_future(bell.wait())
-        watch = asyncio.ensure_future(self._clock.sleep(max(0.0, alarm_at - self._clock.now())))
+        woken = asyncio.ensure_future(event.wait())
+        alarm = asyncio.ensure_future(self._clock.sleep(max(0.0, alarm_at - self._clock.now())))
         try:
-            await asyncio.wait((called, watch), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((woken, alarm), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            is_time = watch.done()
-            called.cancel()
-            watch.cancel()
+            is_time = alarm.done()
+            woken.cancel()
+            alarm.cancel()
         if is_time:
-            self._tell(bucket, lambda at: Ticked(at=at))
+            self._handle(bucket, Ticked())
 
-    def _abandon(self, ask: Acquire, seat: _Seat) -> None:
-        """The caller was cancelled: it leaves the queue, or its unheard grant is taken back (S-RATE-13)."""
+    def _abandon(self, message: Acquire, waiter: _Waiter) -> None:
+        """Take a cancelled caller out of the queue, or take back the grant that it has not heard of (S-RATE-13)."""
         with self._lock:
-            if seat.reply is None:
-                self._tell(ask.bucket, lambda at: Cancelled(at=at, waiter=ask.waiter))
-            elif isinstance(seat.reply, Granted):
+            if waiter.reply is None:
+                self._handle(message.bucket, Cancelled(waiter=message.request.waiter))
+            elif isinstance(waiter.reply, Grant):
                 # Never a lease: those are granted at once, and heard at once.
-                self._tell(ask.bucket, lambda at: Refunded(at=at))
+                self._handle(message.bucket, Refunded())
 
     async def _await_recall(self, message: AwaitRecall) -> None:
         with self._lock:
-            line = self._lines.get(message.bucket)
-            if line is None or not line.bucket.is_usable(message.lease):
+            bucket = self._buckets.get(message.bucket)
+            if bucket is None or not bucket.machine.is_usable(message.lease):
                 return
-            bell = line.watchers.setdefault(message.lease, _Bell())
-        await bell.event.wait()
+            wakeup = bucket.recalls.setdefault(message.lease, _Wakeup())
+        await wakeup.event.wait()
 
     # The machines.
 
-    def _line_of(self, ask: Acquire) -> _Line:
-        line = self._lines.get(ask.bucket)
-        if line is None:
+    def _bucket_of(self, message: Acquire) -> _Bucket:
+        name, limit = message.bucket, message.limit
+        bucket = self._buckets.get(name)
+        if bucket is None:
             now = self._clock.now()
-            if len(self._lines) >= _MANY_BUCKETS:
+            if len(self._buckets) >= _MANY_BUCKETS:
                 self._drop_idle(now)
-            period_s = ask.limit.period.total_seconds()
-            bucket = TokenBucket(requests=ask.limit.requests, period_s=period_s, at=now)
-            line = self._lines[ask.bucket] = _Line(ask.limit, bucket)
-        elif line.limit != ask.limit:
-            msg = f"Bucket '{ask.bucket}' has the limit {line.limit!r} and was asked with {ask.limit!r}"
-            raise IllegalStateError(msg)
-        return line
+            machine = TokenBucket(requests=limit.requests, period_s=limit.period.total_seconds(), at=now)
+            bucket = self._buckets[name] = _Bucket(limit, machine)
+        elif bucket.limit != limit:
+            raise IllegalStateError(f"Bucket '{name}' has the limit {bucket.limit!r} and was asked with {limit!r}")
+        return bucket
 
     def _drop_idle(self, now: float) -> None:
-        for name, line in list(self._lines.items()):
-            if line.bucket.is_idle(now, for_s=max(_FORGET_S, line.limit.period.total_seconds())):
-                del self._lines[name]
+        for name, bucket in list(self._buckets.items()):
+            if bucket.machine.is_idle(now, for_s=max(_FORGET_S, bucket.limit.period.total_seconds())):
+                del self._buckets[name]
 
-    def _tell(self, bucket: str, fact: Callable[[float], Stimulus]) -> None:
-        """Tell a bucket and carry out what it says. What is said of an unknown bucket is of the past."""
+    def _handle(self, name: str, stimulus: Stimulus) -> None:
+        """Let a bucket handle a stimulus and carry out what it says. What concerns an unknown bucket is of the past."""
         with self._lock:
-            line = self._lines.get(bucket)
-            if line is None:
+            bucket = self._buckets.get(name)
+            if bucket is None:
                 return
             now = self._clock.now()
-            stimuli = [fact(now)]
+            stimuli = [stimulus]
             while stimuli:
-                stimuli = self._carry_out(line, line.bucket.handle(*stimuli), now)
-
-    def _carry_out(self, line: _Line, instructions: list[Instruction], now: float) -> list[Stimulus]:
-        """Wake whom it concerns; gives what has to be told about those who cannot be woken any more."""
-        unheard: list[Stimulus] = []
-        for instruction in instructions:
-            match instruction:
-                case Grant(waiter=waiter, permits=permits):
-                    if not self._settle(line, waiter, Granted(permits=permits)):
-                        unheard.append(Refunded(at=now))
-                case Expire(waiter=waiter):
-                    self._settle(line, waiter, Refused())
-                case Dismiss(waiter=waiter):
-                    self._settle(line, waiter, Dismissed())
-                case Recall(lease=lease):
-                    if lease in line.watchers:
-                        line.watchers.pop(lease).ring()
-                case WakeAt(waiter=waiter, at=at):
-                    if not line.seats[waiter].watch_until(at):
-                        unheard.append(Cancelled(at=now, waiter=waiter))
-                case _:
-                    assert_never(instruction)
-        return unheard
+                stimuli = self._carry_out(bucket, bucket.machine.handle(*stimuli, at=now))
 
     @staticmethod
-    def _settle(line: _Line, waiter: str, reply: Granted | Refused | Dismissed) -> bool:
-        seat = line.seats.pop(waiter)
-        seat.reply = reply
-        return seat.bell.ring()
+    def _carry_out(bucket: _Bucket, instructions: list[Instruction]) -> list[Stimulus]:
+        """Wake whom it concerns; return what follows from those that cannot be woken any more."""
+        lost: list[Stimulus] = []
+        for instruction in instructions:
+            match instruction:
+                case Grant() | Expire() | Dismiss():
+                    waiter = bucket.waiters.pop(instruction.waiter)
+                    waiter.reply = instruction
+                    if not waiter.wakeup.wake() and isinstance(instruction, Grant):
+                        lost.append(Refunded())
+                case Recall(lease=lease):
+                    if lease in bucket.recalls:
+                        bucket.recalls.pop(lease).wake()
+                case WakeAt(waiter=name, at=at):
+                    if not bucket.waiters[name].set_alarm(at):
+                        lost.append(Cancelled(waiter=name))
+                case _:
+                    assert_never(instruction)
+        return lost

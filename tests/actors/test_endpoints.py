@@ -16,8 +16,8 @@ async def is_open(process: Process) -> bool:
     """Whether the endpoint's breaker is open in that process, however long its news were on their way."""
 
     def asked(_: object) -> bool:
-        line = process_endpoints()._lines.get(HOME)
-        return line is not None and line.breaker.is_open
+        endpoint = process_endpoints()._endpoints.get(HOME)
+        return endpoint is not None and endpoint.breaker.is_open
 
     found: bool = await process.handle.__ray_call__.remote(asked)
     return found

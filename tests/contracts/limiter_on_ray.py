@@ -29,7 +29,7 @@ class TimedRateLimiter(RateLimiter):
     async def begin(self) -> None:
         """An empty service at the beginning of time."""
         self._clock = ManualClock(0.0)
-        self._service = LimiterService(clock=self._clock)
+        self._permits = LimiterService(clock=self._clock)
 
     async def receive(self, message: Message) -> Reply:
         self._unanswered += 1

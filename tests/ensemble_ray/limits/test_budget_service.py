@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply, BudgetService, Claim, CloseAccount, Settled
+from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply, BudgetService, Charged, Claim, CloseAccount
 from ensemble_ray.limits.remote_account import RemoteAccount
 from ensemble_ray.values.amounts import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
@@ -64,7 +64,7 @@ async def test_known_process_needs_one_message_per_claim() -> None:
         one.charge(await one.reserve(Amount(5)), Amount(5))
     await settle()
     claims = [each for each in way.messages if isinstance(each, Claim)]
-    assert [claim.statement is not None for claim in claims] == [True, False, False]
+    assert [claim.balance is not None for claim in claims] == [True, False, False]
 
 
 async def test_dead_process_gives_back_what_it_reserved() -> None:
@@ -82,7 +82,7 @@ async def test_dead_process_gives_back_what_it_reserved() -> None:
         await two.reserve(Amount(6))
 
 
-async def test_account_is_rebuilt_when_its_desk_died() -> None:
+async def test_account_is_rebuilt_when_its_service_died() -> None:
     """S-BUD-8: of what processes say they spent and have in flight, and of what they heard of those who are gone."""
     way = Way()
     gone, one, two = way.process("gone"), way.process("one"), way.process("two")
@@ -101,7 +101,7 @@ async def test_account_is_rebuilt_when_its_desk_died() -> None:
     await waiting
 
 
-async def test_desk_that_died_hears_of_a_request_that_ends_then() -> None:
+async def test_service_that_died_learns_of_a_request_that_ends_then() -> None:
     """S-BUD-8: also of a process that asks for nothing any more."""
     way = Way()
     one, two = way.process("one"), way.process("two")
@@ -124,7 +124,7 @@ async def test_nothing_counts_twice_when_messages_come_again() -> None:
     await one.reserve(Amount(60))
 
 
-async def test_desk_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-BUD-8: for a claim and for its end; others wait for both."""
     monkeypatch.setattr("ensemble_ray.limits.remote_account._RETRY_S", 0.0)
     way = Way()
@@ -175,11 +175,11 @@ async def test_late_message_opens_no_closed_account() -> None:
     """S-BUD-8: the run has ended."""
     service = BudgetService()
     await service.receive(CloseAccount(account=BUDGET.account))
-    await service.receive(Settled(budget=BUDGET, holder="one", claim="c", spent=Amount(5)))
+    await service.receive(Charged(budget=BUDGET, holder="one", claim="c", spent=Amount(5)))
     assert not service._accounts
 
 
-async def test_closed_account_asks_a_desk_that_is_gone_no_more() -> None:
+async def test_closed_account_asks_a_service_that_is_gone_no_more() -> None:
     """S-BUD-8: who waits there is let go, and a request that ends later is told to nobody; it is counted here."""
     way = Way()
     one = way.process("one")

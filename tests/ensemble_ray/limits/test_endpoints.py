@@ -230,7 +230,7 @@ def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
 def test_no_probe_goes_here_when_one_goes_elsewhere(here: Process) -> None:
     """S-DUR-64: one call goes as a probe, whichever process sends it; who only heard of the opening waits longer."""
     there = Process()
-    here.endpoints.share = there.endpoints.hear
+    here.endpoints.share = there.endpoints.on_update
     here.failing(5)
     there.clock.advance(5)
     assert not there.is_let_in()

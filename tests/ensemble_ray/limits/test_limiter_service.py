@@ -7,19 +7,17 @@ import pytest
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.limits import limiter_service
-from ensemble_ray.limits.limiter_service import (
-    Acquire,
-    AwaitRecall,
-    Dismissed,
-    GiveBack,
-    Granted,
-    Leave,
-    LimiterService,
-    Message,
-    Refund,
-    Refused,
-    Report,
-    Withdraw,
+from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message
+from ensemble_ray.limits.steps import (
+    Cancelled,
+    Dismiss,
+    Expire,
+    Grant,
+    HolderGone,
+    Refunded,
+    Requested,
+    Returned,
+    Used,
 )
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.rate_limit import RateLimit
@@ -32,7 +30,8 @@ def ask(
     waiter: str, *, limit: RateLimit = HUNDRED, want: int = 1, timeout_s: float = 60.0, holder: str = "one"
 ) -> Acquire:
     """A request for bucket `b`."""
-    return Acquire(bucket="b", limit=limit, holder=holder, waiter=waiter, timeout_s=timeout_s, want=want)
+    request = Requested(holder=holder, waiter=waiter, timeout_s=timeout_s, want=want)
+    return Acquire(bucket="b", limit=limit, request=request)
 
 
 @pytest.fixture
@@ -45,15 +44,15 @@ def clock() -> ManualClock:
 async def service(clock: ManualClock) -> LimiterService:
     """A service whose bucket `b` of `HUNDRED` holds 10 tokens."""
     service = LimiterService(clock=clock)
-    assert await service.receive(ask("first", holder="old")) == Granted()
-    await service.receive(Leave(holder="old"))
+    assert await service.receive(ask("first", holder="old")) == Grant(waiter="first")
+    await service.receive(HolderGone(holder="old"))
     clock.advance(100.0)
     return service
 
 
 async def test_lease_is_granted_and_recalled_when_somebody_waits(service: LimiterService, clock: ManualClock) -> None:
     """S-SET-36: the holder hears at once that it may not go on, and what it gives back serves the waiter."""
-    assert await service.receive(ask("a", want=10)) == Granted(permits=10)
+    assert await service.receive(ask("a", want=10)) == Grant(waiter="a", permits=10)
     recall = asyncio.create_task(service.receive(AwaitRecall(bucket="b", lease="a")))
     await settle()
     assert not recall.done()
@@ -61,8 +60,8 @@ async def test_lease_is_granted_and_recalled_when_somebody_waits(service: Limite
     await settle()
     assert recall.done()
     assert not waiter.done()
-    await service.receive(GiveBack(bucket="b", lease="a", used=4))
-    assert await waiter == Granted()
+    await service.receive(BucketUpdate("b", Returned(lease="a", used=4)))
+    assert await waiter == Grant(waiter="b")
 
 
 async def test_unused_permits_return_when_a_lease_is_forgotten(service: LimiterService, clock: ManualClock) -> None:
@@ -74,19 +73,19 @@ async def test_unused_permits_return_when_a_lease_is_forgotten(service: LimiterS
     await settle()
     assert not waiter.done()
     clock.advance(0.01)
-    assert await waiter == Granted()
+    assert await waiter == Grant(waiter="b")
 
 
 async def test_permits_of_a_dead_holder_return_when_it_leaves(service: LimiterService) -> None:
     """S-SET-36: all but those that it reported, at once; its waiters are dismissed."""
     await service.receive(ask("a", want=9))
-    await service.receive(Report(bucket="b", lease="a", used=8))
-    assert await service.receive(ask("z", holder="two")) == Granted()
+    await service.receive(BucketUpdate("b", Used(lease="a", used=8)))
+    assert await service.receive(ask("z", holder="two")) == Grant(waiter="z")
     queued = asyncio.create_task(service.receive(ask("q")))
     other = asyncio.create_task(service.receive(ask("p", holder="two")))
     await settle()
-    await service.receive(Leave(holder="one"))
-    assert await queued == Dismissed()
+    await service.receive(HolderGone(holder="one"))
+    assert await queued == Dismiss(waiter="q")
     await settle()
     assert not other.done()
     other.cancel()
@@ -97,7 +96,7 @@ async def test_recall_is_answered_at_once_when_the_lease_is_over(service: Limite
     await service.receive(AwaitRecall(bucket="never heard of", lease="a"))
     await service.receive(AwaitRecall(bucket="b", lease="a"))
     await service.receive(ask("a", want=5))
-    await service.receive(GiveBack(bucket="b", lease="a", used=0))
+    await service.receive(BucketUpdate("b", Returned(lease="a", used=0)))
     await service.receive(AwaitRecall(bucket="b", lease="a"))
 
 
@@ -107,10 +106,10 @@ async def test_waiter_is_dismissed_when_withdrawn(service: LimiterService, clock
         await service.receive(ask(str(number)))
     withdrawn, stays = (asyncio.create_task(service.receive(ask(name))) for name in "ab")
     await settle()
-    await service.receive(Withdraw(bucket="b", waiter="a"))
-    assert await withdrawn == Dismissed()
+    await service.receive(BucketUpdate("b", Cancelled(waiter="a")))
+    assert await withdrawn == Dismiss(waiter="a")
     clock.advance(10.0)
-    assert await stays == Granted()
+    assert await stays == Grant(waiter="b")
 
 
 async def test_call_is_refused_when_its_timeout_passes(service: LimiterService, clock: ManualClock) -> None:
@@ -120,7 +119,7 @@ async def test_call_is_refused_when_its_timeout_passes(service: LimiterService, 
     late = asyncio.create_task(service.receive(ask("late", timeout_s=3.0)))
     await settle()
     clock.advance(3.0)
-    assert await late == Refused()
+    assert await late == Expire(waiter="late")
 
 
 async def test_permit_is_free_again_when_refunded(service: LimiterService) -> None:
@@ -129,8 +128,8 @@ async def test_permit_is_free_again_when_refunded(service: LimiterService) -> No
         await service.receive(ask(str(number)))
     waiter = asyncio.create_task(service.receive(ask("next")))
     await settle()
-    await service.receive(Refund(bucket="b"))
-    assert await waiter == Granted()
+    await service.receive(BucketUpdate("b", Refunded()))
+    assert await waiter == Grant(waiter="next")
 
 
 async def test_permit_is_taken_back_when_the_asking_call_was_cancelled(service: LimiterService) -> None:
@@ -139,11 +138,11 @@ async def test_permit_is_taken_back_when_the_asking_call_was_cancelled(service: 
         await service.receive(ask(str(number)))
     lost = asyncio.create_task(service.receive(ask("lost")))
     await settle()
-    await service.receive(Refund(bucket="b"))
+    await service.receive(BucketUpdate("b", Refunded()))
     lost.cancel()
     await settle()
     assert lost.cancelled()
-    assert await service.receive(ask("next", timeout_s=0.0)) == Granted()
+    assert await service.receive(ask("next", timeout_s=0.0)) == Grant(waiter="next")
 
 
 async def test_name_is_refused_when_its_waiter_still_waits(service: LimiterService) -> None:
@@ -164,23 +163,25 @@ async def test_idle_buckets_are_dropped_when_there_are_many(
     monkeypatch.setattr(limiter_service, "_MANY_BUCKETS", 2)
     service = LimiterService(clock=clock)
     for name in ("old", "young"):
-        await service.receive(Acquire(bucket=name, limit=HUNDRED, holder="h", waiter=name, timeout_s=0.0))
+        await service.receive(
+            Acquire(bucket=name, limit=HUNDRED, request=Requested(holder="h", waiter=name, timeout_s=0.0))
+        )
         clock.advance(1800.0)
-    third = Acquire(bucket="new", limit=HUNDRED, holder="h", waiter="w", timeout_s=0.0)
+    third = Acquire(bucket="new", limit=HUNDRED, request=Requested(holder="h", waiter="w", timeout_s=0.0))
     await service.receive(third)
-    assert set(service._lines) == {"young", "new"}
+    assert set(service._buckets) == {"young", "new"}
 
 
 @pytest.mark.parametrize(
     "message",
     [
         ask("w"),
-        Withdraw(bucket="b", waiter="w"),
-        Refund(bucket="b"),
-        Report(bucket="b", lease="l", used=1),
-        GiveBack(bucket="b", lease="l", used=1),
+        BucketUpdate("b", Cancelled(waiter="w")),
+        BucketUpdate("b", Refunded()),
+        BucketUpdate("b", Used(lease="l", used=1)),
+        BucketUpdate("b", Returned(lease="l", used=1)),
         AwaitRecall(bucket="b", lease="l"),
-        Leave(holder="h"),
+        HolderGone(holder="h"),
     ],
 )
 def test_messages_travel(message: Message) -> None:
