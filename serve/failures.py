@@ -1,4 +1,4 @@
-"""Our errors as HTTP answers: one table. Room: serve. Pure.
+"""Our errors as HTTP answers: one table. Package: serve. Pure.
 
 Rule: 4xx is what the client can mend by another request, 502 what a model or a task did, 503 what waiting may mend,
 500 what only the operator can mend. Never: a stack trace, the text of somebody else's library, an error without a body.
@@ -53,7 +53,7 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """The status that an error of a run is answered with."""
+    """Return the status that an error of a run is answered with."""
     if isinstance(error, ValidationError):
         # Before the run began it is about the request: an id that cannot name a record, or is taken. After that it is
         # about the team, and no other request would help.
@@ -71,7 +71,7 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
-    """The body that an error of a run is answered with; `run_id` is the one that the client gave."""
+    """Return the body that an error of a run is answered with; `run_id` is the one that the client gave."""
     causes = list(_chain(error))[1:]
     if isinstance(error, ParallelExecutionError):
         causes += error.failed_task_causes.values()
@@ -87,7 +87,7 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, nearest first."""
+    """Yield the error and its causes, nearest first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

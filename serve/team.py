@@ -1,4 +1,4 @@
-"""Which team is served, and where it is found. Room: serve.
+"""Which team is served, and where it is found. Package: serve.
 
 In: a name from Serve's arguments or the environment. Out: a loaded ensemble. A team travels to the replicas by name,
 never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
@@ -30,7 +30,7 @@ class TeamName:
     path: str
 
     def load(self, *, needs_keys: bool = True) -> Ensemble:
-        """The team, checked as far as it can be without inputs.
+        """Return the team, checked as far as it can be without inputs.
 
         Args:
             needs_keys: False where it is deployed from: keys of models are needed by the replicas alone.
@@ -48,7 +48,7 @@ class TeamName:
 
 
 def team_name(given: str | None) -> TeamName:
-    """The team to serve: the one given, else the environment's.
+    """Return the team to serve: the one given, else the environment's.
 
     Raises:
         ValidationError: neither names one.

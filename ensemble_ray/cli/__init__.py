@@ -1,4 +1,4 @@
-"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`. Floor: the top.
+"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`. Package: cli, on top of all others.
 
 Out: results on standard output; progress, notes and errors on standard error. Exit codes: 0 fine, 1 the run failed,
 2 usage or validation, 130 interrupted. A traceback is shown with `--debug` only.

@@ -1,4 +1,4 @@
-"""The commands, put together; and what happens to errors that leave them. Room: cli.
+"""The commands, put together; and what happens to errors that leave them. Package: cli.
 
 Only the command line's own library is imported here, so that `--help` is quick; a command imports what it needs.
 """

@@ -1,4 +1,4 @@
-"""What `ensemble-ray map` runs, as its options make it. Room: cli; `resume` finds it here by the options of the record.
+"""What `ensemble-ray map` runs, as its options make it. Package: cli; `resume` finds it here by the options of the record.
 
 In: texts: where the items are, prompts, numbers. Out: a `MapEnsemble` or a `MapReduceEnsemble`. The same options make the
 same definition in any process (S-MR-184), so paths are told from the root on.
@@ -70,7 +70,7 @@ _REDUCE_FIELDS = {
 
 
 def map_team(options: Mapping[str, object]) -> MapTeam:
-    """The definition that these options make, knowing how it can be made again.
+    """Return the definition of these options; it knows how to be made again.
 
     Args:
         options: By the names of `OPTIONS`; what was not given is left out.
@@ -84,14 +84,14 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
 
 
 def recorded_map(**options: str) -> MapTeam:
-    """The definition of recorded options."""
+    """Return the definition of recorded options."""
     kinds = {name: OPTIONS[name] for name in options}
     # What is false is not recorded.
     return map_team({name: kind(options[name]) for name, kind in kinds.items()})
 
 
 def prompt_of(team: MapTeam) -> ItemPrompt:
-    """What makes the task of an item."""
+    """Return the factory of an item's task."""
     found = team.map_task
     assert isinstance(found, ItemPrompt)  # noqa: S101  both ways of making a team make it so
     return found

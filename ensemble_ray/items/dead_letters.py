@@ -1,4 +1,4 @@
-"""Failed items in a file, and out of it again. Room: items.
+"""Failed items in a file, and out of it again. Package: items.
 
 In: items that failed. Out: one JSON line for each, once per run, resumed or not (S-MR-151); and those items again, as a
 source (S-MR-126). Several runs may write into one file, also the run that reads it.
@@ -62,7 +62,7 @@ class DeadLetterFile:
         await threads.run(self._lines.append, [(each.index, self._line_of(each)) for each in failed])
 
     def _line_of(self, failed: FailedItem) -> Callable[[], bytes]:
-        """What makes the line of a failed item."""
+        """Return what makes the line of a failed item."""
 
         def line() -> bytes:
             is_text = not is_carried(failed.item)
@@ -91,7 +91,7 @@ def _text_of(item: object) -> str:
 
 
 def _index_for(run_id: str) -> Callable[[bytes], int | None]:
-    """Reads the index of a line that this run wrote; those of others are none of its concern."""
+    """Return what reads the index of a line that this run wrote; lines of other runs have none."""
 
     def index_for(line: bytes) -> int | None:
         try:
@@ -104,7 +104,7 @@ def _index_for(run_id: str) -> Callable[[bytes], int | None]:
 
 
 def dead_items(path: Path) -> Entries:
-    """The items of a dead-letter file with their first indices, each once.
+    """Return the items of a dead-letter file with their first indices, each once.
 
     Raises:
         ValidationError: a line is no dead letter.

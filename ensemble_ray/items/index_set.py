@@ -1,4 +1,4 @@
-"""Which items were seen: a bit each, since there may be millions. Room: items. Pure."""
+"""Which items were seen: a bit each, since there may be millions. Package: items. Pure."""
 
 from __future__ import annotations
 

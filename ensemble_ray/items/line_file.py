@@ -1,4 +1,4 @@
-"""A file that takes lines, each whole and each item's once, through kills and resumes. Room: items.
+"""A file that takes lines, each whole and each item's once, through kills and resumes. Package: items.
 
 In: lines with the index of their item. Out: a file that was appended to in whole lines.
 Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one, also
@@ -209,7 +209,7 @@ def _whole_bytes(path: Path) -> int:
 
 
 def index_of_line(line: bytes) -> int | None:
-    """The index that a line begins with, as `json_line` writes it; None where it does not."""
+    """Return the index that a line begins with, as `json_line` writes it; None where it does not."""
     found = _INDEX_FIRST.match(line)
     return int(found[1]) if found and line.rstrip().endswith(b"}") else None
 
@@ -230,7 +230,7 @@ def is_carried(value: object) -> bool:
 
 
 def json_line(row: Mapping[str, object]) -> bytes:
-    """A row as a line of JSON; what JSON cannot carry is its text."""
+    """Return a row as a line of JSON; what JSON cannot carry is its text."""
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
@@ -239,12 +239,12 @@ def json_line(row: Mapping[str, object]) -> bytes:
 
 
 def _as_json(value: object) -> object:
-    """The JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
+    """Return the JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
     return json.loads(json.dumps(jsonable(value)), parse_constant=str)
 
 
 def json_text(value: object) -> str:
-    """The JSON text of a value, such as any file can hold.
+    """Return the JSON text of a value, such as any file can hold.
 
     Raises:
         TypeError: JSON cannot carry it.

@@ -1,4 +1,4 @@
-"""Which numbers were seen: eight bytes each, since there may be millions. Room: items. Pure."""
+"""Which numbers were seen: eight bytes each, since there may be millions. Package: items. Pure."""
 
 from __future__ import annotations
 

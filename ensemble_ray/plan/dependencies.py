@@ -1,4 +1,4 @@
-"""Which task waits for which: a graph made from `context`. Room: plan. Pure; nodes are task identities (S-PAR-1)."""
+"""Which task waits for which: a graph made from `context`. Package: plan. Pure; nodes are task identities (S-PAR-1)."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class TaskDependencyGraph:
 
 
 def _given(value: T, name: str) -> T:
-    """The argument itself, unless it is None."""
+    """Return the argument itself, unless it is None."""
     if cast("object", value) is None:
         raise ValueError(f"{name} must not be None")
     return value

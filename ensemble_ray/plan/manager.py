@@ -1,4 +1,4 @@
-"""The plan of a hierarchical run: one task, the manager's, and all workers as agents. Room: plan. Pure.
+"""The plan of a hierarchical run: one task, the manager's, and all workers as agents. Package: plan. Pure.
 
 In: a definition with its texts resolved, and the agents made for its tasks. Out: who works, what the manager is told of
 them, and the manager with its task. The user's tasks are no tasks of the plan: the manager decides what becomes of them
@@ -50,12 +50,12 @@ def workers_of(
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
-    """What a prompt strategy is given."""
+    """Return what a prompt strategy gets."""
     return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
 
 
 def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], background: str) -> Agent:
-    """The manager (S-HIER-2, S-HIER-3).
+    """Return the manager (S-HIER-2, S-HIER-3).
 
     Raises:
         ValidationError: there is no model for it.
@@ -71,12 +71,12 @@ def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], backgro
 
 
 def task_of_manager(description: str) -> Task:
-    """The manager's task."""
+    """Return the manager's task."""
     return Task(description=description, expected_output=_EXPECTED_OUTPUT)
 
 
 def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
-    """What the manager is held to."""
+    """Return the manager's rules."""
     given = definition.hierarchical_constraints
     if given is None:
         return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)

@@ -1,4 +1,4 @@
-"""Factories are called here, and what they give is checked. Room: plan.
+"""Factories are called here, and what they give is checked. Package: plan.
 
 In: a definition, and the items or the tasks of a group. Out: the task, and the agent that will do it, None where one will
 be made for it. Rules: the agent factory first, then the task factory, each once (S-MR-2); what they raise goes on
@@ -50,7 +50,7 @@ _Making: TypeAlias = Generator["_Call", object, Made]
 
 
 def make_map(definition: MapDefinition, item: object) -> Made:
-    """The task of an item.
+    """Make the task of an item.
 
     Raises:
         ValidationError: a factory gave something else than it should, or is async.
@@ -59,7 +59,7 @@ def make_map(definition: MapDefinition, item: object) -> Made:
 
 
 def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
-    """The task over a group.
+    """Make the task over a group.
 
     Raises:
         ValidationError: as `make_map`; or its context lacks a task of the group (S-MR-24).
@@ -68,7 +68,7 @@ def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) ->
 
 
 def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
-    """The one task over all items (S-MR-81); the definition has a `direct_task`.
+    """Make the one task over all items (S-MR-81); the definition has a `direct_task`.
 
     Raises:
         ValidationError: as `make_map`.
@@ -146,7 +146,7 @@ def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent 
 
 
 def held(definition: MapDefinition, agent: Agent) -> Agent:
-    """The agent with the processes and places that the definition gives to every agent (S-MR-141)."""
+    """Return the agent with the processes and slots that the definition gives to every agent (S-MR-141)."""
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}
     return agent.rewritten(**chosen) if chosen else agent

@@ -1,4 +1,4 @@
-"""How many tokens an output, or an item, takes. Room: plan. Calls nothing but the user's estimators.
+"""How many tokens an output, or an item, takes. Package: plan. Calls nothing but the user's estimators.
 
 In: a definition, and an output or items. Out: a count, and what to warn of. The same count decides whether outputs fit
 together and how they are packed (S-MR-61).
@@ -19,7 +19,7 @@ _CHARACTERS = 4
 
 
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
-    """The tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
+    """Return the tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
 
     Raises:
         ValidationError: `token_estimator` gave something that is no count; what it raises goes on unchanged.
@@ -41,7 +41,7 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
 
 
 def input_tokens(definition: MapReduceDefinition, item: object) -> int:
-    """The tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
+    """Return the tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
 
     Raises:
         ValidationError: `input_estimator` gave no text; what it raises goes on unchanged.
@@ -53,5 +53,5 @@ def input_tokens(definition: MapReduceDefinition, item: object) -> int:
 
 
 def input_estimate(definition: MapReduceDefinition, items: Iterable[object]) -> int:
-    """The tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
+    """Return the tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
     return sum(input_tokens(definition, item) for item in items)

@@ -1,4 +1,4 @@
-"""From a definition and its inputs to a plan. Room: plan. Pure but for log lines.
+"""From a definition and its inputs to a plan. Package: plan. Pure but for log lines.
 
 A run goes: `validate` -> `resolve_tasks` -> `synthesize_agents` (only it calls models) -> `plan_run`. A task whose texts
 hold no variables is the same object in every step: planning a thousand tasks copies nothing that did not change.
@@ -150,7 +150,7 @@ def plan_run(
 
 
 def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
-    """The nodes of a map-reduce with their places in its tree; each counted within its level (S-MR-95)."""
+    """Return the nodes of a map-reduce with their positions in its tree; each counted within its level (S-MR-95)."""
     counted: dict[int, int] = {}
     for node in nodes:
         node_type, level = levels.places[node.object_id]
@@ -188,7 +188,7 @@ def _plan_hierarchy(
 
 
 def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """A key for each task: its name, else its position; the second of a kind gets `~2`, and so on.
+    """Return a key for each task: its name, else its position; the second of a name gets `~2`, and so on.
 
     `/` and `#` become `_`: they part the steps of an instance's path.
     """
@@ -230,7 +230,7 @@ class _Places:
         self._names = _Names()
 
     def node(self, task: Task, key: str, *, index: int, agent: Agent | None) -> Node:
-        """The place of a task; `agent` is who does it, None for a handler task or before synthesis."""
+        """Return the node of a task; `agent` does it, None for a handler task or before synthesis."""
         role, agent_key = SYNTHESIZED, None
         if task.handler is not None:
             role = DETERMINISTIC
@@ -264,7 +264,7 @@ class _Places:
         )
 
     def agent_key(self, agent: Agent, *, is_synthesized: bool = False) -> str:
-        """The key of an agent, which takes part from now on."""
+        """Return the key of an agent, which takes part from now on."""
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
@@ -286,7 +286,7 @@ class _Places:
 
 
 def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
-    """The first of agent, task and ensemble that says anything (S-STR-1)."""
+    """Return the first of agent, task and ensemble that says anything (S-STR-1)."""
     for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
         if chosen is not None:
             return chosen

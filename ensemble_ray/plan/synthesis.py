@@ -1,4 +1,4 @@
-"""Agents for tasks that name none. Room: plan. The only step of planning that may call a model.
+"""Agents for tasks that name none. Package: plan. The only step of planning that may call a model.
 
 In: resolved tasks. Out: an agent per task, by the task's object id. The user's tasks stay as they are (S-DET-22).
 """
@@ -110,7 +110,7 @@ class AgentSynthesizer(ABC):
 
     @abstractmethod
     def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent | Awaitable[Agent]:
-        """The agent for that task; may be `async`."""
+        """Return the agent for that task; may be `async`."""
 
     @staticmethod
     def template() -> AgentSynthesizer:
@@ -196,7 +196,7 @@ async def synthesize_agents(
 
 
 def _told_apart(made: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
-    """The same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
+    """Return the same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
 
     The roles that the user wrote stay as they are, and the manager's is left to the manager.
     """
@@ -219,7 +219,7 @@ def _told_apart(made: Mapping[str, Agent], definition: EnsembleDefinition) -> Ma
 
 
 def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:
-    """The task's own model, else the ensemble's under the task's limit, else the ensemble's under its own (S-DET-20)."""
+    """Return the task's own model, else the ensemble's under the task's limit, else the ensemble's own (S-DET-20)."""
     if task.llm is not None:
         return task.llm
     if definition.llm is None or shared is None:
@@ -247,7 +247,7 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
 
 
 def _fitted(agent: Agent, task: Task) -> Agent:
-    """The agent with the tools and the limit that the task asks for (S-DET-21)."""
+    """Return the agent with the tools and the limit that the task asks for (S-DET-21)."""
     changes: dict[str, object] = {}
     if task.tools:
         changes["tools"] = task.tools
@@ -291,7 +291,7 @@ def _role_of(description: str) -> str:
 
 
 def _json_object(text: str) -> Mapping[str, object]:
-    """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
+    """Return the first JSON object in a text, fences and words around it ignored; {} when there is none."""
     found = find_json(whole_json(text), _OBJECT)
     return {} if found is None else cast("Mapping[str, object]", found.value)
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray fork`: a new run that uses what another one recorded. Room: cli."""
+"""`ensemble-ray fork`: a new run that uses what another one recorded. Package: cli."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together. Room: cli.
+"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together. Package: cli.
 
 In: items, prompts, numbers. Out: rows in a file, a text, or what would be done. What the command says is recorded with its
 run, so that `resume` goes on with it.
@@ -173,7 +173,7 @@ def _check(options: dict[str, object], *, is_dry: bool) -> None:
 
 
 def _made(options: dict[str, object], run_id: str) -> MapTeam:
-    """The definition; its first item has been looked at, and standard input has been copied.
+    """Return the definition; its first item has been read, and standard input has been copied.
 
     Raises:
         ValidationError: something is wrong with the options, there are no items, or the first one lacks a field.

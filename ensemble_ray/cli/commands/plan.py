@@ -1,4 +1,4 @@
-"""`ensemble-ray plan`: what would run, in which order; no model is called. Room: cli.
+"""`ensemble-ray plan`: what would run, in which order; no model is called. Package: cli.
 
 In: a team and its inputs. Out: tasks by level or a manager with its tasks, agents with tools and models, inputs that are missing.
 """
@@ -67,7 +67,7 @@ def plan(
 
 
 def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """The plan as JSON data; a variable without a value stays in the texts.
+    """Return the plan as JSON data; a variable without a value stays in the texts.
 
     Raises:
         ValidationError: the team cannot run.
@@ -136,7 +136,7 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
-    """A task that a manager is given; who does it is its choice, and the task's agent a suggestion."""
+    """Return the lines of a manager's task; who does it is its choice, and the task's agent a suggestion."""
     made = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
     return {
@@ -185,7 +185,7 @@ def _names(tools: Sequence[object]) -> list[str]:
 
 
 def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
-    """The plan as text."""
+    """Return the plan as text."""
     tasks = {task["key"]: task for task in data["tasks"]}
     cap = data["max_parallel_tasks"]
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]

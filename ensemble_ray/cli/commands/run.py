@@ -1,4 +1,4 @@
-"""`ensemble-ray run`: run a team and print what it gave. Room: cli."""
+"""`ensemble-ray run`: run a team and print what it gave. Package: cli."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def run(
 
 
 def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions | None:
-    """The options of a run with that budget; None where none was given.
+    """Return the options of a run with that budget; None where there is none.
 
     Raises:
         ValidationError: one is not above 0.
@@ -286,7 +286,7 @@ class _Watched:
     def result(
         self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
     ) -> tuple[EnsembleOutput, bool]:
-        """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
+        """Return the output, and whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         with display, _terminable():
             display.note("starting the runtime")
             try:

@@ -1,4 +1,4 @@
-"""`ensemble-ray runs`: the recorded runs, newest first. Room: cli."""
+"""`ensemble-ray runs`: the recorded runs, newest first. Package: cli."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def runs(
 
 
 def states_of(given: Sequence[str]) -> set[str]:
-    """The states that were named.
+    """Return the states that were named.
 
     Raises:
         ValidationError: one of them is none.

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Room: cli."""
+"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Package: cli."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Room: cli.
+"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Package: cli.
 
 The demo runs as a program of its own, in a session of its own, and all of that session is killed at once. What is
 shown of it comes from the record alone, and from commands that anybody can give.
@@ -62,7 +62,7 @@ class Comparison:
         )
 
     def table(self) -> str:
-        """A line for each model call, and the sums."""
+        """Return a line for each model call, and the sums."""
         answered = {fact.name for fact in self.before}
         rows = [("model call", "before the kill", "after it")]
         rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
@@ -121,7 +121,7 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
 
 
 def _killed_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
-    """The answers that are recorded when the demo is dead; None when it ended before half of its notes were there."""
+    """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
     process = subprocess.Popen(  # noqa: S603  our own command
@@ -167,7 +167,7 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def _answers(run_id: str) -> list[Fact]:
-    """Recorded answers of the model, in order; none while there is no record."""
+    """Return the recorded answers of the model, in order; none while there is no record."""
     from ensemble_ray.record.stores import store_at  # the help does not need them
     from ensemble_ray.runtime import connect
 

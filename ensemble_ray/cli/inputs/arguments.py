@@ -1,4 +1,4 @@
-"""Inputs of a run from the command line. Room: cli.
+"""Inputs of a run from the command line. Package: cli.
 
 In: `--input name=value` and a JSON file. Out: a mapping. What is missing or unknown is told for all tasks at once.
 """
@@ -25,7 +25,7 @@ _SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
-    """The inputs; pairs win over the file.
+    """Return the inputs; pairs win over the file.
 
     Raises:
         ValidationError: a pair is none, or the file holds no JSON object.

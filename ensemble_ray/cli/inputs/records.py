@@ -1,4 +1,4 @@
-"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Room: cli."""
+"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Package: cli."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def own_store() -> RunStore:
-    """The store that the environment names.
+    """Return the store that the environment names.
 
     Raises:
         ValidationError: no store speaks that URL, or its extra is not installed.
@@ -49,12 +49,12 @@ def where() -> str:
 
 
 def no_runs() -> str:
-    """What is said where nothing was recorded."""
+    """Return what is said where nothing was recorded."""
     return f"There are no runs in {where()}. Make one: {own_command()} demo"
 
 
 def as_data(run: RunSummary) -> dict[str, object]:
-    """A run of a list as JSON data."""
+    """Return a run of a list as JSON data."""
     return {
         "run_id": run.run_id,
         "state": run.state.value,
@@ -85,7 +85,7 @@ _AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
 
 
 async def _next_of(run: RunSummary) -> str | None:
-    """What can be done with a run; None: nothing."""
+    """Return what can be done with a run; None: nothing."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.run_head import read_head
 

@@ -1,4 +1,4 @@
-"""Items from standard input, which nobody can read twice: they are copied first (S-MR-180). Room: cli.
+"""Items from standard input, which nobody can read twice: they are copied first (S-MR-180). Package: cli.
 
 In: a stream, and a run's id. Out: the path of a file beside the records, kept for as long as the run's record is.
 """

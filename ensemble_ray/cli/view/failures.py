@@ -1,4 +1,4 @@
-"""From an error to what is said of it: what happened, where, what to do. Room: cli. Pure.
+"""From an error to what is said of it: what happened, where, what to do. Package: cli. Pure.
 
 An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
 libraries are told by name, since a cause may have crossed processes as a stand-in.
@@ -54,7 +54,7 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def told(error: BaseException) -> str:
-    """The message of an error, for people."""
+    """Return the message of an error, for people."""
     lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
     advice = advice_of(error)
     if advice:
@@ -65,7 +65,7 @@ def told(error: BaseException) -> str:
 
 
 def advice_of(error: BaseException) -> str:
-    """What to do about it; empty where the message itself says so."""
+    """Return what to do about it; empty where the message itself says so."""
     named = ""
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
@@ -100,7 +100,7 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _why(chain: Sequence[BaseException]) -> str:
-    """The outermost text, and those of its causes up to the first that it tells already; deeper ones are details."""
+    """Return the outermost text, and those of its causes up to the first that it contains; deeper ones are details."""
     told = ""
     for cause in chain:
         text = _cut(message_of(cause))
@@ -111,7 +111,7 @@ def _why(chain: Sequence[BaseException]) -> str:
 
 
 def _place(chain: Sequence[BaseException]) -> Iterator[str]:
-    """The line of user code that raised the innermost error, where user code did; the whole traceback: --debug."""
+    """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
     for cause in reversed(chain):
         lines = [line.strip() for line in user_traceback(cause).splitlines()]
         files = [line for line in lines if line.startswith('File "')]

@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, everything else to standard error. Room: cli.
+"""Where words go: results to standard output, everything else to standard error. Package: cli.
 
 In: text of ours with foreign text in it. Out: the same on a stream, with nothing in it that a terminal would obey.
 Never: another module of the command line that writes to a stream by itself.
@@ -182,7 +182,7 @@ def is_terminal() -> bool:
 
 
 def one_line(text: str, length: int) -> str:
-    """A text on one line, cut to a length, without characters that a terminal would obey."""
+    """Return a text on one line, cut to a length, without characters that a terminal would obey."""
     # Cut first: an answer may be as large as a book.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"
