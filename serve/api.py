@@ -103,11 +103,11 @@ def _cut(text: str) -> str:
 def _refused(_request: Request, error: Exception) -> JSONResponse:
     """Answer a body that is no run: not JSON, or not of that form."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    places = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
-        places.append(f"and {len(found) - _SHOWN} more")
+        problems.append(f"and {len(found) - _SHOWN} more")
     return _answer(
-        HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(places)}. {_EXPECTED}")
+        HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(problems)}. {_EXPECTED}")
     )
 
 
@@ -117,8 +117,8 @@ def _not_served(request: Request, error: Exception) -> JSONResponse:
     if status == HTTPStatus.BAD_REQUEST:
         why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
         return _answer(status, Failure(error=_REFUSED, message=f"{why}. {_EXPECTED}"))
-    known = "Served are POST /runs and GET /healthz"
-    text = f"{request.method} {_cut(request.url.path)}: {HTTPStatus(status).phrase}. {known}"
+    routes = "Served are POST /runs and GET /healthz"
+    text = f"{request.method} {_cut(request.url.path)}: {HTTPStatus(status).phrase}. {routes}"
     return _answer(status, Failure(error=_REFUSED, message=text))
 
 

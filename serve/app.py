@@ -42,9 +42,9 @@ class EndpointOptions(BaseModel):
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
-    def _split(cls, given: object) -> object:
+    def _split(cls, value: object) -> object:
         """On the command line they are one text."""
-        return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 # Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.

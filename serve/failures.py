@@ -60,7 +60,7 @@ def status_of(error: BaseException) -> HTTPStatus:
         has_begun = error.trace is not None
         return HTTPStatus.INTERNAL_SERVER_ERROR if has_begun else HTTPStatus.BAD_REQUEST
     chain = tuple(_chain(error))
-    found = (status for kind, status in _STATUS if any(isinstance(link, kind) for link in chain))
+    found = (status for error_type, status in _STATUS if any(isinstance(link, error_type) for link in chain))
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -75,13 +75,13 @@ def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
     causes = list(_chain(error))[1:]
     if isinstance(error, ParallelExecutionError):
         causes += error.failed_task_causes.values()
-    told = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
+    shown = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
     return Failure(
         error=type(error).__name__,
         message=str(error) or type(error).__name__,
         run_id=getattr(error, "run_id", None) or run_id,
         missing=list(error.missing_variables) if isinstance(error, PromptTemplateError) else [],
-        causes=[f"{type(cause).__name__}: {cause}" for cause in told],
+        causes=[f"{type(cause).__name__}: {cause}" for cause in shown],
         tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
     )
 

@@ -43,14 +43,14 @@ _LOCAL = "localhost"
 _log = bounded_logger(__name__)
 
 
-def body_limit(given: int | None = None) -> int:
+def body_limit(configured: int | None = None) -> int:
     """Return the longest body: the one given, else the environment's, else the default.
 
     Raises:
         ValidationError: what the environment says is no number above 0.
     """
-    if given is not None:
-        return given
+    if configured is not None:
+        return configured
     said = os.environ.get(BODY_VARIABLE, "").strip()
     if not said:
         return DEFAULT_MAX_BODY_BYTES

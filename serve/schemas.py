@@ -102,9 +102,9 @@ class Metrics(_Wire):
     def of_task(cls, metrics: TaskMetrics) -> Self:
         """One task's."""
         return cls(
-            input_tokens=_known(metrics.input_tokens),
-            output_tokens=_known(metrics.output_tokens),
-            total_tokens=_known(metrics.total_tokens),
+            input_tokens=_count_or_none(metrics.input_tokens),
+            output_tokens=_count_or_none(metrics.output_tokens),
+            total_tokens=_count_or_none(metrics.total_tokens),
             llm_calls=metrics.llm_call_count,
             tool_calls=metrics.tool_call_count,
             llm_latency_s=metrics.llm_latency.total_seconds(),
@@ -116,9 +116,9 @@ class Metrics(_Wire):
     def of_run(cls, metrics: ExecutionMetrics) -> Self:
         """Return the sum over a run's tasks."""
         return cls(
-            input_tokens=_known(metrics.total_input_tokens),
-            output_tokens=_known(metrics.total_output_tokens),
-            total_tokens=_known(metrics.total_tokens),
+            input_tokens=_count_or_none(metrics.total_input_tokens),
+            output_tokens=_count_or_none(metrics.total_output_tokens),
+            total_tokens=_count_or_none(metrics.total_tokens),
             llm_calls=metrics.total_llm_call_count,
             tool_calls=metrics.total_tool_calls,
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
@@ -215,6 +215,6 @@ class Health(_Wire):
     team: str
 
 
-def _known(tokens: int) -> int | None:
+def _count_or_none(tokens: int) -> int | None:
     """Return a token count; the core says -1 where the provider gave none."""
     return None if tokens < 0 else tokens

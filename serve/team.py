@@ -47,13 +47,13 @@ class TeamName:
         return ensemble
 
 
-def team_name(given: str | None) -> TeamName:
+def team_name(configured: str | None) -> TeamName:
     """Return the team to serve: the one given, else the environment's.
 
     Raises:
         ValidationError: neither names one.
     """
-    name = (given or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
+    name = (configured or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
     if not name:
         raise ValidationError(
             f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "

@@ -17,10 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from ensemble_ray.cli.app import invoke
     from ensemble_ray.cli.view.terminal import flush_results, guard_streams, reserve_stdout
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     guard_streams()
-    if "--json" in given:  # where it is the value of another option, this costs nothing
+    if "--json" in words:  # where it is the value of another option, this costs nothing
         reserve_stdout()
-    code = invoke(given)
+    code = invoke(words)
     flush_results()
     sys.exit(code)

@@ -95,10 +95,10 @@ def _index_for(run_id: str) -> Callable[[bytes], int | None]:
 
     def index_for(line: bytes) -> int | None:
         try:
-            index, letter = _letter(line, "")
+            index, row = _parse_row(line, "")
         except ValidationError:
             return None
-        return index if letter.get("run_id") == run_id else None
+        return index if row.get("run_id") == run_id else None
 
     return index_for
 
@@ -114,20 +114,20 @@ def dead_items(path: Path) -> Entries:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            index, letter = _letter(line, f"dead letters '{path}', line {number}")
+            index, row = _parse_row(line, f"dead letters '{path}', line {number}")
             if seen.add(index):
-                yield index, letter["item"]
+                yield index, row["item"]
 
 
-def _letter(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
+def _parse_row(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
     try:
         found = loads_line(line)
     except ValueError as error:
         raise ValidationError(
             f"{where}: not JSON: {error}; resume the run that wrote it, or remove the line"
         ) from error
-    letter = cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
-    index = letter.get("index")
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in letter:
+    row = cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
+    index = row.get("index")
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in row:
         raise ValidationError(f"{where}: no dead letter: it needs 'index' and 'item'")
-    return index, letter
+    return index, row

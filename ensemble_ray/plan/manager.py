@@ -24,14 +24,14 @@ _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of
 
 
 def workers_of(
-    definition: EnsembleDefinition, tasks: Sequence[Task], made: Mapping[str, Agent], *, models: TeamModels
+    definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
 ) -> tuple[tuple[Agent, bool], ...]:
     """Who works for the manager, in order, and whether it was made for a task (S-HIER-1, S-DET-26).
 
     Args:
         definition: Validated.
         tasks: Resolved.
-        made: Agents by object id of the task they were made for.
+        synthesized: Agents by object id of the task they were made for.
         models: Given to those that name none.
 
     Raises:
@@ -41,12 +41,12 @@ def workers_of(
     complete = True
     for task in tasks:
         if task.agent is None and task.handler is None:
-            complete = complete and task.object_id in made
-            if task.object_id in made:
-                workers.setdefault(made[task.object_id], True)
+            complete = complete and task.object_id in synthesized
+            if task.object_id in synthesized:
+                workers.setdefault(synthesized[task.object_id], True)
     if complete:
         check_hierarchy(definition, [agent.role for agent in workers])
-    return tuple((models.given_to(agent), is_made) for agent, is_made in workers.items())
+    return tuple((models.given_to(agent), is_synthesized) for agent, is_synthesized in workers.items())
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
@@ -77,15 +77,15 @@ def task_of_manager(description: str) -> Task:
 
 def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
     """Return the manager's rules."""
-    given = definition.hierarchical_constraints
-    if given is None:
+    constraints = definition.hierarchical_constraints
+    if constraints is None:
         return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)
     return HierarchyRules(
-        required_workers=given.required_workers,
-        allowed_workers=given.allowed_workers,
-        max_calls_per_worker=dict(given.max_calls_per_worker),
-        global_max_delegations=given.global_max_delegations,
-        required_stages=given.required_stages,
+        required_workers=constraints.required_workers,
+        allowed_workers=constraints.allowed_workers,
+        max_calls_per_worker=dict(constraints.max_calls_per_worker),
+        global_max_delegations=constraints.global_max_delegations,
+        required_stages=constraints.required_stages,
         enforce_required=definition.enforce_required,
         stall_turns=definition.manager_stall_turns,
     )

@@ -27,16 +27,16 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
     if output.metrics.output_tokens >= 0:
         return output.metrics.output_tokens, None
     if definition.token_estimator is not None:
-        given: object = definition.token_estimator(output.raw)
-        if given is not None:
-            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {given!r}")
-            return given, None
+        estimated: object = definition.token_estimator(output.raw)
+        if estimated is not None:
+            if isinstance(estimated, bool) or not isinstance(estimated, int) or estimated < 0:
+                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {estimated!r}")
+            return estimated, None
     guessed = len(output.raw) // _CHARACTERS
-    told = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
+    reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
     return guessed, (
         f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
-        f"{told}"
+        f"{reason}"
     )
 
 

@@ -131,8 +131,8 @@ class _TemplateSynthesizer(AgentSynthesizer):
 class _LlmSynthesizer(AgentSynthesizer):
     async def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent:
         text = await self._ask(task, context)
-        given = _json_object(text)
-        role, goal, background = (_text(given.get(name)) for name in ("role", "goal", "backstory"))
+        answer = _json_object(text)
+        role, goal, background = (_text(answer.get(name)) for name in ("role", "goal", "backstory"))
         if not role or not goal:
             _log.warning("Agent synthesis for task '%s' gave no usable JSON; using the template", task.description[:80])
             return _from_template(task, context.model)
@@ -179,43 +179,43 @@ async def synthesize_agents(
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         if task.agent is None and task.handler is None:
             waiting.setdefault(task.object_id, (task, key))
-    made: dict[str, Agent] = {}
+    agents: dict[str, Agent] = {}
     slow: dict[str, Awaitable[Agent]] = {}
     synthesizer = definition.agent_synthesizer or AgentSynthesizer.template()
     for object_id, (task, key) in waiting.items():
         model = _model_for(task, definition, shared)
         if isinstance(synthesizer, _TemplateSynthesizer):
-            made[object_id] = _fitted(_from_template(task, model), task)
+            agents[object_id] = _fitted(_from_template(task, model), task)
             continue
         dressed = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
         context = SynthesisContext(model=dressed, locale=locale)
         slow[object_id] = _ask_synthesizer(synthesizer, task, context, model)
     if slow:
-        made.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
-    return _told_apart(made, definition) if resolved.workflow is Workflow.HIERARCHICAL else made
+        agents.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
+    return _number_roles(agents, definition) if resolved.workflow is Workflow.HIERARCHICAL else agents
 
 
-def _told_apart(made: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
+def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
     """Return the same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
 
     The roles that the user wrote stay as they are, and the manager's is left to the manager.
     """
-    known = known_agents(definition)
-    taken = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in known)}
+    declared = known_agents(definition)
+    used = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in declared)}
     # An agent that a synthesizer gave to several tasks, or took from the ensemble, is one worker.
-    workers = {agent.object_id: agent for agent in known}
+    workers = {agent.object_id: agent for agent in declared}
     numbers: dict[str, int] = {}
-    for agent in made.values():
+    for agent in agents.values():
         if agent.object_id in workers:
             continue
         role, number = agent.role, numbers.get(agent.role, 1)
-        while spoken_role(role) in taken:
+        while spoken_role(role) in used:
             number += 1
             role = f"{agent.role} {number}"
         numbers[agent.role] = number
-        taken.add(spoken_role(role))
+        used.add(spoken_role(role))
         workers[agent.object_id] = agent if role == agent.role else agent.rewritten(role=role)
-    return {object_id: workers[agent.object_id] for object_id, agent in made.items()}
+    return {object_id: workers[agent.object_id] for object_id, agent in agents.items()}
 
 
 def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:
@@ -259,13 +259,13 @@ def _fitted(agent: Agent, task: Task) -> Agent:
 
 async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
     """All results in order, at most `cap` asked at the same time; the first failure ends the others."""
-    places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+    slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
-    async def in_place(call: Awaitable[Agent]) -> Agent:
-        async with places:
+    async def in_slot(call: Awaitable[Agent]) -> Agent:
+        async with slots:
             return await call
 
-    asked = [asyncio.ensure_future(in_place(call)) for call in calls]
+    asked = [asyncio.ensure_future(in_slot(call)) for call in calls]
     try:
         return await asyncio.gather(*asked)
     except BaseException:

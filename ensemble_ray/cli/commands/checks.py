@@ -242,8 +242,8 @@ def _asked(url: str, key: str) -> Finding:
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
-    place = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
-    request = urllib.request.Request(f"{place}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
+    endpoint = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    request = urllib.request.Request(f"{endpoint}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")

@@ -45,21 +45,21 @@ def plan(
     from ensemble_ray.loader import load_runnable
     from ensemble_ray.recovery.resuming import planned_form
 
-    given = read_inputs(inputs or (), inputs_file)
+    values = read_inputs(inputs or (), inputs_file)
     loaded = load_runnable(target, llm=llm, needs_keys=False)
     if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
-        told = map_reduce_data(loaded)
+        data = map_reduce_data(loaded)
         if as_json:
-            show_json(told)
+            show_json(data)
         else:
-            show("\n".join(map_reduce_lines(target, told)))
+            show("\n".join(map_reduce_lines(target, data)))
         return
     ensemble = planned_form(loaded)
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
-    for line in input_warnings(inputs or (), ensemble, given):
+    for line in input_warnings(inputs or (), ensemble, values):
         say(line)
-    data = plan_data(ensemble, given)
+    data = plan_data(ensemble, values)
     if as_json:
         show_json(data)
     else:
@@ -90,7 +90,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
         "error_strategy": plan.error_strategy,
         "max_parallel_tasks": plan.max_parallel_tasks,
         "levels": [] if manager else [[node.key for node in level] for level in levels_of(plan)],
-        "tasks": [_given(task, keys, ensemble, planned) for task in resolved.tasks]
+        "tasks": [_describe_task(task, keys, ensemble, planned) for task in resolved.tasks]
         if manager
         else [_task(node, ensemble) for node in plan.nodes],
         "agents": [_agent(key, planned, ensemble) for key in planned.agents if not (manager and key == MANAGER_KEY)],
@@ -121,7 +121,7 @@ def levels_of(plan: Plan) -> list[list[Node]]:
 
 def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
     task = next(each for each in ensemble.tasks if each.object_id == node.object_id)
-    made = node.agent_key is None and task.handler is None
+    is_synthesized = node.agent_key is None and task.handler is None
     return {
         "key": node.key,
         "agent": node.agent_key,
@@ -129,15 +129,15 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
         "description": node.description,
         "expected_output": node.expected_output,
         "context": list(node.context),
-        "model": _model(task.llm or ensemble.llm) if made else None,
-        "tools": _names(task.tools) if made else [],
+        "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
+        "tools": _names(task.tools) if is_synthesized else [],
         "streams": node.is_streaming,
     }
 
 
-def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
+def _describe_task(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
     """Return the lines of a manager's task; who does it is its choice, and the task's agent a suggestion."""
-    made = task.agent is None
+    is_synthesized = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
     return {
         "key": keys[task.object_id],
@@ -146,8 +146,8 @@ def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Pla
         "description": task.description,
         "expected_output": task.expected_output,
         "context": [keys[entry.object_id] for entry in task.context if entry.object_id in keys],
-        "model": _model(task.llm or ensemble.llm) if made else None,
-        "tools": _names(task.tools) if made else [],
+        "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
+        "tools": _names(task.tools) if is_synthesized else [],
         "streams": False,
     }
 

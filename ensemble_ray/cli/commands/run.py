@@ -131,7 +131,7 @@ def run(
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.loader import load_runnable
 
-    given = read_inputs(inputs or (), inputs_file)
+    values = read_inputs(inputs or (), inputs_file)
     ensemble = load_runnable(target, llm=llm)
     if workflow is not None:
         if not isinstance(ensemble, Ensemble):
@@ -139,16 +139,16 @@ def run(
         chosen = {**ensemble.source.overrides, "workflow": workflow.value}
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
     if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
-        check_inputs(ensemble, given)
+        check_inputs(ensemble, values)
     if not quiet:
-        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, given):
+        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, values):
             say(line)
     from ensemble_ray.process.config import Settings
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
     return carry_out(
         ensemble,
-        given,
+        values,
         runtime=runtime,
         run_id=run_id,
         options=budget_options(max_tokens, max_cost),
@@ -317,11 +317,11 @@ def _terminable() -> Generator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:

@@ -130,14 +130,14 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     from ensemble_ray.values.ids import RUN, task_instance
 
     facts: list[Fact] = []
-    is_known = False
+    is_found = False
     async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
             key = task_instance(fact.name).rpartition("#")[0]
             if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
                 facts.append(fact)
-                is_known |= key == task
-    if not is_known:
+                is_found |= key == task
+    if not is_found:
         raise ValidationError(f"Run '{run_id}' has recorded nothing of a task '{task}'")
     return facts
 

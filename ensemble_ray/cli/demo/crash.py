@@ -67,8 +67,8 @@ class Comparison:
         rows = [("model call", "before the kill", "after it")]
         rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
         for fact in self.asked_after:
-            earlier = "answered" if fact.name in answered else "-"
-            rows += [(_call_of(fact), earlier, _latency_of(fact))]
+            before = "answered" if fact.name in answered else "-"
+            rows += [(_call_of(fact), before, _latency_of(fact))]
         rows.append(("answered", str(len(self.before)), str(len(self.asked_after))))
         rows.append(("on their way in the kill, so asked twice", "", f"at most {self.most_in_flight}"))
         rows.append(("asked again though answered", "", str(len(self.asked_again))))
@@ -101,7 +101,7 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     """
     run_id = run_id or f"demo-{new_run_id()[:8]}"
     half = max(1, passages // 2)
-    answers = _killed_at(half, options, run_id)
+    answers = _kill_at(half, options, run_id)
     if answers is None:
         return FAILED
     say(f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered.")
@@ -120,7 +120,7 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     return FINE if compared.is_kept else FAILED
 
 
-def _killed_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
+def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
     """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}

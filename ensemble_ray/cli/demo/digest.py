@@ -66,9 +66,9 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
     for level in output.trace.map_reduce_levels:
         done = [each for each in traces if each.map_reduce_level == level.level]
         tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
-        kind = done[0].node_type or "task"
+        node_type = done[0].node_type or "task"
         lines.append(
-            f"level {level.level}  {count_noun(level.task_count, kind):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
+            f"level {level.level}  {count_noun(level.task_count, node_type):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
         )
     return "\n".join(lines)
 

@@ -116,14 +116,14 @@ def input_warnings(
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
     lines = [
-        f"Input '{name}' was given {len(given)} times: the last value counts, '{one_line(given[-1], _SHOWN_VALUE)}'"
-        for name, given in values.items()
-        if len(given) > 1
+        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{one_line(repeated[-1], _SHOWN_VALUE)}'"
+        for name, repeated in values.items()
+        if len(repeated) > 1
     ]
     if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
         return lines
-    known = needed_inputs(ensemble.tasks)
-    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, known)}" for name in spare)]
+    needed = needed_inputs(ensemble.tasks)
+    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
 
 
 def _some(users: Sequence[str]) -> str:

@@ -44,8 +44,8 @@ def where() -> str:
         from pathlib import Path
 
         return str(runs_directory(Path(address.home)))
-    place = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
-    return f"the database {place.rpartition('@')[2]}"
+    location = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
+    return f"the database {location.rpartition('@')[2]}"
 
 
 def no_runs() -> str:
@@ -101,7 +101,7 @@ def say_where(run_id: str) -> None:
 
     try:
         found = run_blocking(own_store().summary(run_id))
-        told = None if found is None else run_blocking(_next_of(found))
+        advice = None if found is None else run_blocking(_next_of(found))
     except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
@@ -110,6 +110,6 @@ def say_where(run_id: str) -> None:
         return
     command = own_command()
     lines = [f"Record: {found.place}", f"Show it: {command} trace {run_id}"]
-    if told is not None:
-        lines.append(told.format(command=command, run=run_id))
+    if advice is not None:
+        lines.append(advice.format(command=command, run=run_id))
     say("\n".join(lines))

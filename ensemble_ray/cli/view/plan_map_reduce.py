@@ -56,19 +56,19 @@ def map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
     count = data["items"]["count"]
     lines = [f"{target}: {data['workflow']}, {'as many items as there are' if count is None else f'{count:,} items'}"]
     lines += ["", "Items", f"  {data['items']['source']}", f"  a failed one: {data['on_item_error']}", "", "Tasks"]
-    for side, told in data["tasks"].items():
-        if "factory" in told:
-            lines.append(f"  {side:<7}  made by {told['factory']}")
+    for side, task in data["tasks"].items():
+        if "factory" in task:
+            lines.append(f"  {side:<7}  made by {task['factory']}")
             continue
-        lines.append(f"  {side:<7}  {told['role'] or '(synthesized)'}: {one_line(told['description'], _TEXT)}")
-        if told["model"]:
-            lines.append(f"  {'':<7}  model {told['model']}")
+        lines.append(f"  {side:<7}  {task['role'] or '(synthesized)'}: {one_line(task['description'], _TEXT)}")
+        if task["model"]:
+            lines.append(f"  {'':<7}  model {task['model']}")
     if data["mode"] is not None:
         size = f"{data['token_budget']:,} tokens" if data["token_budget"] else f"{data['chunk_size']} outputs"
         order = ", in the order of the items" if data["ordered"] else ""
         how = "level by level" if data["mode"] == "levels" else f"as outputs come{order}"
         lines += ["", "Groups", f"  of {size}, {how}"]
-    places = {"rows": data["results"], "failed items": data["dead_letters"]}
-    if any(places.values()):
-        lines += ["", "Files", *(f"  {name}: {place}" for name, place in places.items() if place)]
+    files = {"rows": data["results"], "failed items": data["dead_letters"]}
+    if any(files.values()):
+        lines += ["", "Files", *(f"  {name}: {path}" for name, path in files.items() if path)]
     return [*lines, "", "No model was called."]

@@ -135,9 +135,11 @@ class ItemView(RunView):
         lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in shown]
         if len(failures) > len(shown):
             lines.append(f"  and {len(failures) - len(shown):,} more")
-        letters = self._definition.dead_letters
-        if letters is not None and progress.items_failed and Path(letters).exists():
-            lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")
+        dead_letters = self._definition.dead_letters
+        if dead_letters is not None and progress.items_failed and Path(dead_letters).exists():
+            lines.append(
+                f"Failed items: {dead_letters}; again, and only those: ensemble-ray map --retry-dead {dead_letters} ..."
+            )
         return lines
 
     def exit_code(self, output: EnsembleOutput) -> int:

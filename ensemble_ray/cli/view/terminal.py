@@ -115,14 +115,14 @@ def guard_streams() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
     warnings.formatwarning = _safe_warning
-    sys.excepthook = lambda kind, error, trace: say(_told(kind, error, trace))
+    sys.excepthook = lambda error_type, error, trace: say(_format_error(error_type, error, trace))
     threading.excepthook = lambda found: say(
         f"Exception in thread {'' if found.thread is None else found.thread.name}:\n"
-        f"{_told(found.exc_type, found.exc_value, found.exc_traceback)}"
+        f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )
     sys.unraisablehook = lambda found: say(
         f"{found.err_msg or 'Exception ignored in'}: {found.object!r}\n"
-        f"{_told(found.exc_type, found.exc_value, found.exc_traceback)}"
+        f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )
 
 
@@ -141,7 +141,7 @@ def _safe_warning(*arguments: Any, **keywords: Any) -> str:
     return escape_controls(_format_warning(*arguments, **keywords))
 
 
-def _told(*uncaught: Any) -> str:
+def _format_error(*uncaught: Any) -> str:
     return "".join(traceback.format_exception(*uncaught)).rstrip()
 
 
