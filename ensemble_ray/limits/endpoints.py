@@ -10,18 +10,17 @@ a call that left.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, Entry
-from ensemble_ray.limits.limiter_service import MonotonicClock
+from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
@@ -46,22 +45,13 @@ class EndpointUpdate:
     text: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """One call that waits, on its own loop."""
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.wakeup = asyncio.Event()
-        self.may_go = False
-        self._loop = asyncio.get_running_loop()
-
-    def wake(self) -> bool:
-        """Wake it; False when its loop is closed."""
-        try:
-            self._loop.call_soon_threadsafe(self.wakeup.set)
-        except RuntimeError:
-            return False
-        return True
+    visit: Visit
+    wakeup: Wakeup = field(default_factory=Wakeup)
+    may_go: bool = False
 
 
 class _Endpoint:
@@ -306,7 +296,6 @@ class EndpointService:
     async def _wait_in_queue(self, waiter: _Waiter, endpoint: _Endpoint, patience_s: float) -> float:
         waited_s = 0.0
         while True:
-            # First cleared, then looked at: what changes after the look rings again.
             waiter.wakeup.clear()
             with self._lock:
                 at = self._clock.now()
@@ -323,17 +312,8 @@ class EndpointService:
             # A probe that is due already waits for a place under the limit, and is woken when there is one.
             if wakes_at is not None and wakes_at > at:
                 rest_s = min(rest_s, wakes_at - at)
-            await self._rest(waiter, rest_s)
+            await waiter.wakeup.wait_until(at + rest_s, self._clock)
             waited_s += self._clock.now() - at
-
-    async def _rest(self, waiter: _Waiter, at_most_s: float) -> None:
-        called = asyncio.ensure_future(waiter.wakeup.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(at_most_s))
-        try:
-            await asyncio.wait((called, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            called.cancel()
-            timer.cancel()
 
     def _abandon(self, endpoint: _Endpoint, waiter: _Waiter) -> None:
         """Take a waiter that gives up out of the queue, or end the attempt that it was admitted to."""
@@ -360,7 +340,7 @@ class EndpointService:
             waiter = endpoint.waiters.popleft()
             waiter.may_go = True
             waiter.visit.begun(endpoint, entry)
-            if not waiter.wake():  # nobody is there any more
+            if not waiter.wakeup.wake():  # nobody is there any more
                 endpoint.sent.discard(waiter.visit)
                 endpoint.wanted.discard(waiter.visit)
                 if entry is Entry.PROBE:
@@ -369,7 +349,7 @@ class EndpointService:
         if opening != endpoint.announced:
             endpoint.announced = opening
             for waiter in endpoint.waiters:
-                waiter.wake()
+                waiter.wakeup.wake()
         endpoint.is_calm = endpoint.breaker.is_calm and endpoint.limit.is_calm and not endpoint.waiters
 
     # Other processes.

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
-from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, Message, MonotonicClock, Reply
+from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, Message, Reply
 from ensemble_ray.limits.steps import Cancelled, Expire, Grant, HolderGone, Refunded, Requested, Returned, Used
+from ensemble_ray.limits.waiting import MonotonicClock
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -33,30 +32,19 @@ from ensemble_ray.limits.steps import (
     Used,
     WakeAt,
 )
+from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.values.rate_limit import RateLimit
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
 
-__all__ = ["Acquire", "AwaitRecall", "BucketUpdate", "LimiterService", "Message", "MonotonicClock", "Reply"]
+__all__ = ["Acquire", "AwaitRecall", "BucketUpdate", "LimiterService", "Message", "Reply"]
 
 #: Buckets kept before those that nobody has touched for long are dropped.
 _MANY_BUCKETS = 4096
 #: A bucket left alone for so long (and at least one period) may be dropped, s. A new one holds one token, so dropping
 #: never lets more calls through.
 _FORGET_S = 3600.0
-
-
-class MonotonicClock:
-    """The `Clock` of limits: it never jumps. Its zero is arbitrary; only differences count here."""
-
-    def now(self) -> float:
-        """Return the seconds of this process's steady clock."""
-        return time.monotonic()
-
-    async def sleep(self, delay_s: float) -> None:
-        """Return after that many seconds."""
-        await asyncio.sleep(delay_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,32 +77,11 @@ _Answer = Grant | Expire | Dismiss
 Reply = _Answer | None
 
 
-class _Wakeup:
-    """Wakes one coroutine from any thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self.event = asyncio.Event()
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether its loop is closed, so that its coroutine never goes on."""
-        return self._loop.is_closed()
-
-    def wake(self) -> bool:
-        """Wake it; False when its loop is closed."""
-        try:
-            self._loop.call_soon_threadsafe(self.event.set)
-        except RuntimeError:
-            return False
-        return True
-
-
 @dataclass(slots=True)
 class _Waiter:
     """A caller in a queue; written under the service's lock."""
 
-    wakeup: _Wakeup
+    wakeup: Wakeup
     reply: _Answer | None = None
     #: when it has to say that time has passed; only the head of the queue has one
     alarm_at: float | None = None
@@ -135,7 +102,7 @@ class _Bucket:
     machine: TokenBucket
     waiters: dict[str, _Waiter] = field(default_factory=dict[str, _Waiter])
     #: by lease: its holder, waiting for the recall
-    recalls: dict[str, _Wakeup] = field(default_factory=dict[str, _Wakeup])
+    recalls: dict[str, Wakeup] = field(default_factory=dict[str, Wakeup])
 
 
 class LimiterService:
@@ -173,7 +140,7 @@ class LimiterService:
     # Waiting.
 
     async def _acquire(self, message: Acquire) -> _Answer:
-        name, waiter = message.request.waiter, _Waiter(_Wakeup())
+        name, waiter = message.request.waiter, _Waiter(Wakeup())
         with self._lock:
             bucket = self._bucket_of(message)
             if name in bucket.waiters:
@@ -191,24 +158,13 @@ class LimiterService:
 
     async def _rest(self, bucket: str, waiter: _Waiter) -> None:
         """Wait until something about this waiter may have changed."""
-        event = waiter.wakeup.event
-        # First cleared, then looked at: what is written after the look sets it again.
-        event.clear()
+        waiter.wakeup.clear()
         alarm_at = waiter.alarm_at
         if waiter.reply is not None:
             return
         if alarm_at is None:
-            await event.wait()
-            return
-        woken = asyncio.ensure_future(event.wait())
-        alarm = asyncio.ensure_future(self._clock.sleep(max(0.0, alarm_at - self._clock.now())))
-        try:
-            await asyncio.wait((woken, alarm), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            is_time = alarm.done()
-            woken.cancel()
-            alarm.cancel()
-        if is_time:
+            await waiter.wakeup.wait()
+        elif await waiter.wakeup.wait_until(alarm_at, self._clock):
             self._handle(bucket, Ticked())
 
     def _abandon(self, message: Acquire, waiter: _Waiter) -> None:
@@ -225,8 +181,8 @@ class LimiterService:
             bucket = self._buckets.get(message.bucket)
             if bucket is None or not bucket.machine.is_usable(message.lease):
                 return
-            wakeup = bucket.recalls.setdefault(message.lease, _Wakeup())
-        await wakeup.event.wait()
+            wakeup = bucket.recalls.setdefault(message.lease, Wakeup())
+        await wakeup.wait()
 
     # The machines.
 
