@@ -1,4 +1,4 @@
-"""The HTTP interface of one team, as a web application that knows no Ray. Room: serve.
+"""The HTTP interface of one team, as a web application that knows no Ray. Package: serve.
 
 `POST /runs` runs the team and answers with its output; `GET /healthz` says that it is loaded. Every refusal and every
 failure is a `Failure` as JSON. Pages that load scripts from elsewhere are not served.
@@ -41,7 +41,7 @@ def build_api(
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
     allowed_hosts: Sequence[str] = (),
 ) -> FastAPI:
-    """The web application of a team.
+    """Return the web application of a team.
 
     Args:
         ensemble: The team.
@@ -101,13 +101,13 @@ def _cut(text: str) -> str:
 
 
 def _refused(_request: Request, error: Exception) -> JSONResponse:
-    """The body is no run: not JSON, or not of that form."""
+    """Answer a body that is no run: not JSON, or not of that form."""
     found = error.errors() if isinstance(error, RequestValidationError) else []
-    places = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
+    problems = [f"{_cut('.'.join(str(part) for part in each['loc']))}: {each['msg']}" for each in found[:_SHOWN]]
     if len(found) > _SHOWN:
-        places.append(f"and {len(found) - _SHOWN} more")
+        problems.append(f"and {len(found) - _SHOWN} more")
     return _answer(
-        HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(places)}. {_EXPECTED}")
+        HTTPStatus.UNPROCESSABLE_ENTITY, Failure(error=_REFUSED, message=f"{'; '.join(problems)}. {_EXPECTED}")
     )
 
 
@@ -117,12 +117,12 @@ def _not_served(request: Request, error: Exception) -> JSONResponse:
     if status == HTTPStatus.BAD_REQUEST:
         why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"
         return _answer(status, Failure(error=_REFUSED, message=f"{why}. {_EXPECTED}"))
-    known = "Served are POST /runs and GET /healthz"
-    text = f"{request.method} {_cut(request.url.path)}: {HTTPStatus(status).phrase}. {known}"
+    routes = "Served are POST /runs and GET /healthz"
+    text = f"{request.method} {_cut(request.url.path)}: {HTTPStatus(status).phrase}. {routes}"
     return _answer(status, Failure(error=_REFUSED, message=text))
 
 
 def _broken(_request: Request, error: Exception) -> JSONResponse:
-    """A defect of ours; what it says may be of use to the operator alone, and stands in the replica's log."""
+    """Answer a defect of ours; its text is of use to the operator alone, and stands in the replica's log."""
     text = f"{type(error).__name__} in the endpoint. Its log says more"
     return _answer(HTTPStatus.INTERNAL_SERVER_ERROR, Failure(error="InternalError", message=text))

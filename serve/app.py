@@ -1,4 +1,4 @@
-"""One team behind Ray Serve: `serve run ensemble_ray.serve.app:app team=team.yaml`. Room: serve; composition only.
+"""One team behind Ray Serve: `serve run ensemble_ray.serve.app:app team=team.yaml`. Package: serve; composition only.
 
 The team is named by the argument `team` (also as `args` in Serve's configuration file) or by `ENSEMBLE_RAY_TEAM`. It is
 loaded once where the deployment is made, so that a wrong name fails there, and once in each replica. Replicas run in
@@ -42,14 +42,14 @@ class EndpointOptions(BaseModel):
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod
-    def _split(cls, given: object) -> object:
+    def _split(cls, value: object) -> object:
         """On the command line they are one text."""
-        return [name.strip() for name in given.split(",") if name.strip()] if isinstance(given, str) else given
+        return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 
 # Serve reads the annotation at run time, so this file has no `from __future__ import annotations`.
 def app(options: EndpointOptions) -> Application:
-    """The application that serves a team.
+    """Return the application that serves a team.
 
     Raises:
         ValidationError: no team is named, or it cannot be found, read or run.

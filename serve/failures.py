@@ -1,4 +1,4 @@
-"""Our errors as HTTP answers: one table. Room: serve. Pure.
+"""Our errors as HTTP answers: one table. Package: serve. Pure.
 
 Rule: 4xx is what the client can mend by another request, 502 what a model or a task did, 503 what waiting may mend,
 500 what only the operator can mend. Never: a stack trace, the text of somebody else's library, an error without a body.
@@ -53,14 +53,14 @@ _STATUS: tuple[tuple[type[BaseException], HTTPStatus], ...] = (
 
 
 def status_of(error: BaseException) -> HTTPStatus:
-    """The status that an error of a run is answered with."""
+    """Return the status that an error of a run is answered with."""
     if isinstance(error, ValidationError):
         # Before the run began it is about the request: an id that cannot name a record, or is taken. After that it is
         # about the team, and no other request would help.
         has_begun = error.trace is not None
         return HTTPStatus.INTERNAL_SERVER_ERROR if has_begun else HTTPStatus.BAD_REQUEST
     chain = tuple(_chain(error))
-    found = (status for kind, status in _STATUS if any(isinstance(link, kind) for link in chain))
+    found = (status for error_type, status in _STATUS if any(isinstance(link, error_type) for link in chain))
     return next(found, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
@@ -71,23 +71,23 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def failure_of(error: BaseException, run_id: str | None = None) -> Failure:
-    """The body that an error of a run is answered with; `run_id` is the one that the client gave."""
+    """Return the body that an error of a run is answered with; `run_id` is the one that the client gave."""
     causes = list(_chain(error))[1:]
     if isinstance(error, ParallelExecutionError):
         causes += error.failed_task_causes.values()
-    told = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
+    shown = [cause for cause in causes if isinstance(cause, EnsembleError | IllegalStateError)]
     return Failure(
         error=type(error).__name__,
         message=str(error) or type(error).__name__,
         run_id=getattr(error, "run_id", None) or run_id,
         missing=list(error.missing_variables) if isinstance(error, PromptTemplateError) else [],
-        causes=[f"{type(cause).__name__}: {cause}" for cause in told],
+        causes=[f"{type(cause).__name__}: {cause}" for cause in shown],
         tasks=[FinishedTask.of(output) for output in getattr(error, "completed_task_outputs", ())],
     )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and its causes, nearest first."""
+    """Yield the error and its causes, nearest first."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:

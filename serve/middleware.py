@@ -43,14 +43,14 @@ _LOCAL = "localhost"
 _log = bounded_logger(__name__)
 
 
-def body_limit(given: int | None = None) -> int:
-    """The longest body: the one given, else the environment's, else the default.
+def body_limit(configured: int | None = None) -> int:
+    """Return the longest body: the one given, else the environment's, else the default.
 
     Raises:
         ValidationError: what the environment says is no number above 0.
     """
-    if given is not None:
-        return given
+    if configured is not None:
+        return configured
     said = os.environ.get(BODY_VARIABLE, "").strip()
     if not said:
         return DEFAULT_MAX_BODY_BYTES
@@ -60,7 +60,7 @@ def body_limit(given: int | None = None) -> int:
 
 
 def for_proxy() -> list[Middleware]:
-    """What Serve's own proxy lets requests pass, where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names this function.
+    """Return the middleware of Serve's own proxy, where `RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH` names this function.
 
     The proxy reads a body as fast as it comes, and keeps what the replica has not taken yet.
     """
@@ -128,7 +128,7 @@ class BodyLimit:
         await self._app(scope, _Replayed(body, receive), send)
 
     async def _body(self, receive: Receive) -> list[Message] | None:
-        """What came, in one message and perhaps a disconnect; None when it is too long."""
+        """Return what came, in one message and perhaps a disconnect; None when it is too long."""
         parts = bytearray()
         length = 0
         while True:
@@ -160,7 +160,7 @@ class _Replayed:
 
 
 def host_name(header: str) -> str | None:
-    """The name or address of a Host header, without its port; None when it has another form."""
+    """Return the name or address of a Host header, without its port; None when it has another form."""
     text = header.strip().lower()
     if text.startswith("["):
         address, bracket, port = text[1:].partition("]")
@@ -203,7 +203,7 @@ def _own_address(scope: Scope) -> str:
 
 
 def _length(announced: str) -> int:
-    """What a header announces; 0 where that is no number, since what comes is counted anyway."""
+    """Return the length that a header announces; 0 where that is no number, since what comes is counted anyway."""
     return int(announced) if announced.isascii() and announced.isdecimal() and len(announced) < _LONGEST_NUMBER else 0
 
 

@@ -1,4 +1,4 @@
-"""Runs of one team, begun by requests. Room: serve.
+"""Runs of one team, begun by requests. Package: serve.
 
 In: a request's body. Out: the run's answer, or the error that `Ensemble.arun` raises. Never: the end of a run because
 whoever asked for it has gone; the run is recorded, and its id finds the answer again.

@@ -1,4 +1,4 @@
-"""What travels over HTTP. Room: serve.
+"""What travels over HTTP. Package: serve.
 
 In: requests as JSON. Out: answers as JSON. Classes of the core stay inside: each answer is copied field by field, so
 that a change over there shows up here and not at a client. Units stand in the names; unknown token counts are null.
@@ -25,7 +25,7 @@ _LONGEST_ID = 256
 
 
 def _expressible(value: object) -> object:
-    """What was sent, in characters that can be written down again: halves of surrogate pairs are replaced (S-SEC-100).
+    """Return what was sent, in characters that can be encoded: halves of surrogate pairs are replaced (S-SEC-100).
 
     Raises:
         ValueError: it has a number that is none.
@@ -75,7 +75,7 @@ class Cost(_Wire):
 
     @classmethod
     def of(cls, estimate: CostEstimate | None) -> Self | None:
-        """The estimate; None when there is none."""
+        """Return the estimate; None when there is none."""
         if estimate is None:
             return None
         return cls(
@@ -102,9 +102,9 @@ class Metrics(_Wire):
     def of_task(cls, metrics: TaskMetrics) -> Self:
         """One task's."""
         return cls(
-            input_tokens=_known(metrics.input_tokens),
-            output_tokens=_known(metrics.output_tokens),
-            total_tokens=_known(metrics.total_tokens),
+            input_tokens=_count_or_none(metrics.input_tokens),
+            output_tokens=_count_or_none(metrics.output_tokens),
+            total_tokens=_count_or_none(metrics.total_tokens),
             llm_calls=metrics.llm_call_count,
             tool_calls=metrics.tool_call_count,
             llm_latency_s=metrics.llm_latency.total_seconds(),
@@ -114,11 +114,11 @@ class Metrics(_Wire):
 
     @classmethod
     def of_run(cls, metrics: ExecutionMetrics) -> Self:
-        """The sum over a run's tasks."""
+        """Return the sum over a run's tasks."""
         return cls(
-            input_tokens=_known(metrics.total_input_tokens),
-            output_tokens=_known(metrics.total_output_tokens),
-            total_tokens=_known(metrics.total_tokens),
+            input_tokens=_count_or_none(metrics.total_input_tokens),
+            output_tokens=_count_or_none(metrics.total_output_tokens),
+            total_tokens=_count_or_none(metrics.total_tokens),
             llm_calls=metrics.total_llm_call_count,
             tool_calls=metrics.total_tool_calls,
             llm_latency_s=metrics.total_llm_latency.total_seconds(),
@@ -147,7 +147,7 @@ class FinishedTask(_Wire):
 
     @classmethod
     def of(cls, output: TaskOutput) -> Self:
-        """The task's output."""
+        """Return the task's output."""
         return cls(
             role=output.agent_role,
             description=output.task_description,
@@ -177,7 +177,7 @@ class FinishedRun(_Wire):
 
     @classmethod
     def of(cls, output: EnsembleOutput) -> Self:
-        """The run's output."""
+        """Return the run's output."""
         return cls(
             run_id=output.run_id,
             raw=output.raw,
@@ -215,6 +215,6 @@ class Health(_Wire):
     team: str
 
 
-def _known(tokens: int) -> int | None:
-    """A token count; the core says -1 where the provider told none."""
+def _count_or_none(tokens: int) -> int | None:
+    """Return a token count; the core says -1 where the provider gave none."""
     return None if tokens < 0 else tokens

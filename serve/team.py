@@ -1,4 +1,4 @@
-"""Which team is served, and where it is found. Room: serve.
+"""Which team is served, and where it is found. Package: serve.
 
 In: a name from Serve's arguments or the environment. Out: a loaded ensemble. A team travels to the replicas by name,
 never by value: what it holds, such as keys, is read where it is used and does not reach the cluster's store.
@@ -30,7 +30,7 @@ class TeamName:
     path: str
 
     def load(self, *, needs_keys: bool = True) -> Ensemble:
-        """The team, checked as far as it can be without inputs.
+        """Return the team, checked as far as it can be without inputs.
 
         Args:
             needs_keys: False where it is deployed from: keys of models are needed by the replicas alone.
@@ -47,13 +47,13 @@ class TeamName:
         return ensemble
 
 
-def team_name(given: str | None) -> TeamName:
-    """The team to serve: the one given, else the environment's.
+def team_name(configured: str | None) -> TeamName:
+    """Return the team to serve: the one given, else the environment's.
 
     Raises:
         ValidationError: neither names one.
     """
-    name = (given or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
+    name = (configured or "").strip() or os.environ.get(TEAM_VARIABLE, "").strip()
     if not name:
         raise ValidationError(
             f"No team to serve: set {TEAM_VARIABLE}, or pass team=... after ensemble_ray.serve.app:app, "

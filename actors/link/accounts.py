@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.actors import spawn
 from ensemble_ray.execute.spending import Spending
-from ensemble_ray.limits.account_desk import CloseAccount
+from ensemble_ray.limits.budget_service import CloseAccount
 from ensemble_ray.limits.remote_account import RemoteAccount
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
-    from ensemble_ray.limits.remote_account import RemoteDesk
+    from ensemble_ray.limits.remote_account import RemoteBudgetService
 
 __all__ = ["close_account", "shared_spending"]
 
 
-def shared_spending(frame: RunFrame, limiter: RemoteDesk, holder: str) -> Spending | None:
+def shared_spending(frame: RunFrame, limiter: RemoteBudgetService, holder: str) -> Spending | None:
     """Return what the requests that this process makes for a run may spend; None without a budget.
 
     Args:

@@ -14,7 +14,7 @@ from ensemble_ray.limits.breaker import FAILURES_TO_OPEN, LONGEST_OPEN_S
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ensemble_ray.limits.endpoints import EndpointNews
+    from ensemble_ray.limits.endpoints import EndpointUpdate
 
 __all__ = ["EndpointBoard", "EndpointUpdateSender"]
 
@@ -26,7 +26,7 @@ class EndpointUpdateSender:
         self._scheduler = scheduler
         self._source = source
 
-    def send(self, update: EndpointNews) -> None:
+    def send(self, update: EndpointUpdate) -> None:
         """Send an update."""
         self._scheduler.update_endpoint.remote(self._source, update)
 
@@ -35,16 +35,16 @@ class EndpointBoard:
     """What processes that start later must be sent: the failures of each endpoint since its last answer."""
 
     def __init__(self) -> None:
-        self._failures: dict[str, deque[tuple[float, EndpointNews]]] = {}
+        self._failures: dict[str, deque[tuple[float, EndpointUpdate]]] = {}
 
-    def note(self, update: EndpointNews, at: float) -> None:
+    def note(self, update: EndpointUpdate, at: float) -> None:
         """Take note of an update; `at` in seconds of any origin."""
-        if update.kind == "answered":
+        if update.category == "answered":
             self._failures.pop(update.endpoint, None)
-        elif update.kind in {"failed", "probe_failed"}:
+        elif update.category in {"failed", "probe_failed"}:
             self._failures.setdefault(update.endpoint, deque(maxlen=FAILURES_TO_OPEN)).append((at, update))
 
-    def current(self, at: float) -> Iterator[EndpointNews]:
+    def current(self, at: float) -> Iterator[EndpointUpdate]:
         """Yield those that still count."""
         for noted in self._failures.values():
             for noted_at, update in noted:

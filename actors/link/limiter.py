@@ -9,14 +9,14 @@ import ray.exceptions
 from ensemble_ray.errors import IllegalStateError
 
 if TYPE_CHECKING:
-    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
-    from ensemble_ray.limits.desk import Message, Reply
+    from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply
+    from ensemble_ray.limits.limiter_service import Message, Reply
 
 __all__ = ["RemoteLimiter"]
 
 
 class RemoteLimiter:
-    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`, a `RemoteDesk` for `RemoteAccount`."""
+    """The way to the cluster's rate limiter; a `Remote` for `LeasingLimiter`, a `RemoteBudgetService` for `RemoteAccount`."""
 
     def __init__(self) -> None:
         self._actor: Any = None
@@ -30,9 +30,9 @@ class RemoteLimiter:
         reply: Reply = await self._deliver("receive", message)
         return reply
 
-    async def account(self, message: AccountMessage) -> AccountReply:
+    async def account(self, message: BudgetMessage) -> BudgetReply:
         """Deliver a message about a budget and return the reply."""
-        reply: AccountReply = await self._deliver("account", message)
+        reply: BudgetReply = await self._deliver("account", message)
         return reply
 
     async def _deliver(self, method: str, message: object) -> Any:

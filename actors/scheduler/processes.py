@@ -17,8 +17,8 @@ import ray
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.endpoints import EndpointBoard
-from ensemble_ray.limits.desk import Leave
-from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.limits.endpoints import EndpointUpdate
+from ensemble_ray.limits.steps import HolderGone
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
@@ -97,7 +97,7 @@ class ProcessPool:
         for process in list(self._idle):
             self._expire(process)
 
-    def broadcast(self, update: EndpointNews, *, source: str) -> None:
+    def broadcast(self, update: EndpointUpdate, *, source: str) -> None:
         """Send an update to all processes but the one of that name; those that start later are sent the failures."""
         self._board.note(update, asyncio.get_running_loop().time())
         for process in self._living:
@@ -155,6 +155,6 @@ def _leave(name: str) -> None:
     """Free what a dead process held or waited for: its permits, its journals. Who was never asked holds nothing."""
     limiter = spawn.existing("rate_limiter")
     if limiter is not None:
-        limiter.receive.remote(Leave(holder=name))
+        limiter.receive.remote(HolderGone(holder=name))
     for journal in spawn.existing_journals():
         journal.leave.remote(name)

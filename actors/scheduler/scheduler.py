@@ -29,7 +29,7 @@ from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.errors import RunExistsError, message_of
-from ensemble_ray.limits.endpoints import EndpointNews
+from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
@@ -131,7 +131,7 @@ class SchedulerActor(LineService, SessionService):
         run = self._planned.get(run_id)
         return [] if run is None else run.locate(agent_key, lost)
 
-    async def update_endpoint(self, source: str, update: EndpointNews) -> None:
+    async def update_endpoint(self, source: str, update: EndpointUpdate) -> None:
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         self._pool.broadcast(update, source=source)
 

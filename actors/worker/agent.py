@@ -29,7 +29,7 @@ from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.ports import Callables
-from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
+from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.ports.services import Services
 from ensemble_ray.process.threads import threads
@@ -203,9 +203,9 @@ class AgentActor:
         if remote is not None:
             remote.move(host)
 
-    async def on_endpoint_update(self, update: EndpointNews) -> None:
+    async def on_endpoint_update(self, update: EndpointUpdate) -> None:
         """Take what another process knows of an endpoint (S-DUR-64, S-DUR-65)."""
-        process_endpoints().hear(update)
+        process_endpoints().on_update(update)
 
     async def watch(self) -> None:
         """Wait for ever; its failure tells the scheduler that this process is gone."""

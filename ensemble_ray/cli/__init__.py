@@ -1,4 +1,4 @@
-"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`. Floor: the top.
+"""The command line: `ensemble-ray run | plan | trace | demo | doctor | models | schema | version`. Package: cli, on top of all others.
 
 Out: results on standard output; progress, notes and errors on standard error. Exit codes: 0 fine, 1 the run failed,
 2 usage or validation, 130 interrupted. A traceback is shown with `--debug` only.
@@ -17,10 +17,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from ensemble_ray.cli.app import invoke
     from ensemble_ray.cli.view.terminal import flush_results, guard_streams, reserve_stdout
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     guard_streams()
-    if "--json" in given:  # where it is the value of another option, this costs nothing
+    if "--json" in words:  # where it is the value of another option, this costs nothing
         reserve_stdout()
-    code = invoke(given)
+    code = invoke(words)
     flush_results()
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""The commands, put together; and what happens to errors that leave them. Room: cli.
+"""The commands, put together; and what happens to errors that leave them. Package: cli.
 
 Only the command line's own library is imported here, so that `--help` is quick; a command imports what it needs.
 """
@@ -102,10 +102,10 @@ def _report(error: Exception, *, is_debug: bool) -> int:
             return USAGE
         say(f"Error: {text}\nSee: {path} --help")
         return USAGE
-    from ensemble_ray.cli.view.failures import advice_of, exit_code_of, told
+    from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
 
     if not is_debug:
-        say(told(error))
+        say(describe_error(error))
         return exit_code_of(error)
     say("".join(traceback.format_exception(error)).rstrip())  # it ends with the message
     advice = advice_of(error)

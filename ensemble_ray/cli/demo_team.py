@@ -1,4 +1,4 @@
-"""The demo's team as its options make it. Room: cli; `resume` finds it here by the options that a run recorded.
+"""The demo's team as its options make it. Package: cli; `resume` finds it here by the options that a run recorded.
 
 In: texts to read, how many passages, a model, as texts. Out: the team. The same options make the same team, in any
 process: what the machine is busy with is asked once, and recorded as an option.
@@ -40,7 +40,7 @@ class DemoTeam:
 
 
 def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> DemoTeam:
-    """The team of these options; it knows how to be made again.
+    """Return the team of these options; it knows how to be made again.
 
     Args:
         files: Texts to read; none: topics of Python's language reference.
@@ -62,19 +62,19 @@ def demo_team(files: Sequence[Path], *, chunks: int, llm: str, threads: int | No
 
 
 def _as_texts(files: Sequence[Path], *, chunks: int, llm: str, threads: int | None) -> Mapping[str, str]:
-    """The options as `recorded_demo` takes them."""
+    """Return the options as `recorded_demo` takes them."""
     paths = json.dumps([str(file.resolve()) for file in files])
     return {"files": paths, "chunks": str(chunks), "model": llm, "threads": "" if threads is None else str(threads)}
 
 
 def recorded_demo(files: str = "[]", chunks: str = "8", model: str = "local", threads: str = "") -> MapReduceEnsemble:
-    """The team of recorded options; `files` is a JSON list."""
+    """Return the team of recorded options; `files` is a JSON list."""
     paths = [Path(file) for file in json.loads(files)]
     return demo_team(paths, chunks=int(chunks), llm=model, threads=int(threads) if threads else None).team
 
 
 def _models(llm: str, *, is_local: bool, threads: int | None) -> tuple[ChatModel, ChatModel]:
-    """The readers' model and the editor's.
+    """Return the readers' model and the editor's.
 
     Raises:
         ValidationError: the embedded model is not installed, or there is no such model.

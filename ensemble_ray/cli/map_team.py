@@ -1,4 +1,4 @@
-"""What `ensemble-ray map` runs, as its options make it. Room: cli; `resume` finds it here by the options of the record.
+"""What `ensemble-ray map` runs, as its options make it. Package: cli; `resume` finds it here by the options of the record.
 
 In: texts: where the items are, prompts, numbers. Out: a `MapEnsemble` or a `MapReduceEnsemble`. The same options make the
 same definition in any process (S-MR-184), so paths are told from the root on.
@@ -70,7 +70,7 @@ _REDUCE_FIELDS = {
 
 
 def map_team(options: Mapping[str, object]) -> MapTeam:
-    """The definition that these options make, knowing how it can be made again.
+    """Return the definition of these options; it knows how to be made again.
 
     Args:
         options: By the names of `OPTIONS`; what was not given is left out.
@@ -78,64 +78,66 @@ def map_team(options: Mapping[str, object]) -> MapTeam:
     Raises:
         ValidationError: something does not go together, a file cannot be read, or there is no such model.
     """
-    given = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
-    made = _from_file(given) if "ensemble" in given else _from_prompts(given)
-    return made.with_origin(f"{__name__}:{recorded_map.__name__}", {name: str(value) for name, value in given.items()})
+    options = {name: str(Path(str(value)).absolute()) if name in _PATHS else value for name, value in options.items()}
+    team = _from_file(options) if "ensemble" in options else _from_prompts(options)
+    return team.with_origin(
+        f"{__name__}:{recorded_map.__name__}", {name: str(value) for name, value in options.items()}
+    )
 
 
 def recorded_map(**options: str) -> MapTeam:
-    """The definition of recorded options."""
-    kinds = {name: OPTIONS[name] for name in options}
+    """Return the definition of recorded options."""
+    types = {name: OPTIONS[name] for name in options}
     # What is false is not recorded.
-    return map_team({name: kind(options[name]) for name, kind in kinds.items()})
+    return map_team({name: convert(options[name]) for name, convert in types.items()})
 
 
 def prompt_of(team: MapTeam) -> ItemPrompt:
-    """What makes the task of an item."""
+    """Return the factory of an item's task."""
     found = team.map_task
     assert isinstance(found, ItemPrompt)  # noqa: S101  both ways of making a team make it so
     return found
 
 
-def _source(given: Mapping[str, object]) -> ItemSource | None:
-    dead = given.get("retry_dead")
-    items = DeadLetters(str(dead)) if dead is not None else given.get("items")
+def _source(options: Mapping[str, object]) -> ItemSource | None:
+    dead = options.get("retry_dead")
+    items = DeadLetters(str(dead)) if dead is not None else options.get("items")
     if items is None:
         return None
-    limit = given.get("limit")
+    limit = options.get("limit")
     return screened(source_of(items), limit=limit if isinstance(limit, int) else None)
 
 
-def _fields(given: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
+def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
     """Fields of the definition that options say as they are."""
     wanted = {**_FIELDS, **(_REDUCE_FIELDS if reduces else {})}
-    fields: dict[str, Any] = {field: given[name] for name, field in wanted.items() if name in given}
-    if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in given]):
+    fields: dict[str, Any] = {field: options[name] for name, field in wanted.items() if name in options}
+    if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in options]):
         raise ValidationError(
             f"{', '.join(alone)}: of use only with --reduce, which says how outputs are brought together"
         )
-    rates = {f"{side}_token_rate": given.get(f"{side}_rate") for side in ("input", "output")}
+    rates = {f"{side}_token_rate": options.get(f"{side}_rate") for side in ("input", "output")}
     if any(rate is not None for rate in rates.values()):
         per_token: dict[str, Any] = {name: float(str(rate or 0)) / _MILLION for name, rate in rates.items()}
         fields["cost_configuration"] = CostConfiguration(**per_token)
     return fields
 
 
-def _from_prompts(given: Mapping[str, object]) -> MapTeam:
+def _from_prompts(options: Mapping[str, object]) -> MapTeam:
     from ensemble_ray.llm.factory import resolve_llm  # its models are heavy
 
-    source = _source(given)
+    source = _source(options)
     if source is None:
         raise ValidationError("there are no items: name a file, - for standard input, or --retry-dead FILE")
-    model = resolve_llm(str(given.get("model", DEFAULT_MODEL)))
+    model = resolve_llm(str(options.get("model", DEFAULT_MODEL)))
     prompt = ItemPrompt(
-        _task(str(given["prompt"]), "Reader", "Do what is asked with the one item that it is about", model)
+        _task(str(options["prompt"]), "Reader", "Do what is asked with the one item that it is about", model)
     )
-    fields: dict[str, Any] = {"llm": model, "on_item_error": "collect", **_fields(given, reduces="reduce" in given)}
+    fields: dict[str, Any] = {"llm": model, "on_item_error": "collect", **_fields(options, reduces="reduce" in options)}
     items = screened(source, problem=prompt.problem)
-    if "reduce" not in given:
+    if "reduce" not in options:
         return MapEnsemble(items=items, map_task=prompt, **fields)
-    bring = GroupPrompt(_task(str(given["reduce"]), "Editor", "Bring the given results together as asked", model))
+    bring = GroupPrompt(_task(str(options["reduce"]), "Editor", "Bring the given results together as asked", model))
     return MapReduceEnsemble(items=items, map_task=prompt, reduce_task=bring, **fields)
 
 
@@ -143,15 +145,15 @@ def _task(text: str, role: str, goal: str, model: ChatModel) -> Task:
     return Task.of(text).replace(agent=Agent(role=role, goal=goal, llm=model))
 
 
-def _from_file(given: Mapping[str, object]) -> MapTeam:
+def _from_file(options: Mapping[str, object]) -> MapTeam:
     from ensemble_ray.llm.factory import resolve_llm
     from ensemble_ray.loader.team import load_team_file
 
-    path, model = str(given["ensemble"]), given.get("model")
-    team = load_team_file(path, llm=None if model is None else resolve_llm(str(model)), items=_source(given))
+    path, model = str(options["ensemble"]), options.get("model")
+    team = load_team_file(path, llm=None if model is None else resolve_llm(str(model)), items=_source(options))
     if not isinstance(team, MapEnsemble | MapReduceEnsemble):
         raise ValidationError(f"--ensemble: '{path}' has no 'map_reduce': run it with ensemble-ray run")
-    fields = _fields(given, reduces=isinstance(team, MapReduceEnsemble))
+    fields = _fields(options, reduces=isinstance(team, MapReduceEnsemble))
     if "target_token_budget" in fields:
         fields = {"chunk_size": None, "context_window_size": None, "budget_ratio": None, **fields}
     elif "chunk_size" in fields:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.events import Event
 from ensemble_ray.execute.fact_shapes import check_usable
 from ensemble_ray.execute.slots import Slot
-from ensemble_ray.limits.endpoints import EndpointDesk, process_endpoints
+from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import Until
 from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage, Fact
@@ -46,7 +46,7 @@ class RunnerPorts:
     #: what model calls may spend; None: as much as they like
     spending: Spending | None = None
     #: whether and when endpoints are asked; the process's own unless a test brings another
-    endpoints: EndpointDesk = field(default_factory=process_endpoints)
+    endpoints: EndpointService = field(default_factory=process_endpoints)
     #: told (effect, recorded fact, digest of today's request, its messages) where a recorded answer is used (S-DUR-55)
     compare: Callable[[str, Fact, str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)

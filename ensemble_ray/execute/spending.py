@@ -101,7 +101,7 @@ class Spending:
         """A request was answered and cost so much."""
         count, total = self._answers.get(kind, (0, 0))
         self._answers[kind] = (count + 1, total + output_tokens)
-        self._account.settle(claim, price(self._costs, input_tokens, output_tokens))
+        self._account.charge(claim, price(self._costs, input_tokens, output_tokens))
 
     def close(self) -> None:
         """Nobody makes requests for the run here any more."""
@@ -109,7 +109,7 @@ class Spending:
 
     def gave_nothing(self, claim: str) -> None:
         """A request was not answered."""
-        self._account.settle(claim)
+        self._account.charge(claim)
 
     def _usual(self, kind: str) -> int:
         count, total = self._answers.get(kind, (0, 0))

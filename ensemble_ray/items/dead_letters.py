@@ -1,4 +1,4 @@
-"""Failed items in a file, and out of it again. Room: items.
+"""Failed items in a file, and out of it again. Package: items.
 
 In: items that failed. Out: one JSON line for each, once per run, resumed or not (S-MR-151); and those items again, as a
 source (S-MR-126). Several runs may write into one file, also the run that reads it.
@@ -62,7 +62,7 @@ class DeadLetterFile:
         await threads.run(self._lines.append, [(each.index, self._line_of(each)) for each in failed])
 
     def _line_of(self, failed: FailedItem) -> Callable[[], bytes]:
-        """What makes the line of a failed item."""
+        """Return what makes the line of a failed item."""
 
         def line() -> bytes:
             is_text = not is_carried(failed.item)
@@ -91,20 +91,20 @@ def _text_of(item: object) -> str:
 
 
 def _index_for(run_id: str) -> Callable[[bytes], int | None]:
-    """Reads the index of a line that this run wrote; those of others are none of its concern."""
+    """Return what reads the index of a line that this run wrote; lines of other runs have none."""
 
     def index_for(line: bytes) -> int | None:
         try:
-            index, letter = _letter(line, "")
+            index, row = _parse_row(line, "")
         except ValidationError:
             return None
-        return index if letter.get("run_id") == run_id else None
+        return index if row.get("run_id") == run_id else None
 
     return index_for
 
 
 def dead_items(path: Path) -> Entries:
-    """The items of a dead-letter file with their first indices, each once.
+    """Return the items of a dead-letter file with their first indices, each once.
 
     Raises:
         ValidationError: a line is no dead letter.
@@ -114,20 +114,20 @@ def dead_items(path: Path) -> Entries:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            index, letter = _letter(line, f"dead letters '{path}', line {number}")
+            index, row = _parse_row(line, f"dead letters '{path}', line {number}")
             if seen.add(index):
-                yield index, letter["item"]
+                yield index, row["item"]
 
 
-def _letter(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
+def _parse_row(line: bytes, where: str) -> tuple[int, Mapping[str, object]]:
     try:
         found = loads_line(line)
     except ValueError as error:
         raise ValidationError(
             f"{where}: not JSON: {error}; resume the run that wrote it, or remove the line"
         ) from error
-    letter = cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
-    index = letter.get("index")
-    if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in letter:
+    row = cast("Mapping[str, object]", found) if isinstance(found, dict) else {}
+    index = row.get("index")
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0 or "item" not in row:
         raise ValidationError(f"{where}: no dead letter: it needs 'index' and 'item'")
-    return index, letter
+    return index, row

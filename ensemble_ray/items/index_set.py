@@ -1,4 +1,4 @@
-"""Which items were seen: a bit each, since there may be millions. Room: items. Pure."""
+"""Which items were seen: a bit each, since there may be millions. Package: items. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class IndexSet:
         self._count = 0
 
     def __contains__(self, index: int) -> bool:
-        place = index >> 3
-        return (place < len(self._bits) and bool(self._bits[place] & (1 << (index & 7)))) or index in self._far
+        position = index >> 3
+        return (position < len(self._bits) and bool(self._bits[position] & (1 << (index & 7)))) or index in self._far
 
     def __len__(self) -> int:
         return self._count
@@ -28,11 +28,11 @@ class IndexSet:
         if index in self:
             return False
         self._count += 1
-        place = index >> 3
-        if place >= len(self._bits) + _GAP:
+        position = index >> 3
+        if position >= len(self._bits) + _GAP:
             self._far.add(index)
             return True
-        if place >= len(self._bits):
-            self._bits.extend(bytes(place + 1 - len(self._bits)))
-        self._bits[place] |= 1 << (index & 7)
+        if position >= len(self._bits):
+            self._bits.extend(bytes(position + 1 - len(self._bits)))
+        self._bits[position] |= 1 << (index & 7)
         return True

@@ -1,4 +1,4 @@
-"""A file that takes lines, each whole and each item's once, through kills and resumes. Room: items.
+"""A file that takes lines, each whole and each item's once, through kills and resumes. Package: items.
 
 In: lines with the index of their item. Out: a file that was appended to in whole lines.
 Rules: what was torn by a kill is cut off before anything is appended; an item that has its line gets no second one, also
@@ -68,15 +68,15 @@ class LineFile:
         self._patience_s = patience_s
         self._seen = IndexSet()
         #: how far the file is known
-        self._known_bytes = 0
+        self._indexed_bytes = 0
         self._lock = threading.Lock()
         self._descriptor = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o644)
             with self._turn():
-                self._known_bytes = _whole_bytes(path)
-                os.ftruncate(self._descriptor, self._known_bytes)
+                self._indexed_bytes = _whole_bytes(path)
+                os.ftruncate(self._descriptor, self._indexed_bytes)
                 if is_resumed:
                     self._note()
         except OSError as error:
@@ -95,15 +95,15 @@ class LineFile:
 
     def _note_since(self, size: int) -> None:
         """Note what other processes appended since the file was last looked at."""
-        if size > self._known_bytes:
-            for line in os.pread(self._descriptor, size - self._known_bytes, self._known_bytes).splitlines():
+        if size > self._indexed_bytes:
+            for line in os.pread(self._descriptor, size - self._indexed_bytes, self._indexed_bytes).splitlines():
                 try:
                     index = self._index_of(line)
                 except ValidationError:  # no line of ours; who resumes the run is told of it
                     index = None
                 if index is not None:
                     self._seen.add(index)
-        self._known_bytes = size
+        self._indexed_bytes = size
 
     @contextmanager
     def _turn(self) -> Generator[None]:
@@ -162,7 +162,7 @@ class LineFile:
         except OSError as error:
             os.ftruncate(self._descriptor, size)
             raise self._refused(error) from error
-        self._known_bytes = size + len(data)
+        self._indexed_bytes = size + len(data)
         for index, _ in fresh:
             self._seen.add(index)
 
@@ -201,15 +201,15 @@ def _whole_bytes(path: Path) -> int:
         while end > 0:
             begin = max(0, end - _TAIL_BYTES)
             file.seek(begin)
-            place = file.read(end - begin).rfind(b"\n")
-            if place >= 0:
-                return begin + place + 1
+            position = file.read(end - begin).rfind(b"\n")
+            if position >= 0:
+                return begin + position + 1
             end = begin
     return 0
 
 
 def index_of_line(line: bytes) -> int | None:
-    """The index that a line begins with, as `json_line` writes it; None where it does not."""
+    """Return the index that a line begins with, as `json_line` writes it; None where it does not."""
     found = _INDEX_FIRST.match(line)
     return int(found[1]) if found and line.rstrip().endswith(b"}") else None
 
@@ -230,7 +230,7 @@ def is_carried(value: object) -> bool:
 
 
 def json_line(row: Mapping[str, object]) -> bytes:
-    """A row as a line of JSON; what JSON cannot carry is its text."""
+    """Return a row as a line of JSON; what JSON cannot carry is its text."""
     try:
         text = json_text(row)
     except (TypeError, ValueError, RecursionError):
@@ -239,12 +239,12 @@ def json_line(row: Mapping[str, object]) -> bytes:
 
 
 def _as_json(value: object) -> object:
-    """The JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
+    """Return the JSON form of what JSON cannot carry; numbers that it does not have are their texts."""
     return json.loads(json.dumps(jsonable(value)), parse_constant=str)
 
 
 def json_text(value: object) -> str:
-    """The JSON text of a value, such as any file can hold.
+    """Return the JSON text of a value, such as any file can hold.
 
     Raises:
         TypeError: JSON cannot carry it.

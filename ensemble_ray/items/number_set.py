@@ -1,4 +1,4 @@
-"""Which numbers were seen: eight bytes each, since there may be millions. Room: items. Pure."""
+"""Which numbers were seen: eight bytes each, since there may be millions. Package: items. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class NumberSet:
         found = self._lists.get(number % _LISTS)
         if found is None:
             return False
-        place = bisect_left(found, number)
-        return place < len(found) and found[place] == number
+        position = bisect_left(found, number)
+        return position < len(found) and found[position] == number
 
     def __len__(self) -> int:
         return self._count
@@ -35,9 +35,9 @@ class NumberSet:
             OverflowError: it is negative, or 2**64 or more.
         """
         found = self._lists.setdefault(number % _LISTS, array("Q"))
-        place = bisect_left(found, number)
-        if place < len(found) and found[place] == number:
+        position = bisect_left(found, number)
+        if position < len(found) and found[position] == number:
             return False
-        found.insert(place, number)
+        found.insert(position, number)
         self._count += 1
         return True

@@ -1,4 +1,4 @@
-"""Items of `.parquet` files, and rows of results written into one. Room: items.
+"""Items of `.parquet` files, and rows of results written into one. Package: items.
 
 In: a path, and lines of rows. Out: entries, read batch by batch; a file, written batch by batch. pyarrow is loaded by the
 first use (S-MR-120, S-MR-130). Never: a whole file in memory; a file in part under its name.
@@ -59,7 +59,7 @@ def parquet_row_count(path: Path, what: str = "items file") -> int:
 
 
 def parquet_rows(path: Path) -> Entries:
-    """The rows of a file as dicts."""
+    """Yield the rows of a file as dicts."""
     index = 0
     with _arrow("pyarrow.parquet", path).ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):

@@ -1,4 +1,4 @@
-"""Sources are read here, by no more than was asked for. Room: items.
+"""Sources are read here, by no more than was asked for. Package: items.
 
 In: a source's iterator. Out: entries, each an item with its index or a line that is no item.
 Rules: one reader advances its source from one thread, or from one task, never two steps at the same time (S-MR-121); a
@@ -81,7 +81,7 @@ class ItemReader(Protocol):
     """Reads one source from its beginning to its end, on one event loop."""
 
     async def next(self, count: int) -> Pulled:
-        """The next entries: at most `count`, and at least one unless the source is exhausted.
+        """Return the next entries: at most `count`, and at least one unless the source is exhausted.
 
         Raises:
             Exception: what the source raised, unchanged, after the entries before it were given (S-MR-123).
@@ -101,7 +101,7 @@ class ListReader:
         self._next = 0
 
     async def next(self, count: int) -> Pulled:
-        """The next entries."""
+        """Return the next entries."""
         first, self._next = self._next, min(self._next + count, len(self._items))
         taken = [(index, self._items[index]) for index in range(first, self._next)]
         return Pulled(taken, is_exhausted=self._next == len(self._items))
@@ -127,7 +127,7 @@ class _PumpedReader(ABC):
         self._pump: asyncio.Future[None] | None = None
 
     async def next(self, count: int) -> Pulled:
-        """The next entries."""
+        """Return the next entries."""
         if self._pump is None:
             self._loop = asyncio.get_running_loop()
             self._pump = asyncio.ensure_future(self._advance())
@@ -293,7 +293,7 @@ class AsyncReader(_PumpedReader):
 
 
 def numbered(items: Iterable[object]) -> Entries:
-    """The items of any iterable with their indices; a generator is closed with this one."""
+    """Yield the items of any iterable with their indices; a generator is closed with this one."""
     iterator = iter(items)
     try:
         yield from enumerate(iterator)

@@ -1,4 +1,4 @@
-"""Outputs of items in a file, as they come. Room: items.
+"""Outputs of items in a file, as they come. Package: items.
 
 In: what came of items. Out: one row per output, in a `.jsonl` or a `.parquet` file (S-MR-130). A parquet file cannot be
 appended to: until the run ends its rows stand in `{path}.rows.jsonl`, which a resumed run goes on with.
@@ -83,7 +83,7 @@ class ResultsFile:
 
 
 def _row_of(result: ItemResult, output: TaskOutput) -> Callable[[], bytes]:
-    """What makes the line of a result."""
+    """Return what makes the line of a result."""
     return lambda: json_line(
         {
             "index": result.index,
@@ -104,7 +104,7 @@ def _lines_of(path: Path) -> Path:
 
 
 def refuse_old_rows(path: Path) -> None:
-    """A new run must not lose, or mix with, what an earlier one wrote.
+    """Refuse a file with rows of another run: a new run must not lose, or mix with, what an earlier one wrote.
 
     Raises:
         ValidationError: the file has rows.
@@ -121,7 +121,7 @@ def refuse_old_rows(path: Path) -> None:
 
 
 def _index_in(path: Path) -> Callable[[bytes], int | None]:
-    """Reads the index of a row of a file that is gone on with."""
+    """Return what reads the index of a row of a file that is continued."""
 
     def index_in(line: bytes) -> int | None:
         index = index_of_line(line)

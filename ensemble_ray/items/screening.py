@@ -1,4 +1,4 @@
-"""A source of which only some items are wanted, or which may hold items that nothing can be made of. Room: items.
+"""A source of which only some items are wanted, or which may hold items that nothing can be made of. Package: items.
 
 In: a source. Out: a source that ends after so many items, and gives those that do not pass as refused (S-MR-171), with the
 place that they have. Never: an item read beyond the last one that is wanted.
@@ -23,7 +23,7 @@ __all__ = ["screened"]
 def screened(
     source: ItemSource, *, limit: int | None = None, problem: Callable[[object], str | None] | None = None
 ) -> ItemSource:
-    """That source, with fewer items.
+    """Return that source with fewer items.
 
     Args:
         source: It is never taken for a list afterwards: its items are pulled one by one.
@@ -54,7 +54,7 @@ class _ScreenedReader:
         self._place = place
 
     async def next(self, count: int) -> Pulled:
-        """The next entries."""
+        """Return the next entries."""
         if self._left is not None:
             count = min(count, self._left)
             if not count:

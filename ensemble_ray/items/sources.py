@@ -1,4 +1,4 @@
-"""Where the items of a map-reduce come from. Room: items.
+"""Where the items of a map-reduce come from. Package: items.
 
 In: what the user gave as `items`. Out: a source that can be opened for each run (S-MR-120). Files are opened once to see
 that they can be read; nothing is pulled before a run asks. Never: a plan, a runtime, an import of Ray.
@@ -60,7 +60,7 @@ class ItemSource:
     _is_open: bool = field(default=False, init=False)
 
     def open(self) -> ItemReader:
-        """A reader from the first item on.
+        """Return a reader from the first item on.
 
         Raises:
             ValidationError: it is an iterator, and was opened before (S-MR-124).
@@ -75,7 +75,7 @@ class ItemSource:
 
 
 def source_of(items: object) -> ItemSource:
-    """The source of what was given as `items` (S-MR-120).
+    """Return the source of what was given as `items` (S-MR-120).
 
     Raises:
         ValidationError: None, an empty sequence, a file that cannot be read, or nothing that has items.
@@ -177,7 +177,7 @@ def _dead_letters(letters: DeadLetters) -> ItemSource:
 
 
 def _readable(path: Path, what: str) -> Path:
-    """The path from the root on, of a file that can be read."""
+    """Return the path from the root on, of a file that can be read."""
     path = path.absolute()
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)  # to open a pipe would wait for somebody who writes

@@ -1,4 +1,4 @@
-"""Bodies in a temporary file, and sequences over them. Room: items.
+"""Bodies in a temporary file, and sequences over them. Package: items.
 
 In: bytes. Out: the same bytes by slot, for as long as anybody holds the spool (S-MR-132). The file has no name: the
 system removes it with the process, however that ends. Never: a body kept in memory beyond the first few megabytes.
@@ -50,7 +50,7 @@ class Spool:
             return len(self._ends) - 1
 
     def get(self, slot: int) -> bytes:
-        """The body of a slot.
+        """Return the body of a slot.
 
         Raises:
             IndexError: there is no such slot.
@@ -134,7 +134,7 @@ class SpooledSequence(LazySequence[T]):
 
 
 def _spooled(values: list[T], what: str) -> SpooledSequence[T]:
-    """The same sequence in another process, over a spool of its own."""
+    """Return the same sequence in another process, over a spool of its own."""
     spool = Spool()
     order = array("Q", (spool.put(pickle.dumps(value, protocol=5)) for value in values))
     return SpooledSequence(spool, order, _loaded, what=what)

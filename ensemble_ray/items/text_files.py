@@ -1,4 +1,4 @@
-"""Items of `.jsonl` and `.csv` files. Room: items.
+"""Items of `.jsonl` and `.csv` files. Package: items.
 
 In: a path. Out: entries, read as they are asked for; a line that is no item is an entry too (S-MR-120, S-MR-125).
 Never: a whole file in memory.
@@ -25,7 +25,7 @@ _FIELD_LIMIT = 2**31 - 1
 
 
 def loads_line(line: bytes) -> object:
-    """The JSON value of a line.
+    """Return the JSON value of a line.
 
     Raises:
         ValueError: it is none, with the reason.
@@ -39,7 +39,7 @@ def loads_line(line: bytes) -> object:
 
 
 def json_lines(path: Path) -> Entries:
-    """The values of a `.jsonl` file; blank lines are none."""
+    """Yield the values of a `.jsonl` file; blank lines are none."""
     index = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -84,14 +84,14 @@ class _Rows:
             yield line
 
     def text_of_row(self) -> str:
-        """The row that was read last, as it stands in the file."""
+        """Return the row that was read last, as it stands in the file."""
         text = "".join(self._lines).strip("\r\n")
         self._lines.clear()
         return text
 
 
 def csv_rows(path: Path) -> Entries:
-    """The rows of a `.csv` file as dicts by the header's names; one with more or fewer fields is refused (S-MR-125).
+    """Yield the rows of a `.csv` file as dicts by the header's names; refuse one with more or fewer fields (S-MR-125).
 
     Raises:
         ValidationError: the header has a name twice.

@@ -1,4 +1,4 @@
-"""Shared permits: how many model calls may begin in a span of time. Room: limits."""
+"""Shared permits: how many model calls may begin in a span of time. Package: limits."""
 
 from ensemble_ray.values.rate_limit import RateLimit
 

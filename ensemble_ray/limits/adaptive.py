@@ -1,4 +1,4 @@
-"""How many calls to an endpoint may be on their way at once, as a machine. Room: limits. Pure.
+"""How many calls to an endpoint may be on their way at once, as a machine. Package: limits. Pure.
 
 In: what came of calls. Out: whether one more may go. It counts no calls itself: whoever asks says how many there are.
 Must never happen: a limit below 1, or one that stays when it hinders nobody.
@@ -38,7 +38,7 @@ class AdaptiveLimit:
         return self.limit is None or sent < self.limit
 
     def refused(self, sent: int, generation: int) -> bool:
-        """The endpoint asked for fewer calls; gives whether the limit was lowered.
+        """Lower the limit, since the endpoint asked for fewer calls, and return whether it was lowered.
 
         Args:
             sent: Calls on their way, the refused one included.
@@ -55,7 +55,7 @@ class AdaptiveLimit:
             self._lower(sent)
 
     def answered(self, wanted: int) -> None:
-        """A call was answered.
+        """Count an answered call.
 
         Args:
             wanted: Calls on their way, waiting, or about to be tried again.

@@ -1,4 +1,4 @@
-"""A circuit breaker as a machine. Room: limits. Pure: told the time, it touches no clock, loop, lock or log.
+"""A circuit breaker as a machine. Package: limits. Pure: it is given the time, and touches no clock, loop, lock or log.
 
 In: what came of calls, here and in other processes, each with its instant `at` (s, any origin). Out: whether a call
 may go now, or when to ask again. Must never happen: a call that goes while the breaker is open, or two probes at the
@@ -6,14 +6,14 @@ same time within one process.
 
 Rules (S-DUR-64):
 1. Closed: calls go. Failures in a row are counted; any answer sets the count back. The order is that of arrival: a
-   failure that is told late, and arrived before the last answer, is none of the row.
+   failure that is reported late, and arrived before the last answer, is none of the row.
 2. At the fifth it opens if at least half of the last 20 calls failed: calls wait, for 5 s the first time. A few failures
    among many answers, in whatever order they come, are left to retries.
 3. Then one call goes as a probe. Its answer closes the breaker; its failure opens it again, twice as long, up to 60 s.
    A probe that ended as neither, by being cancelled say, leaves its place to the next call.
 4. What calls tell that were sent before it opened: an answer closes it, a failure changes nothing.
 5. While a probe of another process is on its way no other goes, but for no longer than 60 s: that process may be dead.
-   Processes that heard of the opening wait a little longer than the one that told, so that they do not probe at once.
+   Processes that got an update of the opening wait a little longer than the one that sent it, so that they do not probe at once.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Breaker:
         return self._open_s is None and not self._failures
 
     def enter(self, at: float) -> Entry:
-        """Whether a call may go; whoever is told `PROBE` is the probe."""
+        """Whether a call may go; the call that gets `PROBE` is the probe."""
         if self._open_s is None:
             return Entry.GO
         if self._is_probing or at < self._probe_at:
@@ -81,13 +81,13 @@ class Breaker:
         return None if self._is_probing else self._probe_at
 
     def failed(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
-        """A call failed by the endpoint's fault.
+        """Count a call that failed by the endpoint's fault.
 
         Args:
             at: When it arrived.
             what: The failure in words.
             is_probe: Whether that call was a probe.
-            extra_s: How much longer to wait, for whoever was only told of it.
+            extra_s: How much longer to wait, in a process that has it from an update.
         """
         self.last_failure = what
         if self._open_s is not None:
@@ -102,7 +102,7 @@ class Breaker:
             self._open(at, FIRST_OPEN_S, extra_s)
 
     def answered(self, at: float = float("-inf"), count: int = 1) -> None:
-        """The endpoint answered: it is there.
+        """Close again: the endpoint answered.
 
         Args:
             at: When the last answer arrived; by default it counts as older than any failure.
@@ -115,7 +115,7 @@ class Breaker:
         self._is_probing = False
 
     def probe_left(self) -> None:
-        """The probe of this process ended, and nothing is known."""
+        """End the probe of this process, from which nothing is known."""
         self._is_probing = False
 
     def probed_elsewhere(self, at: float) -> None:

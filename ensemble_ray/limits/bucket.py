@@ -1,6 +1,6 @@
-"""One token bucket as a machine. Room: limits. Pure: told the time, it touches no clock, loop, lock or log.
+"""One token bucket as a machine. Package: limits. Pure: it is given the time, and touches no clock, loop, lock or log.
 
-In: stimuli, each with its instant `at` (s, any origin; an earlier `at` than the last one counts as the last one).
+In: stimuli with their instant `at` (s, any origin; an earlier `at` than the last one counts as the last one).
 Out: instructions. Must never happen: more permits used in a span than capacity + rate x span; a later waiter served
 before an earlier one; a token taken by a waiter that left.
 
@@ -8,7 +8,7 @@ Rules:
 1. Tokens come continuously, one per interval = period / requests; at most `requests` of them are kept (S-RATE-11).
 2. A new bucket holds one token (S-RATE-11).
 3. First come, first served; a waiter that leaves takes nothing (S-RATE-13).
-4. A waiter whose deadline comes without a token is told so; a token that is there at the deadline still counts
+4. A waiter whose deadline comes without a token expires; a token that is there at the deadline still counts
    (S-RATE-12).
 5. A grant is one permit, used at once. It is a lease of several only for somebody who finds nobody waiting and more
    tokens than holders; everybody's share is tokens / holders (S-SET-36).
@@ -100,7 +100,7 @@ class TokenBucket:
         self._holders: dict[str, float] = {}
         self._unused_leased = 0
 
-    # What may be asked.
+    # State.
 
     @property
     def tokens(self) -> int:
@@ -148,25 +148,25 @@ class TokenBucket:
             msg = f"Token bucket at {self._now}: {'; '.join(found)}"
             raise IllegalStateError(msg)
 
-    # The door.
+    # Stimuli.
 
-    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
-        """Take facts, give what is to be done now, in order.
+    def handle(self, *stimuli: Stimulus, at: float) -> list[Instruction]:
+        """Take the stimuli of an instant and return what is to be done now, in order.
 
         Raises:
             IllegalStateError: a waiter asks again while it waits.
         """
         done: list[Instruction] = []
         for stimulus in stimuli:
-            self._advance(stimulus.at, done)
-            self._take(stimulus, done)
+            self._advance(at, done)
+            self._apply(stimulus, done)
             self._serve(done)
         if self._queue:
             self._recall_leases(done)
             done.append(WakeAt(at=self._next_change(), waiter=next(iter(self._queue))))
         return done
 
-    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+    def _apply(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         match stimulus:
             case Requested():
                 self._request(stimulus, done)
@@ -194,7 +194,7 @@ class TokenBucket:
         return self._now >= self._ready_at - self._slack_s
 
     def _advance(self, at: float, done: list[Instruction]) -> None:
-        """Let time pass. Leases end first: their room was free from their end on, whenever that is noticed."""
+        """Let time pass. Leases end first: their permits were free from their end on, whenever that is noticed."""
         for name, lease in list(self._leases.items()):
             if lease.expires_at > at + _SLACK_S:
                 break
@@ -205,15 +205,15 @@ class TokenBucket:
             self._ended.popitem(last=False)
 
     def _cap(self) -> None:
-        room = self._capacity - self._unused_leased
-        self._ready_at = max(self._ready_at, self._now - (room - 1) * self._interval_s)
+        free = self._capacity - self._unused_leased
+        self._ready_at = max(self._ready_at, self._now - (free - 1) * self._interval_s)
 
     def _add_tokens(self, permits: int) -> None:
         self._ready_at -= permits * self._interval_s
         self._cap()
 
     def _next_change(self) -> float:
-        """The next instant at which something happens by itself while somebody waits."""
+        """Return the next instant at which something happens by itself while somebody waits."""
         instants = [self._ready_at, self._deadlines[0][0]]
         if self._leases:
             instants.append(next(iter(self._leases.values())).expires_at)
@@ -230,7 +230,7 @@ class TokenBucket:
             self._grant(asked, self._share(asked.want), done)
             return
         self._queue[asked.waiter] = asked
-        heapq.heappush(self._deadlines, (asked.deadline, asked.waiter))
+        heapq.heappush(self._deadlines, (self._now + asked.timeout_s, asked.waiter))
 
     def _serve(self, done: list[Instruction]) -> None:
         while self._queue and self._is_ready:
@@ -255,7 +255,7 @@ class TokenBucket:
     # Holders and leases.
 
     def _share(self, want: int) -> int:
-        """How many permits somebody gets who finds nobody waiting (rule 5)."""
+        """Return how many permits a waiter gets that finds the queue empty (rule 5)."""
         if want <= 1 or self.tokens <= 1:
             return 1
         self._holders = {who: seen for who, seen in self._holders.items() if self._now - seen <= _HOLDER_MEMORY_S}

@@ -1,4 +1,4 @@
-"""What one run may spend, as a machine. Room: limits. Pure: no clock, loop, lock or log.
+"""What one run may spend, as a machine. Package: limits. Pure: no clock, loop, lock or log.
 
 In: requests that are about to be sent, each with its estimate, and what they really cost. Out: which may go, and which
 never will. Must never happen: more spent and reserved than the limit while real counts are within their estimates; a
@@ -79,22 +79,22 @@ class Budget:
         return tuple(self._open)
 
     def ask(self, claim: str, amount: Amount, holder: str = "") -> list[Verdict]:
-        """A request is about to be sent; one that was asked for before gets its answer again."""
+        """Ask for a request that is about to be sent; one that was asked for before gets its answer again."""
         if claim in self._open:
             return [Go(claim)]
         self._waiting.setdefault(claim, _Claim(holder, amount))
         return self._serve()
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
-        """A request is over, whether it was sent or not; gives what that decides for others."""
+    def charge(self, claim: str, spent: Amount = NOTHING) -> list[Verdict]:
+        """End a request, whether it was sent or not, and return what that decides for others."""
         self.spent += spent
         self._drop(claim)
         return self._serve()
 
     def leave(self, holder: str) -> list[Verdict]:
-        """A process is gone: what it had reserved is free, and it waits for nothing."""
+        """Free what a gone process had reserved, and let it wait for nothing."""
         for claim in [
-            name for known in (self._open, self._waiting) for name, one in known.items() if one.holder == holder
+            name for claims in (self._open, self._waiting) for name, one in claims.items() if one.holder == holder
         ]:
             self._drop(claim)
         return self._serve()

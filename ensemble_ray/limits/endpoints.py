@@ -1,7 +1,7 @@
-"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process. Room: limits.
+"""Whether and when an endpoint is asked: the breakers and adaptive limits of one process. Package: limits.
 
-In: calls that want to go, and what came of them; news of the same from other processes. Out: permission, at once or
-after waiting; news for other processes. It carries out what `Breaker` and `AdaptiveLimit` say and decides nothing.
+In: calls that want to go, and what came of them; updates on the same from other processes. Out: permission, at once or
+after waiting; updates for other processes. It carries out what `Breaker` and `AdaptiveLimit` say and decides nothing.
 
 While an endpoint makes no trouble, a call costs a look-up and a few set operations: no lock, no wait. Callers may be on
 several event loops and threads. Must never happen: a call that waits on although it may go, or a place that is kept by
@@ -10,65 +10,55 @@ a call that left.
 
 from __future__ import annotations
 
-import asyncio
 import random
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ensemble_ray.errors import CircuitOpenError
 from ensemble_ray.limits.adaptive import AdaptiveLimit
 from ensemble_ray.limits.breaker import Breaker, Entry
-from ensemble_ray.limits.desk import MonotonicClock
+from ensemble_ray.limits.waiting import MonotonicClock, Wakeup
 from ensemble_ray.process.bounded_log import bounded_logger
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
 
-__all__ = ["EndpointDesk", "EndpointNews", "Visit", "process_endpoints"]
+__all__ = ["EndpointService", "EndpointUpdate", "Visit", "process_endpoints"]
 
 _log = bounded_logger(__name__)
 
-#: How much longer than the process that told of it others wait before they probe, s: at least, at most.
+#: How much longer than the process that sent the update others wait before they probe, s: at least, at most.
 _EXTRA_S = (0.1, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointNews:
-    """What one process tells the others of an endpoint; data only, no key."""
+class EndpointUpdate:
+    """What one process sends to the others about an endpoint; data only, no key."""
 
     endpoint: str
     #: a call failed, a probe failed, an answer came after failures, it asked for fewer calls, a probe is on its way
-    kind: Literal["failed", "probe_failed", "answered", "refused", "probing"]
+    category: Literal["failed", "probe_failed", "answered", "refused", "probing"]
     #: the failure in words
     text: str = ""
 
 
+@dataclass(slots=True, eq=False)
 class _Waiter:
     """One call that waits, on its own loop."""
 
-    def __init__(self, visit: Visit) -> None:
-        self.visit = visit
-        self.bell = asyncio.Event()
-        self.may_go = False
-        self._loop = asyncio.get_running_loop()
-
-    def ring(self) -> bool:
-        """Wake it; False when its loop is closed and nobody can hear."""
-        try:
-            self._loop.call_soon_threadsafe(self.bell.set)
-        except RuntimeError:
-            return False
-        return True
+    visit: Visit
+    wakeup: Wakeup = field(default_factory=Wakeup)
+    may_go: bool = False
 
 
-class _Line:
+class _Endpoint:
     """One endpoint, and the calls that want something of it."""
 
-    def __init__(self, endpoint: str) -> None:
-        self.endpoint = endpoint
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.breaker = Breaker()
         self.limit = AdaptiveLimit()
         #: calls that want an answer, between two attempts too; sets, since one step of theirs needs no lock
@@ -76,43 +66,43 @@ class _Line:
         #: calls on their way
         self.sent: set[Visit] = set()
         self.waiters: deque[_Waiter] = deque()
-        #: whether calls need not ask anybody; written under the desk's lock
+        #: whether calls need not ask the service; written under its lock
         self.is_calm = True
-        #: what those who wait were last woken for
-        self.told: tuple[bool, float | None] = (False, None)
-        #: answers that the breaker was not told of while all was well, and when the last of them came
+        #: what the waiters were last woken for: whether the breaker is open, and until when
+        self.announced: tuple[bool, float | None] = (False, None)
+        #: answers not yet counted by the breaker, since all was well, and when the last of them came
         self.quiet_answers = 0
         self.answered_at = float("-inf")
 
-    def tell_quiet_answers(self) -> None:
-        """Tell the breaker of the answers that came while all was well; under the desk's lock."""
+    def count_quiet_answers(self) -> None:
+        """Count the answers that came while all was well; under the service's lock."""
         if self.quiet_answers:
             self.breaker.answered(self.answered_at, self.quiet_answers)
             self.quiet_answers = 0
 
 
 class Visit:
-    """One wanted answer of an endpoint, over all its attempts; made by `EndpointDesk.visit`.
+    """One wanted answer of an endpoint, over all its attempts; made by `EndpointService.visit`.
 
     Each attempt begins with `try_go` or `wait` and ends with `answered`, `failed`, `refused` or `left`.
     """
 
-    __slots__ = ("_desk", "_generation", "_is_probe", "_line")
+    __slots__ = ("_endpoint", "_generation", "_is_probe", "_service")
 
-    def __init__(self, desk: EndpointDesk, line: _Line) -> None:
-        self._desk = desk
-        self._line = line
+    def __init__(self, service: EndpointService, endpoint: _Endpoint) -> None:
+        self._service = service
+        self._endpoint = endpoint
         self._generation = 0
         self._is_probe = False
-        line.wanted.add(self)
+        endpoint.wanted.add(self)
 
     def try_go(self) -> bool:
         """Begin an attempt if nothing hinders it; else `wait` has to be awaited."""
-        line = self._line
-        if not line.is_calm:
-            return self._desk.admit(self, line)
-        self._generation = line.limit.generation
-        line.sent.add(self)
+        endpoint = self._endpoint
+        if not endpoint.is_calm:
+            return self._service.admit(self, endpoint)
+        self._generation = endpoint.limit.generation
+        endpoint.sent.add(self)
         return True
 
     async def wait(self, patience_s: float) -> float:
@@ -128,267 +118,259 @@ class Visit:
         Raises:
             CircuitOpenError: the breaker did not close in time.
         """
-        return await self._desk.wait(self, self._line, patience_s)
+        return await self._service.wait(self, self._endpoint, patience_s)
 
     def answered(self) -> None:
-        """The attempt has its answer, or a refusal that tells that the endpoint is there."""
-        line = self._line
-        line.sent.discard(self)
-        if line.is_calm:
+        """Report that the attempt has its answer, or a refusal that shows that the endpoint is there."""
+        endpoint = self._endpoint
+        endpoint.sent.discard(self)
+        if endpoint.is_calm:
             # Several threads may lose a count here; the breaker wants a share, not a sum.
-            line.quiet_answers += 1
-            line.answered_at = self._desk.now()
+            endpoint.quiet_answers += 1
+            endpoint.answered_at = self._service.now()
         else:
-            self._desk.answered(line)
+            self._service.answered(endpoint)
         self._is_probe = False
 
     def failed(self, what: str, *, ago_s: float = 0.0) -> None:
-        """The attempt failed by the endpoint's fault.
+        """Report that the attempt failed by the endpoint's fault.
 
         Args:
             what: The failure in words.
             ago_s: How long ago the failure arrived, s: making an error of it may take a while.
         """
-        self._desk.failed(self._line, self, what, is_probe=self._is_probe, ago_s=ago_s)
+        self._service.failed(self._endpoint, self, what, is_probe=self._is_probe, ago_s=ago_s)
         self._is_probe = False
 
     def refused(self) -> None:
-        """The endpoint asked for fewer calls (429)."""
-        self._desk.refused(self._line, self, self._generation, is_probe=self._is_probe)
+        """Report that the endpoint asked for fewer calls (429)."""
+        self._service.refused(self._endpoint, self, self._generation, is_probe=self._is_probe)
         self._is_probe = False
 
     def left(self) -> None:
-        """The attempt ended, and nothing is known of the endpoint."""
-        line = self._line
-        line.sent.discard(self)
-        if not line.is_calm:
-            self._desk.left(line, is_probe=self._is_probe)
+        """Report that the attempt ended, and nothing is known of the endpoint."""
+        endpoint = self._endpoint
+        endpoint.sent.discard(self)
+        if not endpoint.is_calm:
+            self._service.left(endpoint, is_probe=self._is_probe)
         self._is_probe = False
 
     def end(self) -> None:
         """No answer is wanted any more."""
-        self._line.wanted.discard(self)
+        self._endpoint.wanted.discard(self)
 
-    def tell_probe(self) -> None:
+    def announce_probe(self) -> None:
         """Let other processes know if this attempt is a probe."""
         if self._is_probe:
-            self._desk.tell(EndpointNews(endpoint=self._line.endpoint, kind="probing"))
+            self._service.publish(EndpointUpdate(endpoint=self._endpoint.name, category="probing"))
 
-    def begun(self, line: _Line, entry: Entry) -> None:
-        """The desk let it in; only the desk says so, under its lock."""
+    def begun(self, endpoint: _Endpoint, entry: Entry) -> None:
+        """Begin the attempt; called by the service alone, under its lock."""
         self._is_probe = entry is Entry.PROBE
-        self._generation = line.limit.generation
-        line.sent.add(self)
+        self._generation = endpoint.limit.generation
+        endpoint.sent.add(self)
 
 
-class EndpointDesk:
+class EndpointService:
     """All endpoints, as one process knows them.
 
     Args:
         clock: Where time comes from; a steady clock by default. Only differences count.
-        share: Told what other processes should know; it must neither wait nor raise. May be set later.
+        share: Takes updates for other processes; it must neither wait nor raise. May be set later.
     """
 
-    def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointNews], None] | None = None) -> None:
+    def __init__(self, *, clock: Clock | None = None, share: Callable[[EndpointUpdate], None] | None = None) -> None:
         self._clock: Clock = clock or MonotonicClock()
         self.share = share
-        self._lines: dict[str, _Line] = {}
+        self._endpoints: dict[str, _Endpoint] = {}
         self._lock = threading.Lock()
 
     def now(self) -> float:
         """Return the instant, s; only differences count."""
         return self._clock.now()
 
-    def visit(self, endpoint: str) -> Visit:
+    def visit(self, name: str) -> Visit:
         """Say that an answer of that endpoint is wanted."""
-        line = self._lines.get(endpoint)
-        return Visit(self, self._lines.setdefault(endpoint, _Line(endpoint)) if line is None else line)
+        endpoint = self._endpoints.get(name)
+        return Visit(self, self._endpoints.setdefault(name, _Endpoint(name)) if endpoint is None else endpoint)
 
-    def hear(self, news: EndpointNews) -> None:
-        """Take what another process tells; a process that tells hears nothing of itself."""
-        line = self._lines.setdefault(news.endpoint, _Line(news.endpoint))
+    def on_update(self, update: EndpointUpdate) -> None:
+        """Take over what another process found out; a process gets no update of its own."""
+        endpoint = self._endpoints.setdefault(update.endpoint, _Endpoint(update.endpoint))
         with self._lock:
             at = self._clock.now()
-            line.tell_quiet_answers()
-            match news.kind:
+            endpoint.count_quiet_answers()
+            match update.category:
                 case "failed" | "probe_failed":
                     extra_s = random.uniform(*_EXTRA_S)  # noqa: S311  spreads probes, keeps no secret
-                    line.breaker.failed(at, news.text, is_probe=news.kind == "probe_failed", extra_s=extra_s)
+                    endpoint.breaker.failed(
+                        at, update.text, is_probe=update.category == "probe_failed", extra_s=extra_s
+                    )
                 case "answered":
-                    line.breaker.answered(at)
+                    endpoint.breaker.answered(at)
                 case "refused":
-                    line.limit.refused_elsewhere(len(line.sent))
+                    endpoint.limit.refused_elsewhere(len(endpoint.sent))
                 case "probing":
-                    line.breaker.probed_elsewhere(at)
-            self._settle(line, at)
+                    endpoint.breaker.probed_elsewhere(at)
+            self._admit_waiters(endpoint, at)
 
     # What visits say; each of these is called only where the endpoint makes trouble.
 
-    def admit(self, visit: Visit, line: _Line) -> bool:
+    def admit(self, visit: Visit, endpoint: _Endpoint) -> bool:
         """Let a call in that found trouble, if nobody came before it."""
         with self._lock:
-            if line.waiters:
+            if endpoint.waiters:
                 return False
-            entry = self._entry(line, self._clock.now())
+            entry = self._entry(endpoint, self._clock.now())
             if entry is Entry.WAIT:
                 return False
-            visit.begun(line, entry)
-        visit.tell_probe()
+            visit.begun(endpoint, entry)
+        visit.announce_probe()
         return True
 
-    def answered(self, line: _Line) -> None:
-        """A call was answered."""
+    def answered(self, endpoint: _Endpoint) -> None:
+        """Count an answered call."""
         with self._lock:
-            is_news, was_open = not line.breaker.is_calm, line.breaker.is_open
-            line.breaker.answered(self._clock.now())
+            is_change, was_open = not endpoint.breaker.is_calm, endpoint.breaker.is_open
+            endpoint.breaker.answered(self._clock.now())
             # The call that was answered is still among those that want one.
-            line.limit.answered(len(line.wanted) - 1)
-            self._settle(line, self._clock.now())
+            endpoint.limit.answered(len(endpoint.wanted) - 1)
+            self._admit_waiters(endpoint, self._clock.now())
         if was_open:
-            _log.info("Endpoint %s answers again", line.endpoint)
-        if is_news:
-            self.tell(EndpointNews(endpoint=line.endpoint, kind="answered"))
+            _log.info("Endpoint %s answers again", endpoint.name)
+        if is_change:
+            self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
 
-    def failed(self, line: _Line, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0) -> None:
-        """A call failed by the endpoint's fault."""
+    def failed(self, endpoint: _Endpoint, visit: Visit, what: str, *, is_probe: bool, ago_s: float = 0.0) -> None:
+        """Count a call that failed by the endpoint's fault."""
         with self._lock:
-            line.sent.discard(visit)
-            line.tell_quiet_answers()
-            was_open = line.breaker.is_open
-            line.breaker.failed(self._clock.now() - ago_s, what, is_probe=is_probe)
-            opens = line.breaker.is_open and (is_probe or not was_open)
-            self._settle(line, self._clock.now())
+            endpoint.sent.discard(visit)
+            endpoint.count_quiet_answers()
+            was_open = endpoint.breaker.is_open
+            endpoint.breaker.failed(self._clock.now() - ago_s, what, is_probe=is_probe)
+            opens = endpoint.breaker.is_open and (is_probe or not was_open)
+            self._admit_waiters(endpoint, self._clock.now())
         if opens:
-            _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", line.endpoint, what)
+            _log.warning("Endpoint %s fails for everybody; calls to it wait. Last failure: %s", endpoint.name, what)
         # Failures of calls that were sent before it opened change nothing elsewhere either.
         if is_probe or not was_open:
-            kind: Literal["probe_failed", "failed"] = "probe_failed" if is_probe else "failed"
-            self.tell(EndpointNews(endpoint=line.endpoint, kind=kind, text=what))
+            category: Literal["probe_failed", "failed"] = "probe_failed" if is_probe else "failed"
+            self.publish(EndpointUpdate(endpoint=endpoint.name, category=category, text=what))
 
-    def refused(self, line: _Line, visit: Visit, generation: int, *, is_probe: bool) -> None:
-        """The endpoint asked for fewer calls; it is there, but that is no success either."""
+    def refused(self, endpoint: _Endpoint, visit: Visit, generation: int, *, is_probe: bool) -> None:
+        """Lower the limit: the endpoint asked for fewer calls; it is there, but that is no success either."""
         with self._lock:
-            is_news = line.limit.refused(len(line.sent), generation)
-            line.sent.discard(visit)
+            is_change = endpoint.limit.refused(len(endpoint.sent), generation)
+            endpoint.sent.discard(visit)
             if is_probe:
-                line.breaker.answered(self._clock.now())
-            self._settle(line, self._clock.now())
+                endpoint.breaker.answered(self._clock.now())
+            self._admit_waiters(endpoint, self._clock.now())
         if is_probe:
-            self.tell(EndpointNews(endpoint=line.endpoint, kind="answered"))
-        if is_news:
-            self.tell(EndpointNews(endpoint=line.endpoint, kind="refused"))
+            self.publish(EndpointUpdate(endpoint=endpoint.name, category="answered"))
+        if is_change:
+            self.publish(EndpointUpdate(endpoint=endpoint.name, category="refused"))
 
-    def left(self, line: _Line, *, is_probe: bool) -> None:
-        """A call ended, and nothing is known of the endpoint."""
+    def left(self, endpoint: _Endpoint, *, is_probe: bool) -> None:
+        """Let go of a call that ended, and of which nothing is known."""
         with self._lock:
             if is_probe:
-                line.breaker.probe_left()
-            self._settle(line, self._clock.now())
+                endpoint.breaker.probe_left()
+            self._admit_waiters(endpoint, self._clock.now())
 
     # Waiting.
 
-    async def wait(self, visit: Visit, line: _Line, patience_s: float) -> float:
-        """`Visit.wait`."""
+    async def wait(self, visit: Visit, endpoint: _Endpoint, patience_s: float) -> float:
+        """Wait until the call may go; `Visit.wait`."""
         waiter = _Waiter(visit)
         with self._lock:
-            line.waiters.append(waiter)
-            line.is_calm = False
+            endpoint.waiters.append(waiter)
+            endpoint.is_calm = False
         try:
-            waited_s = await self._wait_in_line(waiter, line, patience_s)
+            waited_s = await self._wait_in_queue(waiter, endpoint, patience_s)
         except BaseException:
-            self._abandon(line, waiter)
+            self._abandon(endpoint, waiter)
             raise
-        visit.tell_probe()
+        visit.announce_probe()
         return waited_s
 
-    async def _wait_in_line(self, waiter: _Waiter, line: _Line, patience_s: float) -> float:
+    async def _wait_in_queue(self, waiter: _Waiter, endpoint: _Endpoint, patience_s: float) -> float:
         waited_s = 0.0
         while True:
-            # First cleared, then looked at: what changes after the look rings again.
-            waiter.bell.clear()
+            waiter.wakeup.clear()
             with self._lock:
                 at = self._clock.now()
-                self._settle(line, at)
-                is_open, wakes_at = line.breaker.is_open, line.breaker.wakes_at()
+                self._admit_waiters(endpoint, at)
+                is_open, wakes_at = endpoint.breaker.is_open, endpoint.breaker.wakes_at()
             if waiter.may_go:
                 return waited_s
             if not is_open:
-                await waiter.bell.wait()
+                await waiter.wakeup.wait()
                 continue
             if waited_s >= patience_s:
-                raise _open_error(line, waited_s)
+                raise _open_error(endpoint, waited_s)
             rest_s = patience_s - waited_s
             # A probe that is due already waits for a place under the limit, and is woken when there is one.
             if wakes_at is not None and wakes_at > at:
                 rest_s = min(rest_s, wakes_at - at)
-            await self._rest(waiter, rest_s)
+            await waiter.wakeup.wait_until(at + rest_s, self._clock)
             waited_s += self._clock.now() - at
 
-    async def _rest(self, waiter: _Waiter, at_most_s: float) -> None:
-        called = asyncio.ensure_future(waiter.bell.wait())
-        timer = asyncio.ensure_future(self._clock.sleep(at_most_s))
-        try:
-            await asyncio.wait((called, timer), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            called.cancel()
-            timer.cancel()
-
-    def _abandon(self, line: _Line, waiter: _Waiter) -> None:
-        """A waiter gives up: it leaves the queue, or the place that it was given and had not heard of."""
+    def _abandon(self, endpoint: _Endpoint, waiter: _Waiter) -> None:
+        """Take a waiter that gives up out of the queue, or end the attempt that it was admitted to."""
         if waiter.may_go:
             waiter.visit.left()
             return
         with self._lock:
-            line.waiters.remove(waiter)
-            self._settle(line, self._clock.now())
+            endpoint.waiters.remove(waiter)
+            self._admit_waiters(endpoint, self._clock.now())
 
     # Under the lock.
 
     @staticmethod
-    def _entry(line: _Line, at: float) -> Entry:
+    def _entry(endpoint: _Endpoint, at: float) -> Entry:
         # The limit first: asking the breaker may make the call its probe.
-        return line.breaker.enter(at) if line.limit.lets_in(len(line.sent)) else Entry.WAIT
+        return endpoint.breaker.enter(at) if endpoint.limit.lets_in(len(endpoint.sent)) else Entry.WAIT
 
-    def _settle(self, line: _Line, at: float) -> None:
-        """Let in whoever may go now, and wake those for whom waiting changed."""
-        while line.waiters:
-            entry = self._entry(line, at)
+    def _admit_waiters(self, endpoint: _Endpoint, at: float) -> None:
+        """Admit the waiters that may go now, and wake those for whom waiting changed."""
+        while endpoint.waiters:
+            entry = self._entry(endpoint, at)
             if entry is Entry.WAIT:
                 break
-            waiter = line.waiters.popleft()
+            waiter = endpoint.waiters.popleft()
             waiter.may_go = True
-            waiter.visit.begun(line, entry)
-            if not waiter.ring():  # nobody is there any more
-                line.sent.discard(waiter.visit)
-                line.wanted.discard(waiter.visit)
+            waiter.visit.begun(endpoint, entry)
+            if not waiter.wakeup.wake():  # nobody is there any more
+                endpoint.sent.discard(waiter.visit)
+                endpoint.wanted.discard(waiter.visit)
                 if entry is Entry.PROBE:
-                    line.breaker.probe_left()
-        state = (line.breaker.is_open, line.breaker.wakes_at())
-        if state != line.told:
-            line.told = state
-            for waiter in line.waiters:
-                waiter.ring()
-        line.is_calm = line.breaker.is_calm and line.limit.is_calm and not line.waiters
+                    endpoint.breaker.probe_left()
+        opening = (endpoint.breaker.is_open, endpoint.breaker.wakes_at())
+        if opening != endpoint.announced:
+            endpoint.announced = opening
+            for waiter in endpoint.waiters:
+                waiter.wakeup.wake()
+        endpoint.is_calm = endpoint.breaker.is_calm and endpoint.limit.is_calm and not endpoint.waiters
 
     # Other processes.
 
-    def tell(self, news: EndpointNews) -> None:
-        """Hand news to whoever carries them."""
+    def publish(self, update: EndpointUpdate) -> None:
+        """Send an update to the other processes."""
         if self.share is not None:
-            self.share(news)
+            self.share(update)
 
 
-def _open_error(line: _Line, waited_s: float) -> CircuitOpenError:
+def _open_error(endpoint: _Endpoint, waited_s: float) -> CircuitOpenError:
     text = (
-        f"Endpoint {line.endpoint} fails for everybody and is not asked for now; waited {waited_s:.3g} s for it. "
-        f"Last failure: {line.breaker.last_failure}"
+        f"Endpoint {endpoint.name} fails for everybody and is not asked for now; waited {waited_s:.3g} s for it. "
+        f"Last failure: {endpoint.breaker.last_failure}"
     )
-    return CircuitOpenError(text, line.endpoint)
+    return CircuitOpenError(text, endpoint.name)
 
 
-_process_endpoints = EndpointDesk()
+_process_endpoints = EndpointService()
 
 
-def process_endpoints() -> EndpointDesk:
-    """The desk of this process: all its runs ask there."""
+def process_endpoints() -> EndpointService:
+    """Return the service of this process: all its runs share it."""
     return _process_endpoints

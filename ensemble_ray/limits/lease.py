@@ -1,6 +1,6 @@
-"""A process's side of a limiter that is elsewhere. Room: limits; fulfils the `Limiter` port over a `Remote`.
+"""A process's side of a limiter that is elsewhere. Package: limits; fulfils the `Limiter` port over a `Remote`.
 
-In: callers of this process, all on one event loop. Out: messages of `desk` to the limiter. Must never happen: a leased
+In: callers of this process, all on one event loop. Out: messages to the limiter's service. Must never happen: a leased
 permit taken while the limiter has reported a waiter, while a caller of this process waits there, or after the lease's
 100 ms; they are counted from the sending of the request, hence end here before they end there.
 
@@ -19,20 +19,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
-from ensemble_ray.limits.desk import (
-    Acquire,
-    AwaitRecall,
-    GiveBack,
-    Granted,
-    Leave,
-    Message,
-    MonotonicClock,
-    Refund,
-    Refused,
-    Reply,
-    Report,
-    Withdraw,
-)
+from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, Message, Reply
+from ensemble_ray.limits.steps import Cancelled, Expire, Grant, HolderGone, Refunded, Requested, Returned, Used
+from ensemble_ray.limits.waiting import MonotonicClock
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.ids import new_object_id
 
@@ -51,10 +40,10 @@ _RETRY_S = 0.1
 
 
 class Remote(Protocol):
-    """The way to a `LimiterDesk` of another process."""
+    """The way to a `LimiterService` of another process."""
 
     async def __call__(self, message: Message) -> Reply:
-        """Deliver a message and give its reply.
+        """Deliver a message and return its reply.
 
         Raises:
             ConnectionError: the limiter cannot be reached now; it, or its successor, may be later.
@@ -90,7 +79,7 @@ class LeaseStock:
         self.asking = 0
 
     def take(self, at: float) -> str | None:
-        """Take a leased permit; gives the lease it is from, None when the limiter has to be asked."""
+        """Use a leased permit and return its lease; None when the limiter has to be asked."""
         self._asked_at.append(at)
         if self.asking:
             return None
@@ -101,25 +90,25 @@ class LeaseStock:
         return None
 
     def want(self, at: float) -> int:
-        """Permits worth asking for now; `take` was asked for the caller's own before."""
+        """Return the permits worth asking for now; `take` was called for the caller's own before."""
         return 1 if self.asking else max(1, sum(at - asked_at < LEASE_S for asked_at in self._asked_at))
 
     def add(self, lease: str, *, size: int, expires_at: float) -> None:
-        """A lease came in with a grant; `size` is without the first permit."""
+        """Add the lease that came with a grant; `size` is without the first permit."""
         self._leases[lease] = _Leased(size=size, expires_at=expires_at)
 
     def used(self, lease: str) -> int | None:
-        """Permits used of a lease; None when it has ended."""
+        """Return the permits used of a lease; None when it has ended."""
         found = self._leases.get(lease)
         return None if found is None else found.used
 
     def recall(self, lease: str) -> None:
-        """The limiter wants a lease back."""
+        """Stop using a lease: the limiter wants it back."""
         if (found := self._leases.get(lease)) is not None:
             found.is_recalled = True
 
     def end(self, lease: str) -> int:
-        """A lease is over; gives how many of its permits were used."""
+        """End a lease and return how many of its permits were used."""
         return self._leases.pop(lease).used
 
 
@@ -163,10 +152,10 @@ class LeasingLimiter:
         deadline = now + timeout_s
         while not self._is_closed:
             reply, lost = await self._ask(bucket, stock, limit, now=now, deadline=deadline)
-            if isinstance(reply, Granted):
+            if isinstance(reply, Grant):
                 return
             now = self._clock.now()
-            if isinstance(reply, Refused) or now >= deadline:
+            if isinstance(reply, Expire) or now >= deadline:
                 raise RateLimitTimeoutError(limit, timedelta(seconds=timeout_s)) from lost
             await self._clock.sleep(min(_RETRY_S, deadline - now))
             now = self._clock.now()
@@ -174,55 +163,51 @@ class LeasingLimiter:
         raise IllegalStateError(msg)
 
     async def close(self) -> None:
-        """Let go of every lease and say good-bye; callers that wait are turned away."""
+        """Release every lease; callers that wait are turned away."""
         self._is_closed = True
         leaving = list(self._background)
         for task in leaving:
             task.cancel()
         await asyncio.gather(*leaving, return_exceptions=True)
         self._stocks.clear()
-        await self._send(Leave(holder=self._holder))
+        await self._send(HolderGone(holder=self._holder))
 
     # Asking.
 
     async def _ask(
         self, bucket: str, stock: LeaseStock, limit: RateLimit, *, now: float, deadline: float
     ) -> tuple[Reply, ConnectionError | None]:
-        ask = Acquire(
-            bucket=bucket,
-            limit=limit,
-            holder=self._holder,
-            waiter=f"{self._holder}/{next(self._waiters)}",
-            timeout_s=max(0.0, deadline - now),
-            want=stock.want(now),
+        waiter = f"{self._holder}/{next(self._waiters)}"
+        request = Requested(
+            waiter=waiter, holder=self._holder, timeout_s=max(0.0, deadline - now), want=stock.want(now)
         )
-        call = asyncio.create_task(self._deliver(ask))
+        call = asyncio.create_task(self._deliver(Acquire(bucket=bucket, limit=limit, request=request)))
         stock.asking += 1
         try:
             # Shielded: a grant on its way to a caller that has left must be heard, so that it can be given back.
             reply = await asyncio.shield(call)
         except asyncio.CancelledError:
             if not call.cancelling():  # else the loop is ending, and the limiter learns it from this process's end
-                self._start(self._withdraw(ask, call))
+                self._start(self._withdraw(bucket, waiter, call))
             raise
         except ConnectionError as lost:
             return None, lost
         finally:
             stock.asking -= 1
-        if isinstance(reply, Granted) and reply.permits > 1:
-            stock.add(ask.waiter, size=reply.permits - 1, expires_at=now + LEASE_S)
-            self._start(self._tend(bucket, stock, ask.waiter, until=now + LEASE_S))
+        if isinstance(reply, Grant) and reply.permits > 1:
+            stock.add(waiter, size=reply.permits - 1, expires_at=now + LEASE_S)
+            self._start(self._tend(bucket, stock, waiter, until=now + LEASE_S))
         return reply, None
 
-    async def _withdraw(self, ask: Acquire, call: asyncio.Task[Reply]) -> None:
-        await self._send(Withdraw(bucket=ask.bucket, waiter=ask.waiter))
+    async def _withdraw(self, bucket: str, waiter: str, call: asyncio.Task[Reply]) -> None:
+        await self._send(BucketUpdate(bucket, Cancelled(waiter=waiter)))
         try:
             reply = await call
         except ConnectionError:
             return
-        if isinstance(reply, Granted):
-            await self._send(GiveBack(bucket=ask.bucket, lease=ask.waiter, used=0))
-            await self._send(Refund(bucket=ask.bucket))
+        if isinstance(reply, Grant):
+            await self._send(BucketUpdate(bucket, Returned(lease=waiter, used=0)))
+            await self._send(BucketUpdate(bucket, Refunded()))
 
     # Leases.
 
@@ -236,14 +221,14 @@ class LeasingLimiter:
             recall.cancel()
             end.cancel()
             used = stock.end(lease)
-        await self._send(GiveBack(bucket=bucket, lease=lease, used=used))
+        await self._send(BucketUpdate(bucket, Returned(lease=lease, used=used)))
 
     async def _heed_recall(self, bucket: str, stock: LeaseStock, lease: str) -> None:
         await self._send(AwaitRecall(bucket=bucket, lease=lease))
         stock.recall(lease)
 
     def _report_soon(self, bucket: str, lease: str) -> None:
-        """Tell the limiter of a use; those of one turn of the loop travel together."""
+        """Report a use to the limiter; those of one turn of the loop travel together."""
         if not self._unreported:
             self._start(self._report())
         self._unreported.add((bucket, lease))
@@ -254,7 +239,7 @@ class LeasingLimiter:
             used = self._stocks[bucket].used(lease)
             # An ended lease was given back with its final count.
             if used is not None:
-                await self._send(Report(bucket=bucket, lease=lease, used=used))
+                await self._send(BucketUpdate(bucket, Used(lease=lease, used=used)))
 
     async def _deliver(self, message: Message) -> Reply:
         return await self._remote(message)

@@ -1,4 +1,4 @@
-"""The limiter of one process. Room: limits; fulfils the `Limiter` port.
+"""The limiter of one process. Package: limits; fulfils the `Limiter` port.
 
 Callers may be on one event loop or several. Nothing here waits in a thread, and nothing polls.
 """
@@ -10,7 +10,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import RateLimitTimeoutError
-from ensemble_ray.limits.desk import Acquire, Granted, LimiterDesk
+from ensemble_ray.limits.limiter_service import Acquire, LimiterService
+from ensemble_ray.limits.steps import Grant, Requested
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock
@@ -27,7 +28,7 @@ class LocalLimiter:
     """
 
     def __init__(self, *, clock: Clock | None = None) -> None:
-        self._desk = LimiterDesk(clock=clock)
+        self._service = LimiterService(clock=clock)
         self._waiters = itertools.count()
 
     async def acquire(self, bucket: str, limit: RateLimit, *, timeout_s: float) -> None:
@@ -38,8 +39,8 @@ class LocalLimiter:
             IllegalStateError: the bucket is known with another limit.
         """
         waiter = str(next(self._waiters))
-        ask = Acquire(bucket=bucket, limit=limit, holder="local", waiter=waiter, timeout_s=timeout_s)
-        if not isinstance(await self._desk.receive(ask), Granted):
+        request = Requested(waiter=waiter, holder="local", timeout_s=timeout_s)
+        if not isinstance(await self._service.receive(Acquire(bucket=bucket, limit=limit, request=request)), Grant):
             raise RateLimitTimeoutError(limit, timedelta(seconds=timeout_s))
 
 
@@ -47,5 +48,5 @@ _process_limiter = LocalLimiter()
 
 
 def process_limiter() -> LocalLimiter:
-    """The limiter of this process for calls outside any run."""
+    """Return the limiter of this process for calls outside any run."""
     return _process_limiter

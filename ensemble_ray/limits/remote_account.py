@@ -1,6 +1,6 @@
-"""A process's side of an account that is kept elsewhere. Room: limits; `SpendingAccount` port over a `RemoteDesk`.
+"""A process's side of an account that is kept elsewhere. Package: limits; `SpendingAccount` port over a `RemoteBudgetService`.
 
-In: callers of this process, all on one event loop. Out: messages of `account_desk`. Must never happen: an estimate that
+In: callers of this process, all on one event loop. Out: messages to the `BudgetService`. Must never happen: an estimate that
 stays reserved when its request is over, whatever became of a message.
 """
 
@@ -11,31 +11,31 @@ import itertools
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ensemble_ray.limits.account import exhausted
-from ensemble_ray.limits.account_desk import Claim, MayGo, MayNot, NotHeard, Settled, Statement
+from ensemble_ray.limits.budget_service import Balance, BalanceRequired, Charged, Claim, MayGo, MayNot
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from ensemble_ray.limits.account_desk import AccountMessage, AccountReply
+    from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply
 
-__all__ = ["RemoteAccount", "RemoteDesk"]
+__all__ = ["RemoteAccount", "RemoteBudgetService"]
 
 _log = bounded_logger(__name__)
 T = TypeVar("T")
-#: Pause before a desk that could not be reached is asked again, s.
+#: Pause before a service that could not be reached is asked again, s.
 _RETRY_S = 0.1
 
 
-class RemoteDesk(Protocol):
-    """The way to an `AccountDesk` of another process."""
+class RemoteBudgetService(Protocol):
+    """The way to an `BudgetService` of another process."""
 
-    async def account(self, message: AccountMessage) -> AccountReply:
+    async def account(self, message: BudgetMessage) -> BudgetReply:
         """Deliver a message and give its reply.
 
         Raises:
-            ConnectionError: the desk cannot be reached now; it, or its successor, may be later.
+            ConnectionError: the service cannot be reached now; it, or its successor, may be later.
         """
         ...
 
@@ -44,17 +44,17 @@ class RemoteAccount:
     """The account of a run of which other processes make requests too.
 
     Args:
-        desk: The way to where it is kept.
+        service: The way to where it is kept.
         budget: The run's budget; it names the account.
         holder: This process's name, unique for its life.
     """
 
-    def __init__(self, desk: RemoteDesk, budget: RunBudget, *, holder: str) -> None:
-        self._desk = desk
+    def __init__(self, service: RemoteBudgetService, budget: RunBudget, *, holder: str) -> None:
+        self._service = service
         self._budget = budget
         self._holder = holder
         self._numbers = itertools.count()
-        #: of the desk that has heard what this process knows; "": none has
+        #: of the service that has this process's balance; "": none has
         self._life = ""
         self._base = budget.spent
         self._open: dict[str, Amount] = {}
@@ -64,9 +64,9 @@ class RemoteAccount:
         self.spent = NOTHING
 
     async def reserve(self, estimate: Amount) -> str:
-        """Wait until a request of that estimate may be sent; gives its claim. A cancelled caller takes nothing.
+        """Wait until a request of that estimate may be sent and return its claim. A cancelled caller takes nothing.
 
-        A desk that cannot be reached is asked again until it can.
+        A service that cannot be reached is asked again until it can.
 
         Raises:
             BudgetExhaustedError: it never will.
@@ -78,7 +78,7 @@ class RemoteAccount:
                 # Shielded: a claim that is granted to a caller that has left must be heard, so that it can be given back.
                 reply = await asyncio.shield(call)
             except asyncio.CancelledError:
-                if not call.cancelling():  # else the loop is ending, and the desk learns it from this process's end
+                if not call.cancelling():  # else the loop is ending, and the service learns it from this process's end
                     self._start(self._withdraw(claim, call))
                 raise
             if isinstance(reply, MayNot):
@@ -86,34 +86,34 @@ class RemoteAccount:
             if reply is not None:
                 return claim
 
-    def settle(self, claim: str, spent: Amount = NOTHING) -> None:
-        """A request is over; the desk is told in the background."""
+    def charge(self, claim: str, spent: Amount = NOTHING) -> None:
+        """End a request; that is sent in the background."""
         self._open.pop(claim, None)
         self.spent += spent
         if not self._is_closed:  # user code that outlives its run may still end a request
-            self._start(self._tell(claim))
+            self._start(self._send(claim))
 
     def close(self) -> None:
-        """Say nothing more, and end what waits for the desk: one that is gone for good would be asked for ever."""
+        """Send nothing more, and end what waits for the service: one that is gone for good would be asked for ever."""
         self._is_closed = True
         for task in self._background:
             task.cancel()
 
     async def _claim(self, claim: str, amount: Amount) -> MayGo | MayNot | None:
         while True:
-            told = None if self._life else Statement(spent=self.spent, base=self._base, claims=dict(self._open))
+            balance = None if self._life else Balance(spent=self.spent, base=self._base, claims=dict(self._open))
             asked = Claim(
-                budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, statement=told
+                budget=self._budget, holder=self._holder, claim=claim, amount=amount, life=self._life, balance=balance
             )
             try:
-                reply = await self._desk.account(asked)
+                reply = await self._service.account(asked)
             except ConnectionError as lost:
                 _log.debug("Account %s not reached: %s", self._budget.account, lost)
                 self._life = ""
                 await asyncio.sleep(_RETRY_S)
                 continue
             match reply:
-                case NotHeard():
+                case BalanceRequired():
                     self._life = ""
                     continue
                 case MayGo():
@@ -124,17 +124,17 @@ class RemoteAccount:
             return reply
 
     async def _withdraw(self, claim: str, call: asyncio.Task[MayGo | MayNot | None]) -> None:
-        await self._tell(claim)
+        await self._send(claim)
         if isinstance(await call, MayGo):
             self._open.pop(claim, None)
-            await self._tell(claim)
+            await self._send(claim)
 
-    async def _tell(self, claim: str) -> None:
-        """Say that a request is over, until the desk has heard it: others wait for what it had reserved."""
+    async def _send(self, claim: str) -> None:
+        """Send that a request is over until it has arrived: others wait for what it had reserved."""
         while True:
             try:
-                await self._desk.account(
-                    Settled(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent)
+                await self._service.account(
+                    Charged(budget=self._budget, holder=self._holder, claim=claim, spent=self.spent)
                 )
             except ConnectionError:
                 await asyncio.sleep(_RETRY_S)

@@ -1,6 +1,6 @@
-"""The words of the bucket machine: what it is told and what it wants done. Room: limits. Values only.
+"""Stimuli and instructions of the bucket machine. Package: limits. Values only.
 
-Every stimulus has its instant `at`, s, of any origin.
+They are the messages of the limiter too: holders send stimuli, and waiters are answered with instructions.
 """
 
 from __future__ import annotations
@@ -29,13 +29,12 @@ __all__ = [
 class Requested:
     """Somebody asks for a permit."""
 
-    at: float
-    #: unique; also the name of the lease, should it become one
+    #: unique over all holders; also the name of the lease, should it become one
     waiter: str
     #: process on whose behalf the waiter asks
     holder: str
-    #: instant after which no permit is wanted
-    deadline: float
+    #: how long a permit is wanted
+    timeout_s: float
     #: permits the holder could use within a lease's life, its own one included
     want: int = 1
 
@@ -44,7 +43,6 @@ class Requested:
 class Cancelled:
     """A waiter left the queue."""
 
-    at: float
     waiter: str
 
 
@@ -52,7 +50,6 @@ class Cancelled:
 class Refunded:
     """A granted permit was not used, because its waiter had left by then."""
 
-    at: float
     permits: int = 1
 
 
@@ -60,7 +57,6 @@ class Refunded:
 class Used:
     """A holder's report on a lease. `used` counts from the lease's beginning, so reports may be lost or swapped."""
 
-    at: float
     lease: str
     used: int
 
@@ -69,7 +65,6 @@ class Used:
 class Returned:
     """A holder is done with a lease; `used` as in `Used`."""
 
-    at: float
     lease: str
     used: int
 
@@ -78,15 +73,12 @@ class Returned:
 class HolderGone:
     """A holder is dead, or holds nothing any more."""
 
-    at: float
     holder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticked:
     """Time has passed."""
-
-    at: float
 
 
 Stimulus = Requested | Cancelled | Refunded | Used | Returned | HolderGone | Ticked

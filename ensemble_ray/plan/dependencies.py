@@ -1,4 +1,4 @@
-"""Which task waits for which: a graph made from `context`. Room: plan. Pure; nodes are task identities (S-PAR-1)."""
+"""Which task waits for which: a graph made from `context`. Package: plan. Pure; nodes are task identities (S-PAR-1)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TaskDependencyGraph:
 
     def __init__(self, tasks: Iterable[Task]) -> None:
         self._tasks: dict[str, Task] = {}
-        for task in _given(tasks, "tasks"):
-            self._tasks.setdefault(_given(task, "task").object_id, task)
+        for task in _require(tasks, "tasks"):
+            self._tasks.setdefault(_require(task, "task").object_id, task)
         self._dependencies: dict[str, list[str]] = {}
         self._dependents: dict[str, list[str]] = {object_id: [] for object_id in self._tasks}
         for object_id, task in self._tasks.items():
@@ -57,7 +57,7 @@ class TaskDependencyGraph:
         Raises:
             ValueError: `completed` is None.
         """
-        done = {_given(task, "completed task").object_id for task in _given(completed, "completed")}
+        done = {_require(task, "completed task").object_id for task in _require(completed, "completed")}
         return [
             task
             for object_id, task in self._tasks.items()
@@ -70,7 +70,7 @@ class TaskDependencyGraph:
         Raises:
             ValueError: `task` is None.
         """
-        return [self._tasks[object_id] for object_id in self._dependents.get(_given(task, "task").object_id, ())]
+        return [self._tasks[object_id] for object_id in self._dependents.get(_require(task, "task").object_id, ())]
 
     def is_in_graph(self, task: Task) -> bool:
         """Whether it is one of the tasks.
@@ -78,7 +78,7 @@ class TaskDependencyGraph:
         Raises:
             ValueError: `task` is None.
         """
-        return _given(task, "task").object_id in self._tasks
+        return _require(task, "task").object_id in self._tasks
 
     def in_dependency_order(self) -> list[Task]:
         """Every task behind its dependencies, else in list order; tasks of a cycle are left out."""
@@ -95,8 +95,8 @@ class TaskDependencyGraph:
         return ordered
 
 
-def _given(value: T, name: str) -> T:
-    """The argument itself, unless it is None."""
+def _require(value: T, name: str) -> T:
+    """Return the argument itself, unless it is None."""
     if cast("object", value) is None:
         raise ValueError(f"{name} must not be None")
     return value

@@ -1,4 +1,4 @@
-"""The plan of a hierarchical run: one task, the manager's, and all workers as agents. Room: plan. Pure.
+"""The plan of a hierarchical run: one task, the manager's, and all workers as agents. Package: plan. Pure.
 
 In: a definition with its texts resolved, and the agents made for its tasks. Out: who works, what the manager is told of
 them, and the manager with its task. The user's tasks are no tasks of the plan: the manager decides what becomes of them
@@ -24,14 +24,14 @@ _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of
 
 
 def workers_of(
-    definition: EnsembleDefinition, tasks: Sequence[Task], made: Mapping[str, Agent], *, models: TeamModels
+    definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
 ) -> tuple[tuple[Agent, bool], ...]:
     """Who works for the manager, in order, and whether it was made for a task (S-HIER-1, S-DET-26).
 
     Args:
         definition: Validated.
         tasks: Resolved.
-        made: Agents by object id of the task they were made for.
+        synthesized: Agents by object id of the task they were made for.
         models: Given to those that name none.
 
     Raises:
@@ -41,21 +41,21 @@ def workers_of(
     complete = True
     for task in tasks:
         if task.agent is None and task.handler is None:
-            complete = complete and task.object_id in made
-            if task.object_id in made:
-                workers.setdefault(made[task.object_id], True)
+            complete = complete and task.object_id in synthesized
+            if task.object_id in synthesized:
+                workers.setdefault(synthesized[task.object_id], True)
     if complete:
         check_hierarchy(definition, [agent.role for agent in workers])
-    return tuple((models.resolve_agent(agent), is_made) for agent, is_made in workers.items())
+    return tuple((models.resolve_agent(agent), is_synthesized) for agent, is_synthesized in workers.items())
 
 
 def manager_context(workers: Sequence[Agent], tasks: Sequence[Task]) -> ManagerPromptContext:
-    """What a prompt strategy is given."""
+    """Return what a prompt strategy gets."""
     return ManagerPromptContext(agents=tuple(workers), tasks=tuple(tasks))
 
 
 def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], background: str) -> Agent:
-    """The manager (S-HIER-2, S-HIER-3).
+    """Return the manager (S-HIER-2, S-HIER-3).
 
     Raises:
         ValidationError: there is no model for it.
@@ -71,21 +71,21 @@ def manager_of(definition: EnsembleDefinition, workers: Sequence[Agent], backgro
 
 
 def task_of_manager(description: str) -> Task:
-    """The manager's task."""
+    """Return the manager's task."""
     return Task(description=description, expected_output=_EXPECTED_OUTPUT)
 
 
 def rules_of(definition: EnsembleDefinition) -> HierarchyRules:
-    """What the manager is held to."""
-    given = definition.hierarchical_constraints
-    if given is None:
+    """Return the manager's rules."""
+    constraints = definition.hierarchical_constraints
+    if constraints is None:
         return HierarchyRules(enforce_required=definition.enforce_required, stall_turns=definition.manager_stall_turns)
     return HierarchyRules(
-        required_workers=given.required_workers,
-        allowed_workers=given.allowed_workers,
-        max_calls_per_worker=dict(given.max_calls_per_worker),
-        global_max_delegations=given.global_max_delegations,
-        required_stages=given.required_stages,
+        required_workers=constraints.required_workers,
+        allowed_workers=constraints.allowed_workers,
+        max_calls_per_worker=dict(constraints.max_calls_per_worker),
+        global_max_delegations=constraints.global_max_delegations,
+        required_stages=constraints.required_stages,
         enforce_required=definition.enforce_required,
         stall_turns=definition.manager_stall_turns,
     )

@@ -1,4 +1,4 @@
-"""The tree of a static map-reduce over a list, made before anything runs (S-MR-30 to S-MR-36). Room: plan.
+"""The tree of a static map-reduce over a list, made before anything runs (S-MR-30 to S-MR-36). Package: plan.
 
 In: a definition whose items are all there. Out: its tasks in the order of levels, each with its place. The only calls are
 those of the factories: one per item, and one per group, from the first item to the final task.
@@ -71,6 +71,6 @@ def static_tree(definition: MapReduceDefinition) -> StaticTree:
 
 
 def chunks_of(tasks: Sequence[Task], size: int) -> Iterator[Sequence[Task]]:
-    """Groups of that size, in order; the last one may be smaller (S-MR-32, S-MR-33)."""
+    """Return groups of that size, in order; the last one may be smaller (S-MR-32, S-MR-33)."""
     for begin in range(0, len(tasks), size):
         yield tasks[begin : begin + size]

@@ -1,4 +1,4 @@
-"""Factories are called here, and what they give is checked. Room: plan.
+"""Factories are called here, and what they give is checked. Package: plan.
 
 In: a definition, and the items or the tasks of a group. Out: the task, and the agent that will do it, None where one will
 be made for it. Rules: the agent factory first, then the task factory, each once (S-MR-2); what they raise goes on
@@ -24,7 +24,7 @@ from ensemble_ray.process.threads import threads
 
 __all__ = [
     "FactoryFailure",
-    "Made",
+    "TaskAndAgent",
     "held",
     "make_direct",
     "make_direct_in_run",
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 #: A task, and the agent that will do it.
-Made: TypeAlias = tuple[Task, Agent | None]
+TaskAndAgent: TypeAlias = tuple[Task, Agent | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,37 +46,37 @@ class FactoryFailure:
 
 
 #: Asks for the results of calls, one after the other.
-_Making: TypeAlias = Generator["_Call", object, Made]
+_Making: TypeAlias = Generator["_Call", object, TaskAndAgent]
 
 
-def make_map(definition: MapDefinition, item: object) -> Made:
-    """The task of an item.
+def make_map(definition: MapDefinition, item: object) -> TaskAndAgent:
+    """Make the task of an item.
 
     Raises:
         ValidationError: a factory gave something else than it should, or is async.
     """
-    return _driven(_map(definition, item))
+    return _drive(_map(definition, item))
 
 
-def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
-    """The task over a group.
+def make_reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
+    """Make the task over a group.
 
     Raises:
         ValidationError: as `make_map`; or its context lacks a task of the group (S-MR-24).
     """
-    return _driven(_reduce(definition, chunk_tasks))
+    return _drive(_reduce(definition, chunk_tasks))
 
 
-def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
-    """The one task over all items (S-MR-81); the definition has a `direct_task`.
+def make_direct(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
+    """Make the one task over all items (S-MR-81); the definition has a `direct_task`.
 
     Raises:
         ValidationError: as `make_map`.
     """
-    return _driven(_direct(definition, items))
+    return _drive(_direct(definition, items))
 
 
-async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[Made | FactoryFailure]:
+async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -> list[TaskAndAgent | FactoryFailure]:
     """Make the tasks of several items, in their order, during a run; factories may be async.
 
     A factory that raises fails its own item, unless a failed item ends the run: then the error goes on unchanged.
@@ -87,15 +87,15 @@ async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -
         Exception: what a factory raised, where `item_policy` is `"fail"` (S-MR-106).
     """
     makings = [_map(definition, item) for item in items]
-    return await _driven_in_run(makings, keeps_failures=definition.item_policy != "fail")
+    return await _drive_in_run(makings, keeps_failures=definition.item_policy != "fail")
 
 
-async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> Made:
+async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
     """`make_reduce` during a run; factories may be async."""
     return await _one_in_run(_reduce(definition, chunk_tasks))
 
 
-async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> Made:
+async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
     """`make_direct` during a run; factories may be async."""
     return await _one_in_run(_direct(definition, items))
 
@@ -110,35 +110,35 @@ class _Call:
 
 def _map(definition: MapDefinition, item: object) -> _Making:
     if definition.map_agent is None:
-        return _made(definition, None, lambda _: _Call("map_task", definition.map_task, item))
+        return _make(definition, None, lambda _: _Call("map_task", definition.map_task, item))
     asked = _Call("map_agent", definition.map_agent, item)
-    return _made(definition, asked, lambda agent: _Call("map_task", definition.map_task, item, agent))
+    return _make(definition, asked, lambda agent: _Call("map_task", definition.map_task, item, agent))
 
 
 def _reduce(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> _Making:
     chunk = list(chunk_tasks)
     if definition.reduce_agent is None:
-        making = _made(definition, None, lambda _: _Call("reduce_task", definition.reduce_task, chunk))
+        making = _make(definition, None, lambda _: _Call("reduce_task", definition.reduce_task, chunk))
     else:
         asked = _Call("reduce_agent", definition.reduce_agent)
-        making = _made(definition, asked, lambda agent: _Call("reduce_task", definition.reduce_task, agent, chunk))
+        making = _make(definition, asked, lambda agent: _Call("reduce_task", definition.reduce_task, agent, chunk))
     task, agent = yield from making
     _check_context(task, chunk)
     return task, agent
 
 
 def _direct(definition: MapReduceDefinition, items: Sequence[object]) -> _Making:
-    factory, given = cast("Callable[..., object]", definition.direct_task), list(items)
+    factory, all_items = cast("Callable[..., object]", definition.direct_task), list(items)
     if definition.direct_agent is None:
-        return _made(definition, None, lambda _: _Call("direct_task", factory, given))
+        return _make(definition, None, lambda _: _Call("direct_task", factory, all_items))
     asked = _Call("direct_agent", definition.direct_agent)
-    return _made(definition, asked, lambda agent: _Call("direct_task", factory, agent, given))
+    return _make(definition, asked, lambda agent: _Call("direct_task", factory, agent, all_items))
 
 
-def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call]) -> _Making:
-    agent = None if asked is None else _of_kind(Agent, (yield asked), asked.name)
+def _make(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent | None], _Call]) -> _Making:
+    agent = None if asked is None else _check_type(Agent, (yield asked), asked.name)
     call = then(agent)
-    task = _of_kind(Task, (yield call), call.name)
+    task = _check_type(Task, (yield call), call.name)
     if task.agent is None and agent is not None and task.handler is None:
         task = task.rewritten(agent=agent)
     agent = None if task.agent is None else held(definition, task.agent)
@@ -146,17 +146,17 @@ def _made(definition: MapDefinition, asked: _Call | None, then: Callable[[Agent 
 
 
 def held(definition: MapDefinition, agent: Agent) -> Agent:
-    """The agent with the processes and places that the definition gives to every agent (S-MR-141)."""
+    """Return the agent with the processes and slots that the definition gives to every agent (S-MR-141)."""
     wanted = {"replicas": definition.replicas, "max_concurrency": definition.max_concurrency}
     chosen = {name: value for name, value in wanted.items() if value is not None}
     return agent.rewritten(**chosen) if chosen else agent
 
 
-def _of_kind(kind: type[Any], value: object, name: str) -> Any:
-    if isinstance(value, kind):
+def _check_type(cls: type[Any], value: object, name: str) -> Any:
+    if isinstance(value, cls):
         return value
-    a_kind = f"{'an' if kind is Agent else 'a'} {kind.__name__}"
-    raise ValidationError(f"{name} must return {a_kind}, got: {'None' if value is None else type(value).__name__}")
+    expected = f"{'an' if cls is Agent else 'a'} {cls.__name__}"
+    raise ValidationError(f"{name} must return {expected}, got: {'None' if value is None else type(value).__name__}")
 
 
 def _check_context(task: Task, chunk: Sequence[Task]) -> None:
@@ -178,7 +178,7 @@ _SHOWN = 100
 # Driving. A making says what to call; who drives it decides where.
 
 
-def _driven(making: _Making) -> Made:
+def _drive(making: _Making) -> TaskAndAgent:
     """In this thread."""
     outcome = _advance([making], [])
     if isinstance(outcome, _Waiting):
@@ -188,22 +188,22 @@ def _driven(making: _Making) -> Made:
             f"{outcome.call.name} is async, and over a list in static mode it is called at construction, where nothing can "
             "be awaited. Give a plain function, or items that are no list, such as iter(items)"
         )
-    return cast("Made", outcome[0])
+    return cast("TaskAndAgent", outcome[0])
 
 
-async def _one_in_run(making: _Making) -> Made:
+async def _one_in_run(making: _Making) -> TaskAndAgent:
     """Drive a making whose failure ends the run."""
-    return cast("Made", (await _driven_in_run([making]))[0])
+    return cast("TaskAndAgent", (await _drive_in_run([making]))[0])
 
 
-async def _driven_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[Made | FactoryFailure]:
+async def _drive_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[TaskAndAgent | FactoryFailure]:
     """All of them in one thread, one call at a time; back here for what is awaitable.
 
     Args:
         makings: What is to be made.
         keeps_failures: Whether what a factory raises stands in the place of its task; else it is raised.
     """
-    done: list[Made | FactoryFailure] = []
+    done: list[TaskAndAgent | FactoryFailure] = []
     result: object = None
     is_left = threading.Event()
     while True:
@@ -237,12 +237,12 @@ class _Waiting:
 
 def _advance(
     makings: list[_Making],
-    done: list[Made | FactoryFailure],
+    done: list[TaskAndAgent | FactoryFailure],
     result: object = None,
     is_left: Callable[[], bool] = lambda: False,
     *,
     keeps_failures: bool = False,
-) -> list[Made | FactoryFailure] | _Waiting:
+) -> list[TaskAndAgent | FactoryFailure] | _Waiting:
     """Go on where it stands until all is made, or something has to be awaited.
 
     Args:
@@ -256,7 +256,7 @@ def _advance(
         try:
             call = makings[len(done)].send(result)
         except StopIteration as ended:
-            done.append(cast("Made", ended.value))
+            done.append(cast("TaskAndAgent", ended.value))
             result = None
             continue
         try:  # another `try` than above: a StopIteration of the user's is an error like others

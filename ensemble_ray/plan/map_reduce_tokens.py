@@ -1,4 +1,4 @@
-"""How many tokens an output, or an item, takes. Room: plan. Calls nothing but the user's estimators.
+"""How many tokens an output, or an item, takes. Package: plan. Calls nothing but the user's estimators.
 
 In: a definition, and an output or items. Out: a count, and what to warn of. The same count decides whether outputs fit
 together and how they are packed (S-MR-61).
@@ -19,7 +19,7 @@ _CHARACTERS = 4
 
 
 def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tuple[int, str | None]:
-    """The tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
+    """Return the tokens of an output (S-MR-60), and a warning where they are only guessed from its length.
 
     Raises:
         ValidationError: `token_estimator` gave something that is no count; what it raises goes on unchanged.
@@ -27,21 +27,21 @@ def estimate_tokens(output: TaskOutput, definition: MapReduceDefinition) -> tupl
     if output.metrics.output_tokens >= 0:
         return output.metrics.output_tokens, None
     if definition.token_estimator is not None:
-        given: object = definition.token_estimator(output.raw)
-        if given is not None:
-            if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {given!r}")
-            return given, None
+        estimated: object = definition.token_estimator(output.raw)
+        if estimated is not None:
+            if isinstance(estimated, bool) or not isinstance(estimated, int) or estimated < 0:
+                raise ValidationError(f"token_estimator must return a number >= 0, or None, got: {estimated!r}")
+            return estimated, None
     guessed = len(output.raw) // _CHARACTERS
-    told = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
+    reason = "there is no token_estimator" if definition.token_estimator is None else "token_estimator could not tell"
     return guessed, (
         f"Output of '{output.agent_role}' is taken to have {guessed} tokens, by its length: its provider counted none, and "
-        f"{told}"
+        f"{reason}"
     )
 
 
 def input_tokens(definition: MapReduceDefinition, item: object) -> int:
-    """The tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
+    """Return the tokens of one item, for the short-circuit check only (S-MR-80, S-MR-84).
 
     Raises:
         ValidationError: `input_estimator` gave no text; what it raises goes on unchanged.
@@ -53,5 +53,5 @@ def input_tokens(definition: MapReduceDefinition, item: object) -> int:
 
 
 def input_estimate(definition: MapReduceDefinition, items: Iterable[object]) -> int:
-    """The tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
+    """Return the tokens of all items together: the sum of what each has, rounded down (S-MR-80)."""
     return sum(input_tokens(definition, item) for item in items)

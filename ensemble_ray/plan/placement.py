@@ -1,4 +1,4 @@
-"""Which agent lives in which group of processes, and how large a group is. Room: plan. Pure.
+"""Which agent lives in which group of processes, and how large a group is. Package: plan. Pure.
 
 An agent is an id; a process costs about a second of start-up and 60 MB. Rules:
 1. A declared agent gets a group of its own while fewer than `max_own` exist; `isolation="process"` gets its own beyond

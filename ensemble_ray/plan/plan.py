@@ -1,4 +1,4 @@
-"""The plan: a frozen, JSON-able order of work. Room: plan.
+"""The plan: a frozen, JSON-able order of work. Package: plan.
 
 Made from one definition and its inputs; holds no state and no callables. What cannot be data (models, tools,
 handlers, types) stays in the definition and is found through the keys.
@@ -111,7 +111,7 @@ class Plan:
         return self.shown_as is not None
 
     def to_dict(self) -> dict[str, JsonValue]:
-        """The plan as JSON-able data, without the hidden ids: those mean nothing outside the process that planned."""
+        """Return the plan as JSON-able data, without the hidden ids: those mean nothing outside the planning process."""
         data: dict[str, JsonValue] = {name: getattr(self, name) for name in _PLAN_FIELDS}
         fields_of_nodes = (*_NODE_FIELDS, *_LEVEL_FIELDS) if self.has_levels else _NODE_FIELDS
         data["nodes"] = [{name: getattr(node, name) for name in fields_of_nodes} for node in self.nodes]
@@ -124,7 +124,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, JsonValue]) -> Plan:
-        """The plan that `to_dict` gave."""
+        """Return the plan that `to_dict` wrote."""
         from pydantic import TypeAdapter  # only readers of records pay for it
 
         return TypeAdapter(cls).validate_python(data)

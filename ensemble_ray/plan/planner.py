@@ -1,4 +1,4 @@
-"""From a definition and its inputs to a plan. Room: plan. Pure but for log lines.
+"""From a definition and its inputs to a plan. Package: plan. Pure but for log lines.
 
 A run goes: `validate` -> `resolve_tasks` -> `synthesize_agents` (only it calls models) -> `plan_run`. A task whose texts
 hold no variables is the same object in every step: planning a thousand tasks copies nothing that did not change.
@@ -121,36 +121,36 @@ def plan_run(
             `(synthesized)`, which is enough to show a plan (S-SET-46).
         prompts: Background and task of a hierarchical run's manager; None: its strategy is asked here.
     """
-    made = synthesized or {}
+    synthesized_agents = synthesized or {}
     if resolved.workflow is Workflow.HIERARCHICAL:
-        return _plan_hierarchy(definition, resolved, made, prompts)
+        return _plan_hierarchy(definition, resolved, synthesized_agents, prompts)
     key_of: dict[str, str] = {}
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         key_of.setdefault(task.object_id, key)
-    places = _Places(definition, key_of, resolved.models)
+    maker = _NodeMaker(definition, key_of, resolved.models)
     nodes: list[Node] = []
     for index, (task, key) in enumerate(zip(resolved.tasks, resolved.keys, strict=True), start=1):
-        agent = task.agent if task.agent is not None else made.get(task.object_id)
-        nodes.append(places.node(task, key, index=index, agent=agent))
-    if any(agent.allow_delegation for agent in places.agents.values()):
+        agent = task.agent if task.agent is not None else synthesized_agents.get(task.object_id)
+        nodes.append(maker.node(task, key, index=index, agent=agent))
+    if any(agent.allow_delegation for agent in maker.agents.values()):
         for agent in known_agents(definition):
-            places.agent_key(agent)  # it may be asked, though no task is its own
+            maker.agent_key(agent)  # it may be asked, though no task is its own
     strategy = definition.parallel_error_strategy or ParallelErrorStrategy.FAIL_FAST
     plan = Plan(
         workflow=resolved.workflow.value,
         nodes=tuple(nodes if definition.levels is None else _in_levels(nodes, definition.levels)),
-        agents=tuple(places.entries),
+        agents=tuple(maker.entries),
         error_strategy=strategy.value,
         max_parallel_tasks=definition.max_parallel_tasks,
         inputs=resolved.inputs,
         shown_as=None if definition.levels is None else definition.levels.workflow,
     )
     tasks = {key: _as_it_travels(task) for task, key in zip(resolved.tasks, resolved.keys, strict=True)}
-    return Planned(plan=plan, tasks=tasks, agents=places.agents, colleagues=places.colleagues())
+    return Planned(plan=plan, tasks=tasks, agents=maker.agents, colleagues=maker.colleagues())
 
 
 def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
-    """The nodes of a map-reduce with their places in its tree; each counted within its level (S-MR-95)."""
+    """Return the nodes of a map-reduce with their positions in its tree; each counted within its level (S-MR-95)."""
     counted: dict[int, int] = {}
     for node in nodes:
         node_type, level = levels.places[node.object_id]
@@ -161,34 +161,32 @@ def _in_levels(nodes: Iterable[Node], levels: Levels) -> Iterator[Node]:
 def _plan_hierarchy(
     definition: EnsembleDefinition,
     resolved: ResolvedTasks,
-    made: Mapping[str, Agent],
+    synthesized_agents: Mapping[str, Agent],
     prompts: tuple[str, str] | None,
 ) -> Planned:
     """One task, the manager's; all agents work for it (S-HIER-1)."""
-    workers = workers_of(definition, resolved.tasks, made, models=resolved.models)
+    workers = workers_of(definition, resolved.tasks, synthesized_agents, models=resolved.models)
     agents = [agent for agent, _ in workers]
     if prompts is None:
         prompts = manager_prompts(definition.manager_prompt_strategy, manager_context(agents, resolved.tasks))
     background, description = prompts
     manager, task = manager_of(definition, agents, background), task_of_manager(description)
-    places = _Places(definition, {}, resolved.models)
-    node = places.node(task, MANAGER_KEY, index=1, agent=manager)
+    maker = _NodeMaker(definition, {}, resolved.models)
+    node = maker.node(task, MANAGER_KEY, index=1, agent=manager)
     for agent, is_synthesized in workers:
-        places.agent_key(agent, is_synthesized=is_synthesized)
+        maker.agent_key(agent, is_synthesized=is_synthesized)
     plan = Plan(
         workflow=Workflow.HIERARCHICAL.value,
         nodes=(node,),
-        agents=tuple(places.entries),
+        agents=tuple(maker.entries),
         inputs=resolved.inputs,
         hierarchy=rules_of(definition),
     )
-    return Planned(
-        plan=plan, tasks={MANAGER_KEY: task}, agents=places.agents, colleagues=places.colleagues(but=manager)
-    )
+    return Planned(plan=plan, tasks={MANAGER_KEY: task}, agents=maker.agents, colleagues=maker.colleagues(but=manager))
 
 
 def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
-    """A key for each task: its name, else its position; the second of a kind gets `~2`, and so on.
+    """Return a key for each task: its name, else its position; the second of a name gets `~2`, and so on.
 
     `/` and `#` become `_`: they part the steps of an instance's path.
     """
@@ -203,22 +201,22 @@ def task_keys(tasks: Iterable[Task]) -> tuple[str, ...]:
 class _Names:
     """Gives out names, each once."""
 
-    _taken: set[str] = field(default_factory=set[str])
+    _used: set[str] = field(default_factory=set[str])
     _next: dict[str, int] = field(default_factory=dict[str, int])
 
     def take(self, wanted: str) -> str:
         name = wanted
-        while name in self._taken:
+        while name in self._used:
             # The next number is kept per name, or a thousand researchers would take half a million look-ups.
             number = self._next.get(wanted, 2)
             self._next[wanted] = number + 1
             name = f"{wanted}~{number}"
-        self._taken.add(name)
+        self._used.add(name)
         return name
 
 
-class _Places:
-    """Puts tasks into their places, and agents too, in the order of their first use (S-DOM-65)."""
+class _NodeMaker:
+    """Makes the nodes of tasks, and the entries of agents in the order of their first use (S-DOM-65)."""
 
     def __init__(self, definition: EnsembleDefinition, key_of: Mapping[str, str], models: TeamModels) -> None:
         self.entries: list[AgentEntry] = []
@@ -230,7 +228,7 @@ class _Places:
         self._names = _Names()
 
     def node(self, task: Task, key: str, *, index: int, agent: Agent | None) -> Node:
-        """The place of a task; `agent` is who does it, None for a handler task or before synthesis."""
+        """Return the node of a task; `agent` does it, None for a handler task or before synthesis."""
         role, agent_key = SYNTHESIZED, None
         if task.handler is not None:
             role = DETERMINISTIC
@@ -255,7 +253,7 @@ class _Places:
         """Whom work may be handed to; nobody where nobody may hand any on."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
-        rank = {agent: place for place, agent in enumerate(known_agents(self._definition))}
+        rank = {agent: position for position, agent in enumerate(known_agents(self._definition))}
         order = sorted(self.agents.items(), key=lambda entry: rank.get(entry[1], len(rank)))
         return tuple(
             Colleague(key=key, role=agent.role, is_streaming=_streams(agent, None, self._definition))
@@ -264,7 +262,7 @@ class _Places:
         )
 
     def agent_key(self, agent: Agent, *, is_synthesized: bool = False) -> str:
-        """The key of an agent, which takes part from now on."""
+        """Return the key of an agent, which takes part from now on."""
         key = self._agent_keys.get(agent.object_id)
         if key is not None:
             return key
@@ -286,7 +284,7 @@ class _Places:
 
 
 def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinition) -> bool:
-    """The first of agent, task and ensemble that says anything (S-STR-1)."""
+    """Return the first of agent, task and ensemble that says anything (S-STR-1)."""
     for chosen in (None if agent is None else agent.is_streaming, None if task is None else task.stream):
         if chosen is not None:
             return chosen

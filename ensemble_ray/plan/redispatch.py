@@ -1,4 +1,4 @@
-"""Which process has which order of a run, and what follows when one of them dies. Room: plan. Pure.
+"""Which process has which order of a run, and what follows when one of them dies. Package: plan. Pure.
 
 Rules:
 1. A report counts if it is of the newest dispatch of its order; each order is reported once (S-PAR-12).

@@ -1,4 +1,4 @@
-"""Agents for tasks that name none. Room: plan. The only step of planning that may call a model.
+"""Agents for tasks that name none. Package: plan. The only step of planning that may call a model.
 
 In: resolved tasks. Out: an agent per task, by the task's object id. The user's tasks stay as they are (S-DET-22).
 """
@@ -110,7 +110,7 @@ class AgentSynthesizer(ABC):
 
     @abstractmethod
     def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent | Awaitable[Agent]:
-        """The agent for that task; may be `async`."""
+        """Return the agent for that task; may be `async`."""
 
     @staticmethod
     def template() -> AgentSynthesizer:
@@ -131,8 +131,8 @@ class _TemplateSynthesizer(AgentSynthesizer):
 class _LlmSynthesizer(AgentSynthesizer):
     async def synthesize(self, task: Task, context: SynthesisContext, /) -> Agent:
         text = await self._ask(task, context)
-        given = _json_object(text)
-        role, goal, background = (_text(given.get(name)) for name in ("role", "goal", "backstory"))
+        answer = _json_object(text)
+        role, goal, background = (_text(answer.get(name)) for name in ("role", "goal", "backstory"))
         if not role or not goal:
             _log.warning("Agent synthesis for task '%s' gave no usable JSON; using the template", task.description[:80])
             return _from_template(task, context.model)
@@ -179,47 +179,47 @@ async def synthesize_agents(
     for task, key in zip(resolved.tasks, resolved.keys, strict=True):
         if task.agent is None and task.handler is None:
             waiting.setdefault(task.object_id, (task, key))
-    made: dict[str, Agent] = {}
+    agents: dict[str, Agent] = {}
     slow: dict[str, Awaitable[Agent]] = {}
     synthesizer = definition.agent_synthesizer or AgentSynthesizer.template()
     for object_id, (task, key) in waiting.items():
         model = _model_for(task, definition, shared)
         if isinstance(synthesizer, _TemplateSynthesizer):
-            made[object_id] = _fitted(_from_template(task, model), task)
+            agents[object_id] = _fitted(_from_template(task, model), task)
             continue
         dressed = model if recorded is None else recorded(effect_name(instance_of(key), 0, "synthesis"), model)
         context = SynthesisContext(model=dressed, locale=locale)
         slow[object_id] = _ask_synthesizer(synthesizer, task, context, model)
     if slow:
-        made.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
-    return _told_apart(made, definition) if resolved.workflow is Workflow.HIERARCHICAL else made
+        agents.update(zip(slow, await _all(slow.values(), cap=definition.max_parallel_tasks), strict=True))
+    return _number_roles(agents, definition) if resolved.workflow is Workflow.HIERARCHICAL else agents
 
 
-def _told_apart(made: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
-    """The same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
+def _number_roles(agents: Mapping[str, Agent], definition: EnsembleDefinition) -> Mapping[str, Agent]:
+    """Return the same agents, those whose role another worker has numbered from ` 2` on (S-DET-26).
 
     The roles that the user wrote stay as they are, and the manager's is left to the manager.
     """
-    known = known_agents(definition)
-    taken = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in known)}
+    declared = known_agents(definition)
+    used = {spoken_role(MANAGER_ROLE), *(spoken_role(agent.role) for agent in declared)}
     # An agent that a synthesizer gave to several tasks, or took from the ensemble, is one worker.
-    workers = {agent.object_id: agent for agent in known}
+    workers = {agent.object_id: agent for agent in declared}
     numbers: dict[str, int] = {}
-    for agent in made.values():
+    for agent in agents.values():
         if agent.object_id in workers:
             continue
         role, number = agent.role, numbers.get(agent.role, 1)
-        while spoken_role(role) in taken:
+        while spoken_role(role) in used:
             number += 1
             role = f"{agent.role} {number}"
         numbers[agent.role] = number
-        taken.add(spoken_role(role))
+        used.add(spoken_role(role))
         workers[agent.object_id] = agent if role == agent.role else agent.rewritten(role=role)
-    return {object_id: workers[agent.object_id] for object_id, agent in made.items()}
+    return {object_id: workers[agent.object_id] for object_id, agent in agents.items()}
 
 
 def _model_for(task: Task, definition: EnsembleDefinition, shared: ChatModel | None) -> ChatModel:
-    """The task's own model, else the ensemble's under the task's limit, else the ensemble's under its own (S-DET-20)."""
+    """Return the task's own model, else the ensemble's under the task's limit, else the ensemble's own (S-DET-20)."""
     if task.llm is not None:
         return task.llm
     if definition.llm is None or shared is None:
@@ -247,7 +247,7 @@ async def _ask_synthesizer(synthesizer: object, task: Task, context: SynthesisCo
 
 
 def _fitted(agent: Agent, task: Task) -> Agent:
-    """The agent with the tools and the limit that the task asks for (S-DET-21)."""
+    """Return the agent with the tools and the limit that the task asks for (S-DET-21)."""
     changes: dict[str, object] = {}
     if task.tools:
         changes["tools"] = task.tools
@@ -259,13 +259,13 @@ def _fitted(agent: Agent, task: Task) -> Agent:
 
 async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
     """All results in order, at most `cap` asked at the same time; the first failure ends the others."""
-    places = nullcontext() if cap is None else asyncio.Semaphore(cap)
+    slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
-    async def in_place(call: Awaitable[Agent]) -> Agent:
-        async with places:
+    async def in_slot(call: Awaitable[Agent]) -> Agent:
+        async with slots:
             return await call
 
-    asked = [asyncio.ensure_future(in_place(call)) for call in calls]
+    asked = [asyncio.ensure_future(in_slot(call)) for call in calls]
     try:
         return await asyncio.gather(*asked)
     except BaseException:
@@ -291,7 +291,7 @@ def _role_of(description: str) -> str:
 
 
 def _json_object(text: str) -> Mapping[str, object]:
-    """The first JSON object in a text, fences and words around it ignored; {} when there is none."""
+    """Return the first JSON object in a text, fences and words around it ignored; {} when there is none."""
     found = find_json(whole_json(text), _OBJECT)
     return {} if found is None else cast("Mapping[str, object]", found.value)
 

@@ -1,4 +1,4 @@
-"""Variables in task texts: `{name}`. Room: plan. Pure but for DEBUG lines.
+"""Variables in task texts: `{name}`. Package: plan. Pure but for DEBUG lines.
 
 Rules: one pass, so a value that looks like a variable stays what it is (S-TPL-7); `{{name}}` is the text `{name}`
 (S-TPL-2); braces around anything but a name are text (S-TPL-1).

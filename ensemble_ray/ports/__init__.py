@@ -176,7 +176,7 @@ class SpendingAccount(Protocol):
         """
         ...
 
-    def settle(self, claim: str, spent: Amount = ...) -> None:
+    def charge(self, claim: str, spent: Amount = ...) -> None:
         """A request is over and cost so much, nothing by default; never waits."""
         ...
 

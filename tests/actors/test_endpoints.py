@@ -6,18 +6,18 @@ import asyncio
 
 from ensemble_ray.actors.link.endpoints import EndpointBoard
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
-from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
+from ensemble_ray.limits.endpoints import EndpointUpdate, process_endpoints
 
 HOME = "http://h/v1 m"
-FAILED = EndpointNews(endpoint=HOME, kind="failed", text="HTTP 503")
+FAILED = EndpointUpdate(endpoint=HOME, category="failed", text="HTTP 503")
 
 
 async def is_open(process: Process) -> bool:
     """Whether the endpoint's breaker is open in that process, however long its news were on their way."""
 
     def asked(_: object) -> bool:
-        line = process_endpoints()._lines.get(HOME)
-        return line is not None and line.breaker.is_open
+        endpoint = process_endpoints()._endpoints.get(HOME)
+        return endpoint is not None and endpoint.breaker.is_open
 
     found: bool = await process.handle.__ray_call__.remote(asked)
     return found
@@ -39,7 +39,7 @@ async def test_news_reach_all_processes_but_the_one_that_told_when_an_endpoint_f
     late = pool.claim()
     await until_all([heard, late], are_open=True)
     assert not await is_open(told)
-    pool.broadcast(EndpointNews(endpoint=HOME, kind="answered"), source=told.name)
+    pool.broadcast(EndpointUpdate(endpoint=HOME, category="answered"), source=told.name)
     await until_all([heard, late], are_open=False)
     for process in (told, heard, late):
         pool.put_back(process, keep=False)
@@ -50,8 +50,8 @@ def test_only_failures_that_count_are_kept_when_time_passes() -> None:
     board = EndpointBoard()
     for at in range(8):
         board.note(FAILED, at)
-    board.note(EndpointNews(endpoint=HOME, kind="refused"), 8)
+    board.note(EndpointUpdate(endpoint=HOME, category="refused"), 8)
     assert len(list(board.current(8))) == 5
     assert len(list(board.current(65))) == 2
-    board.note(EndpointNews(endpoint=HOME, kind="answered"), 9)
+    board.note(EndpointUpdate(endpoint=HOME, category="answered"), 9)
     assert not list(board.current(9))

@@ -14,7 +14,8 @@ import ray.exceptions
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
-from ensemble_ray.limits.desk import Acquire, Dismissed, Granted
+from ensemble_ray.limits.limiter_service import Acquire
+from ensemble_ray.limits.steps import Dismiss, Grant, Requested
 from ensemble_ray.values.ids import new_object_id
 
 #: Longest time to wait for what must come, s.
@@ -85,18 +86,17 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
     limiter, bucket, limit = spawn.rate_limiter(), new_object_id(), RateLimit.of(1, 3600.0)
 
     def acquire(holder: str, waiter: str) -> Any:
-        return limiter.receive.remote(
-            Acquire(bucket=bucket, limit=limit, holder=holder, waiter=waiter, timeout_s=PATIENCE_S)
-        )
+        request = Requested(holder=holder, waiter=waiter, timeout_s=PATIENCE_S)
+        return limiter.receive.remote(Acquire(bucket=bucket, limit=limit, request=request))
 
-    assert isinstance(await acquire("other", "other/0"), Granted)
+    assert isinstance(await acquire("other", "other/0"), Grant)
     waiting = acquire(busy.name, f"{busy.name}/0")
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     async with asyncio.timeout(PATIENCE_S):
         await told.wait()
         await asyncio.gather(*pool._watches)
-        assert await waiting == Dismissed()
+        assert await waiting == Dismiss(waiter=f"{busy.name}/0")
     ((dead, error),) = deaths
     assert dead is busy
     assert isinstance(error, ray.exceptions.RayActorError)

@@ -1,4 +1,4 @@
-"""The cluster's rate limiter as a `Site` of the limiter contract: its desk lives in an actor whose time the test moves."""
+"""The cluster's rate limiter as a `Site` of the limiter contract: its service lives in an actor whose time the test moves."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.actors.spawn import actor_class
-from ensemble_ray.limits.desk import LimiterDesk, Message, Reply
 from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.limits.limiter_service import LimiterService, Message, Reply
 from ensemble_ray.testing import ManualClock
 
 
@@ -27,9 +27,9 @@ class TimedRateLimiter(RateLimiter):
         self._unanswered = 0
 
     async def begin(self) -> None:
-        """An empty desk at the beginning of time."""
+        """An empty service at the beginning of time."""
         self._clock = ManualClock(0.0)
-        self._permits = LimiterDesk(clock=self._clock)
+        self._permits = LimiterService(clock=self._clock)
 
     async def receive(self, message: Message) -> Reply:
         self._unanswered += 1
@@ -67,9 +67,9 @@ class CountingLine(RemoteLimiter):
 
 
 class RaySite:
-    """`LeasingLimiter` over `RemoteLimiter`: two holders at the desk in an actor."""
+    """`LeasingLimiter` over `RemoteLimiter`: two holders at the service in an actor."""
 
-    #: one process for all tests; each begins with an empty desk
+    #: one process for all tests; each begins with an empty service
     _actor: Any = None
 
     def __init__(self) -> None:

@@ -11,8 +11,8 @@ from typing import Protocol
 import pytest
 
 from ensemble_ray.errors import RateLimitTimeoutError
-from ensemble_ray.limits.desk import LimiterDesk
 from ensemble_ray.limits.lease import LeasingLimiter
+from ensemble_ray.limits.limiter_service import LimiterService
 from ensemble_ray.limits.local_limiter import LocalLimiter
 from ensemble_ray.ports import Limiter
 from ensemble_ray.testing import ManualClock
@@ -74,13 +74,13 @@ class LocalSite(_OneLoop):
 
 
 class LeasingSite(_OneLoop):
-    """`LeasingLimiter`: two holders at one desk."""
+    """`LeasingLimiter`: two holders at one service."""
 
     def __init__(self) -> None:
         super().__init__()
-        desk = LimiterDesk(clock=self.clock)
-        self.one = LeasingLimiter(desk.receive, holder="one", clock=self.clock)
-        self.two = LeasingLimiter(desk.receive, holder="two", clock=self.clock)
+        service = LimiterService(clock=self.clock)
+        self.one = LeasingLimiter(service.receive, holder="one", clock=self.clock)
+        self.two = LeasingLimiter(service.receive, holder="two", clock=self.clock)
 
     async def close(self) -> None:
         await self.one.close()

@@ -35,8 +35,8 @@ def listen(path: str, endpoint: str) -> str:
     """Tell that this agent is at work, and come back when its process has heard that the endpoint fails."""
 
     def is_open() -> bool:
-        line = process_endpoints()._lines.get(endpoint)
-        return line is not None and line.breaker.is_open
+        found = process_endpoints()._endpoints.get(endpoint)
+        return found is not None and found.breaker.is_open
 
     usual, breaker.FIRST_OPEN_S = breaker.FIRST_OPEN_S, OPEN_S
     try:

@@ -1,4 +1,4 @@
-"""`ensemble-ray cancel`: end a run, wherever it runs. Room: cli."""
+"""`ensemble-ray cancel`: end a run, wherever it runs. Package: cli."""
 
 from __future__ import annotations
 

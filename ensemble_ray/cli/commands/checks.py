@@ -1,4 +1,4 @@
-"""What `doctor` looks at. Room: cli. Each check gives findings; none raises, none changes anything that stays."""
+"""What `doctor` looks at. Package: cli. Each check gives findings; none raises, none changes anything that stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 from urllib.parse import unquote, urlsplit
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.private_files import exposed_bits
@@ -70,7 +70,7 @@ Check = Callable[[], Iterator[Finding]]
 
 
 def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
-    """The checks in order, quick ones first."""
+    """Return the checks in order, quick ones first."""
     checks: list[Check] = [check_python, check_packages, check_records, check_store, check_embedded, check_endpoint]
     if llm is not None:
         checks.append(lambda: check_model(llm))
@@ -80,7 +80,7 @@ def all_checks(*, llm: str | None, with_ray: bool) -> Sequence[Check]:
 
 
 def check_python() -> Iterator[Finding]:
-    """The interpreter."""
+    """Check the interpreter."""
     detail = f"{sys.version.split()[0]} ({sys.executable})"
     if sys.version_info >= _OLDEST_PYTHON:
         yield Finding(name="Python", state="ok", detail=detail)
@@ -90,7 +90,7 @@ def check_python() -> Iterator[Finding]:
 
 
 def check_packages() -> Iterator[Finding]:
-    """What the package needs, as its own metadata says."""
+    """Check what the package needs, as its own metadata says."""
     try:
         required = importlib.metadata.requires("ensemble-ray") or []
         own = importlib.metadata.version("ensemble-ray")
@@ -132,7 +132,7 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def check_records() -> Iterator[Finding]:
-    """The directory where runs are recorded: writable, and not full."""
+    """Check the directory where runs are recorded: writable, and not full."""
     home = home_directory()
     advice = "Choose another: export ENSEMBLE_RAY_HOME=DIRECTORY"
     try:
@@ -155,7 +155,7 @@ def check_records() -> Iterator[Finding]:
 
 
 def check_store() -> Iterator[Finding]:
-    """The database of `ENSEMBLE_RAY_STORE`: whether runs can be recorded there. Nothing is made; no password is shown."""
+    """Check whether runs can be recorded in the database of `ENSEMBLE_RAY_STORE`. Nothing is made; no password is shown."""
     import asyncio
 
     from ensemble_ray.errors import RecordError, ValidationError
@@ -177,12 +177,12 @@ def check_store() -> Iterator[Finding]:
         advice = "Check ENSEMBLE_RAY_STORE, the server, and the rights of its user there"
         yield Finding(name="Store", state="failed", detail=message_of(error), advice=advice)
     else:
-        what = "the first run makes its tables" if runs is None else counted(runs, "run")
+        what = "the first run makes its tables" if runs is None else count_noun(runs, "run")
         yield Finding(name="Store", state="ok", detail=f"{database.place} answers, {what}")
 
 
 def check_embedded() -> Iterator[Finding]:
-    """The embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
+    """Check the embedded model: its engine and its weights. It is an extra, so that its absence is no failure."""
     from ensemble_ray.llm.local_engine.weights import find_weights
 
     if importlib.util.find_spec("xllamacpp") is None:
@@ -201,7 +201,7 @@ def check_embedded() -> Iterator[Finding]:
 
 
 def check_endpoint() -> Iterator[Finding]:
-    """The endpoint of `openai:` models: does it answer, does it take the key. Costs no tokens."""
+    """Check whether the endpoint of `openai:` models answers and takes the key. Costs no tokens."""
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.llm.openai import OpenAIChatModel
 
@@ -242,8 +242,8 @@ def _asked(url: str, key: str) -> Finding:
     if parts.username is not None:
         user = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
         headers = {"Authorization": f"Basic {b64encode(user.encode()).decode()}"}
-    place = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
-    request = urllib.request.Request(f"{place}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
+    endpoint = url.replace(parts.netloc, parts.netloc.rpartition("@")[2], 1)
+    request = urllib.request.Request(f"{endpoint}/models", headers=headers)  # noqa: S310  OpenAIChatModel takes http and https only
     try:
         with urllib.request.build_opener(_NoRedirects).open(request, timeout=_ENDPOINT_TIMEOUT_S):
             return Finding(name="Endpoint", state="ok", detail=f"{shown} answers{' and takes the key' if key else ''}")
@@ -274,7 +274,7 @@ def _asked(url: str, key: str) -> Finding:
 
 
 def check_model(llm: str) -> Iterator[Finding]:
-    """That very model: it is asked for one word."""
+    """Check that very model: ask it for one word."""
     import asyncio
     import time
 
@@ -294,7 +294,7 @@ def check_model(llm: str) -> Iterator[Finding]:
 
 
 def check_ray_token() -> Iterator[Finding]:
-    """The file with the token of local Ray instances: who knows it can run programs in them."""
+    """Check the file with the token of local Ray instances: who knows it can run programs in them."""
     path = token_file()
     if path is None:
         yield Finding(name="Ray's token", state="ok", detail="RAY_AUTH_TOKEN")
@@ -315,7 +315,7 @@ def check_ray_token() -> Iterator[Finding]:
 
 
 def check_ray() -> Iterator[Finding]:
-    """A run of one task on Ray, in a process of its own, so that a hanging start can be ended."""
+    """Check a run of one task on Ray, in a process of its own, so that a hanging start can be ended."""
     with tempfile.TemporaryDirectory(prefix="ensemble-ray-doctor-") as home:
         command = [
             sys.executable,

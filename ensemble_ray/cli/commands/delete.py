@@ -1,4 +1,4 @@
-"""`ensemble-ray delete` and `prune`: remove records of runs. Room: cli."""
+"""`ensemble-ray delete` and `prune`: remove records of runs. Package: cli."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray doctor`: is everything here that a run needs, and what to do where not. Room: cli."""
+"""`ensemble-ray doctor`: is everything here that a run needs, and what to do where not. Package: cli."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def doctor(
 
 
 def finding_lines(finding: Finding) -> list[str]:
-    """A finding as text."""
+    """Return a finding as text."""
     lines = [f"{_MARKS[finding.state]}  {finding.name:<15} {finding.detail}"]
     if finding.advice:
         lines.append(f"      {'':<15} -> {finding.advice}")

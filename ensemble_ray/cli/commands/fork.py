@@ -1,4 +1,4 @@
-"""`ensemble-ray fork`: a new run that uses what another one recorded. Room: cli."""
+"""`ensemble-ray fork`: a new run that uses what another one recorded. Package: cli."""
 
 from __future__ import annotations
 
@@ -56,19 +56,19 @@ def fork(
     from ensemble_ray.record.run_head import read_head
     from ensemble_ray.recovery.forking import accept_fork, offer_fork
 
-    given = read_inputs(inputs or (), inputs_file)
+    values = read_inputs(inputs or (), inputs_file)
     store = own_store()
     found = run_blocking(store.find(run))
     head = run_blocking(read_head(store, found.run_id))
     team = recorded_team(head) if target is None else load_ensemble(target)
     chosen = runtime_of(runtime, head)
-    offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=given, runtime=chosen))
-    told = "\n".join([*input_warnings(inputs or (), offer.ensemble, given), *_told(offer)])
+    offer = run_blocking(offer_fork(found.run_id, from_task, team, inputs=values, runtime=chosen))
+    text = "\n".join([*input_warnings(inputs or (), offer.ensemble, values), *_describe_offer(offer)])
     if dry_run:
-        show(told)
+        show(text)
         return FINE
     if not quiet:
-        say(told)
+        say(text)
     title = f"fork of {found.run_id}" + (f" ({Path(found.origin).name})" if found.origin else "") + f" on {chosen}"
     return show_run(
         lambda listener: run_blocking(
@@ -80,16 +80,16 @@ def fork(
     )
 
 
-def _told(offer: ForkOffer) -> list[str]:
+def _describe_offer(offer: ForkOffer) -> list[str]:
     lines = [f"Fork of run {offer.run_id} from task '{offer.from_task}'"]
-    lines += _listed("Used as recorded", offer, offer.plan.reused)
-    lines += _listed("Done again", offer, offer.plan.again)
+    lines += _list_tasks("Used as recorded", offer, offer.plan.reused)
+    lines += _list_tasks("Done again", offer, offer.plan.again)
     if offer.differences:
         lines += ["Defined otherwise now, though used:", *(f"  {each}" for each in offer.differences)]
     return lines
 
 
-def _listed(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
+def _list_tasks(title: str, offer: ForkOffer, keys: Sequence[str]) -> list[str]:
     if not keys:
         return [f"{title}: nothing"]
     width = max(map(len, keys))

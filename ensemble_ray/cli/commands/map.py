@@ -1,4 +1,4 @@
-"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together. Room: cli.
+"""`ensemble-ray map`: ask the same of every item of a file, and bring the answers together. Package: cli.
 
 In: items, prompts, numbers. Out: rows in a file, a text, or what would be done. What the command says is recorded with its
 run, so that `resume` goes on with it.
@@ -131,14 +131,14 @@ def map_items(
     Exit codes: 0 all items were done, 1 the run failed or spent its budget, 2 the command or the items are wrong,
     3 items failed and were left out, 130 interrupted.
     """
-    given: dict[str, object | None] = {
+    parameters: dict[str, object | None] = {
         "items": items, "retry_dead": retry_dead, "prompt": prompt, "ensemble": ensemble, "reduce": reduce,
         "output": output, "dead_letters": dead_letters, "model": model, "chunk_size": chunk_size,
         "token_budget": token_budget, "mode": None if mode is None else mode.value, "ordered": ordered or None,
         "concurrency": concurrency, "replicas": replicas, "input_rate": input_rate, "output_rate": output_rate,
         "on_item_error": None if on_item_error is None else on_item_error.value, "limit": limit,
     }  # fmt: skip
-    options = {name: value for name, value in given.items() if value is not None}
+    options = {name: value for name, value in parameters.items() if value is not None}
     _check(options, is_dry=dry_run)
     if dry_run:
         return _dry_run(options, as_json=as_json)
@@ -172,8 +172,8 @@ def _check(options: dict[str, object], *, is_dry: bool) -> None:
         raise ValidationError("--input-rate and --output-rate are given both: money per million tokens of each kind")
 
 
-def _made(options: dict[str, object], run_id: str) -> MapTeam:
-    """The definition; its first item has been looked at, and standard input has been copied.
+def _make_team(options: dict[str, object], run_id: str) -> MapTeam:
+    """Return the definition; its first item has been read, and standard input has been copied.
 
     Raises:
         ValidationError: something is wrong with the options, there are no items, or the first one lacks a field.
@@ -202,7 +202,7 @@ def _dry_run(options: dict[str, object], *, as_json: bool) -> int:
 
     run_id = new_run_id()
     try:
-        found = estimate(_made(options, run_id))
+        found = estimate(_make_team(options, run_id))
     finally:
         forget_items(run_id)
     if as_json:
@@ -229,7 +229,7 @@ def _run(
 
     run_id = run_id or new_run_id()
     budget = budget_options(max_tokens, max_cost)
-    team = _made(options, run_id)
+    team = _make_team(options, run_id)
     name = Path(str(options.get("items") or options.get("retry_dead") or options.get("ensemble"))).name
     where = runtime.value if runtime else Settings.from_environment().runtime
     return carry_out(

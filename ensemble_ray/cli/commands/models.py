@@ -1,4 +1,4 @@
-"""`ensemble-ray models`: models on this machine. Room: cli."""
+"""`ensemble-ray models`: models on this machine. Package: cli."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray plan`: what would run, in which order; no model is called. Room: cli.
+"""`ensemble-ray plan`: what would run, in which order; no model is called. Package: cli.
 
 In: a team and its inputs. Out: tasks by level or a manager with its tasks, agents with tools and models, inputs that are missing.
 """
@@ -12,7 +12,7 @@ import typer
 
 from ensemble_ray.cli.commands.run import Inputs, InputsFile, Llm, Target, Workflow
 from ensemble_ray.cli.view.plan_delegation import delegation_data, manager_data, manager_lines, peer_lines
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.cli.view.terminal import one_line, say, show, show_json
 
 if TYPE_CHECKING:
@@ -45,21 +45,21 @@ def plan(
     from ensemble_ray.loader import load_runnable
     from ensemble_ray.recovery.resuming import planned_form
 
-    given = read_inputs(inputs or (), inputs_file)
+    values = read_inputs(inputs or (), inputs_file)
     loaded = load_runnable(target, llm=llm, needs_keys=False)
     if isinstance(loaded, MapDefinition) and not getattr(loaded, "is_planned", False):
-        told = map_reduce_data(loaded)
+        data = map_reduce_data(loaded)
         if as_json:
-            show_json(told)
+            show_json(data)
         else:
-            show("\n".join(map_reduce_lines(target, told)))
+            show("\n".join(map_reduce_lines(target, data)))
         return
     ensemble = planned_form(loaded)
     if workflow is not None:
         ensemble = ensemble.replace(workflow=workflow.value)
-    for line in input_warnings(inputs or (), ensemble, given):
+    for line in input_warnings(inputs or (), ensemble, values):
         say(line)
-    data = plan_data(ensemble, given)
+    data = plan_data(ensemble, values)
     if as_json:
         show_json(data)
     else:
@@ -67,7 +67,7 @@ def plan(
 
 
 def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any]:
-    """The plan as JSON data; a variable without a value stays in the texts.
+    """Return the plan as JSON data; a variable without a value stays in the texts.
 
     Raises:
         ValidationError: the team cannot run.
@@ -90,7 +90,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
         "error_strategy": plan.error_strategy,
         "max_parallel_tasks": plan.max_parallel_tasks,
         "levels": [] if manager else [[node.key for node in level] for level in levels_of(plan)],
-        "tasks": [_given(task, keys, ensemble, planned) for task in resolved.tasks]
+        "tasks": [_describe_task(task, keys, ensemble, planned) for task in resolved.tasks]
         if manager
         else [_task(node, ensemble) for node in plan.nodes],
         "agents": [_agent(key, planned, ensemble) for key in planned.agents if not (manager and key == MANAGER_KEY)],
@@ -121,7 +121,7 @@ def levels_of(plan: Plan) -> list[list[Node]]:
 
 def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
     task = next(each for each in ensemble.tasks if each.object_id == node.object_id)
-    made = node.agent_key is None and task.handler is None
+    is_synthesized = node.agent_key is None and task.handler is None
     return {
         "key": node.key,
         "agent": node.agent_key,
@@ -129,15 +129,15 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
         "description": node.description,
         "expected_output": node.expected_output,
         "context": list(node.context),
-        "model": _model(task.llm or ensemble.llm) if made else None,
-        "tools": _names(task.tools) if made else [],
+        "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
+        "tools": _names(task.tools) if is_synthesized else [],
         "streams": node.is_streaming,
     }
 
 
-def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
-    """A task that a manager is given; who does it is its choice, and the task's agent a suggestion."""
-    made = task.agent is None
+def _describe_task(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
+    """Return the lines of a manager's task; who does it is its choice, and the task's agent a suggestion."""
+    is_synthesized = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
     return {
         "key": keys[task.object_id],
@@ -146,8 +146,8 @@ def _given(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Pla
         "description": task.description,
         "expected_output": task.expected_output,
         "context": [keys[entry.object_id] for entry in task.context if entry.object_id in keys],
-        "model": _model(task.llm or ensemble.llm) if made else None,
-        "tools": _names(task.tools) if made else [],
+        "model": _model(task.llm or ensemble.llm) if is_synthesized else None,
+        "tools": _names(task.tools) if is_synthesized else [],
         "streams": False,
     }
 
@@ -185,13 +185,13 @@ def _names(tools: Sequence[object]) -> list[str]:
 
 
 def plan_lines(target: str, data: Mapping[str, Any]) -> list[str]:
-    """The plan as text."""
+    """Return the plan as text."""
     tasks = {task["key"]: task for task in data["tasks"]}
     cap = data["max_parallel_tasks"]
     rules = f"at most {cap} at a time, {data['error_strategy']}" if cap else data["error_strategy"]
     parallel = f" ({rules})" if data["workflow"] == "parallel" else ""
     lines = [
-        f"{target}: {data['workflow']}{parallel}, {counted(len(tasks), 'task')}, {counted(len(data['agents']), 'agent')}"
+        f"{target}: {data['workflow']}{parallel}, {count_noun(len(tasks), 'task')}, {count_noun(len(data['agents']), 'agent')}"
     ]
     if data["manager"]:
         lines += manager_lines(data["manager"], data["delegation"])

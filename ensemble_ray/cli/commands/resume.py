@@ -1,4 +1,4 @@
-"""`ensemble-ray resume`: go on with a recorded run. Room: cli."""
+"""`ensemble-ray resume`: go on with a recorded run. Package: cli."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def resume(
 
 
 def recorded_team(head: RunHead) -> Runnable | None:
-    """The team as it stands today where the run began; None where only a program has it.
+    """Return the team as it stands today where the run began; None where only a program has it.
 
     Raises:
         ValidationError: there is no such place any more, or what stands there is wrong.

@@ -1,4 +1,4 @@
-"""`ensemble-ray run`: run a team and print what it gave. Room: cli."""
+"""`ensemble-ray run`: run a team and print what it gave. Package: cli."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def run(
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.loader import load_runnable
 
-    given = read_inputs(inputs or (), inputs_file)
+    values = read_inputs(inputs or (), inputs_file)
     ensemble = load_runnable(target, llm=llm)
     if workflow is not None:
         if not isinstance(ensemble, Ensemble):
@@ -139,16 +139,16 @@ def run(
         chosen = {**ensemble.source.overrides, "workflow": workflow.value}
         ensemble = ensemble.replace(workflow=workflow.value).with_origin(ensemble.origin or target, chosen)
     if isinstance(ensemble, Ensemble):  # the texts of a map-reduce are made of its items
-        check_inputs(ensemble, given)
+        check_inputs(ensemble, values)
     if not quiet:
-        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, given):
+        for line in input_warnings(inputs or (), ensemble if isinstance(ensemble, Ensemble) else None, values):
             say(line)
     from ensemble_ray.process.config import Settings
 
     title = f"{Path(target).name} on {runtime.value if runtime else Settings.from_environment().runtime}"
     return carry_out(
         ensemble,
-        given,
+        values,
         runtime=runtime,
         run_id=run_id,
         options=budget_options(max_tokens, max_cost),
@@ -160,7 +160,7 @@ def run(
 
 
 def budget_options(max_tokens: int | None, max_cost: float | None) -> RunOptions | None:
-    """The options of a run with that budget; None where none was given.
+    """Return the options of a run with that budget; None where there is none.
 
     Raises:
         ValidationError: one is not above 0.
@@ -233,9 +233,9 @@ def show_run(
     watched = _Watched()
     try:
         output, is_cancelled = watched.result(begin, view.display)
-        view.ended(watched.run, output)
+        view.finish(watched.run, output)
     except EnsembleError as error:
-        view.ended(watched.run)
+        view.finish(watched.run)
         _show_failed(error, watched.run_id, view, trace)
         raise
     is_cancelled = is_cancelled or output.exit_reason.value == "cancelled"  # from elsewhere
@@ -244,17 +244,17 @@ def show_run(
     if as_json:
         show_json(_as_data(view, output))
     elif not is_cancelled:
-        text = view.text(output)
+        text = view.to_text(output)
     if text is not None:
         show_answer(text)
     if not view.is_quiet:
         if is_terminal() and text is not None:
             say("")
-        say("\n".join(view.summary(output)))
+        say("\n".join(view.summarize(output)))
         if not output.is_complete:
             say(f"The run ended early: {output.exit_reason.value}")
         say_where(str(output.run_id))
-    code = INTERRUPTED if is_cancelled else view.code(output)
+    code = INTERRUPTED if is_cancelled else view.exit_code(output)
     return code if is_traced or code != FINE else FAILED
 
 
@@ -267,7 +267,7 @@ def _show_failed(error: EnsembleError, run_id: str | None, view: RunView, trace:
         return
     _write_trace(error.trace, trace)
     if not view.is_quiet:
-        say("\n".join(view.summary(None)))
+        say("\n".join(view.summarize(None)))
         say_where(run_id)
 
 
@@ -286,13 +286,13 @@ class _Watched:
     def result(
         self, begin: Callable[[EnsembleListener], Run | MapReduceRun], display: Display
     ) -> tuple[EnsembleOutput, bool]:
-        """The output, and whether it was interrupted: the first Ctrl-C ends the run, the second one the process."""
+        """Return the output, and whether it was interrupted: the first Ctrl-C ends the run, the second the process."""
         with display, _terminable():
             display.note("starting the runtime")
             try:
-                with display.held():
+                with display.hold():
                     self.run = begin(display.listener)
-                    display.is_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
+                    display.add_recorded(self.run.recorded_tasks, items=self.run.recorded_items)
                 return self.run.result(), False
             except KeyboardInterrupt:
                 begun = self.run
@@ -317,11 +317,11 @@ def _terminable() -> Generator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    earlier = signal.signal(signal.SIGTERM, interrupt)
+    previous = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, earlier)
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
@@ -329,7 +329,7 @@ def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
     from ensemble_ray.process.loop import run_blocking
 
     found = run_blocking(own_store().summary(str(output.run_id)))
-    return {**view.data(output), "record": None if found is None else found.place}
+    return {**view.to_data(output), "record": None if found is None else found.place}
 
 
 def _unwritable(file: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""`ensemble-ray runs`: the recorded runs, newest first. Room: cli."""
+"""`ensemble-ray runs`: the recorded runs, newest first. Package: cli."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def runs(
     return FAILED if damaged else FINE
 
 
-def states_of(given: Sequence[str]) -> set[str]:
-    """The states that were named.
+def states_of(names: Sequence[str]) -> set[str]:
+    """Return the states that were named.
 
     Raises:
         ValidationError: one of them is none.
@@ -87,11 +87,11 @@ def states_of(given: Sequence[str]) -> set[str]:
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.values.outputs import RunState
 
-    known = [state.value for state in RunState]
-    for state in given:
-        if state.lower() not in known:
-            raise ValidationError(f"--state: unknown state '{state}'. Known: [{', '.join(known)}]")
-    return {state.lower() for state in given}
+    states = [state.value for state in RunState]
+    for state in names:
+        if state.lower() not in states:
+            raise ValidationError(f"--state: unknown state '{state}'. Known: [{', '.join(states)}]")
+    return {state.lower() for state in names}
 
 
 def _list(shown: Sequence[RunSummary], done: Sequence[_Done]) -> None:

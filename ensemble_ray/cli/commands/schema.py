@@ -1,4 +1,4 @@
-"""`ensemble-ray schema`: the JSON Schema of team files. Room: cli."""
+"""`ensemble-ray schema`: the JSON Schema of team files. Package: cli."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def schema() -> None:
 
 
 def schema_text() -> str:
-    """The schema as it is published."""
+    """Return the schema as it is published."""
     import json  # the help does not need them
 
     from ensemble_ray.loader.json_schema import team_schema

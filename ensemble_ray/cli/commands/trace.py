@@ -1,4 +1,4 @@
-"""`ensemble-ray trace`: a recorded run as a tree. Room: cli."""
+"""`ensemble-ray trace`: a recorded run as a tree. Package: cli."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
 
 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
-    """A fed run as its record tells of it."""
+    """Return what the record of a map-reduce run holds."""
     from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
     from ensemble_ray.values.outputs import RunState
 
@@ -121,7 +121,7 @@ async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedVie
 
 
 async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool) -> list[Fact]:
-    """The facts of the run as a whole, and of one task with what it handed on.
+    """Return the facts of the run as a whole, and of one task with what it delegated.
 
     Raises:
         ValidationError: nothing is recorded of such a task.
@@ -130,14 +130,14 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     from ensemble_ray.values.ids import RUN, task_instance
 
     facts: list[Fact] = []
-    is_known = False
+    is_found = False
     async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
             key = task_instance(fact.name).rpartition("#")[0]
             if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
                 facts.append(fact)
-                is_known |= key == task
-    if not is_known:
+                is_found |= key == task
+    if not is_found:
         raise ValidationError(f"Run '{run_id}' has recorded nothing of a task '{task}'")
     return facts
 

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Room: cli."""
+"""`ensemble-ray demo`: a team of agents reads real text with a real model on this machine. Package: cli."""
 
 from __future__ import annotations
 
@@ -47,20 +47,20 @@ def demo(
     from ensemble_ray.cli.demo_team import demo_team
     from ensemble_ray.cli.view.run_view import RunView
 
-    made = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
+    prepared = demo_team(files or (), chunks=chunks, llm=llm, threads=_threads())
     if crash:
         from ensemble_ray.cli.demo.crash import crash_and_resume
 
         options = ["--chunks", str(chunks), "--runtime", runtime.value, "--llm", llm, *map(str, files or ())]
-        slots = made.team.max_parallel_tasks or chunks
-        return crash_and_resume(options, run_id=run_id, passages=len(made.selection.passages), slots=slots)
+        slots = prepared.team.max_parallel_tasks or chunks
+        return crash_and_resume(options, run_id=run_id, passages=len(prepared.selection.passages), slots=slots)
     if not quiet:
-        _introduce(made.selection, is_own=not files, llm=llm, runtime=runtime)
-    _warm_up(made.reader)
+        _introduce(prepared.selection, is_own=not files, llm=llm, runtime=runtime)
+    _warm_up(prepared.reader)
     title = f"demo on {runtime.value}"
-    passages = made.selection.passages
+    passages = prepared.selection.passages
     view = RunView(title, is_quiet=quiet, render=lambda output: render_digest(passages, output))
-    return carry_out(made.team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
+    return carry_out(prepared.team, {}, runtime=runtime, run_id=run_id, title=title, view=view)
 
 
 def _threads() -> int | None:

@@ -1,4 +1,4 @@
-"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Room: cli.
+"""`ensemble-ray demo --crash`: the demo is killed half-way and resumed; its record shows what was asked when. Package: cli.
 
 The demo runs as a program of its own, in a session of its own, and all of that session is killed at once. What is
 shown of it comes from the record alone, and from commands that anybody can give.
@@ -62,13 +62,13 @@ class Comparison:
         )
 
     def table(self) -> str:
-        """A line for each model call, and the sums."""
+        """Return a line for each model call, and the sums."""
         answered = {fact.name for fact in self.before}
         rows = [("model call", "before the kill", "after it")]
         rows += [(_call_of(fact), _latency_of(fact), "-") for fact in self.before]
         for fact in self.asked_after:
-            earlier = "answered" if fact.name in answered else "-"
-            rows += [(_call_of(fact), earlier, _latency_of(fact))]
+            before = "answered" if fact.name in answered else "-"
+            rows += [(_call_of(fact), before, _latency_of(fact))]
         rows.append(("answered", str(len(self.before)), str(len(self.asked_after))))
         rows.append(("on their way in the kill, so asked twice", "", f"at most {self.most_in_flight}"))
         rows.append(("asked again though answered", "", str(len(self.asked_again))))
@@ -101,7 +101,7 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     """
     run_id = run_id or f"demo-{new_run_id()[:8]}"
     half = max(1, passages // 2)
-    answers = _killed_at(half, options, run_id)
+    answers = _kill_at(half, options, run_id)
     if answers is None:
         return FAILED
     say(f"\nKilled with SIGKILL: the demo and all that it started, when {len(answers)} model calls were answered.")
@@ -120,8 +120,8 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     return FINE if compared.is_kept else FAILED
 
 
-def _killed_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
-    """The answers that are recorded when the demo is dead; None when it ended before half of its notes were there."""
+def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
+    """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
     process = subprocess.Popen(  # noqa: S603  our own command
@@ -167,7 +167,7 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def _answers(run_id: str) -> list[Fact]:
-    """Recorded answers of the model, in order; none while there is no record."""
+    """Return the recorded answers of the model, in order; none while there is no record."""
     from ensemble_ray.record.stores import store_at  # the help does not need them
     from ensemble_ray.runtime import connect
 

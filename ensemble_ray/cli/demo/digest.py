@@ -1,4 +1,4 @@
-"""The demo's team: a reader takes notes of passages, an editor joins the notes into a digest, level by level. Room: cli.
+"""The demo's team: a reader takes notes of passages, an editor joins the notes into a digest, level by level. Package: cli.
 
 An adaptive map-reduce: each passage is an item, and a group of notes fits a budget of tokens, so that the editor's window
 holds it. Groups are joined again, until one text is left.
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.definition.agent import Agent
 from ensemble_ray.definition.task import Task
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
@@ -35,7 +35,7 @@ _SENTENCE_END = re.compile(r"(?<! \d)(?<! \d\d)[.!?][\"')\u201d\u2019]*(?= |$)|[
 def digest_team(
     passages: Sequence[Passage], *, reader_llm: ChatModel, editor_llm: ChatModel, max_parallel_tasks: int
 ) -> MapReduceEnsemble:
-    """The team for these passages; there must be at least one."""
+    """Return the team for these passages; there must be at least one."""
     reader = Agent(role="Reader", goal="Say what a text is about, briefly and in plain words", llm=reader_llm)
     editor = Agent(role="Editor", goal="Make short texts out of notes", llm=editor_llm)
     reading = Task(
@@ -55,7 +55,7 @@ def digest_team(
 
 
 def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
-    """The digest for people: the editor's text, the notes that it was made from, and the tree of what was done."""
+    """Return the digest for people: the editor's text, the notes it was made from, and the tree of what was done."""
     traces = output.trace.task_traces
     notes = [each.raw for each in output.task_outputs if each.trace is not None and each.trace.node_type == "map"]
     lines = ["Digest", "", whole_sentences(output.raw), "", "Notes", ""]
@@ -66,15 +66,15 @@ def render_digest(passages: Sequence[Passage], output: EnsembleOutput) -> str:
     for level in output.trace.map_reduce_levels:
         done = [each for each in traces if each.map_reduce_level == level.level]
         tokens = f"{sum(each.metrics.input_tokens for each in done):,} + {sum(each.metrics.output_tokens for each in done):,}"
-        kind = done[0].node_type or "task"
+        node_type = done[0].node_type or "task"
         lines.append(
-            f"level {level.level}  {counted(level.task_count, kind):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
+            f"level {level.level}  {count_noun(level.task_count, node_type):<14}  {tokens} tokens, {level.duration.total_seconds():.1f} s"
         )
     return "\n".join(lines)
 
 
 def whole_sentences(text: str) -> str:
-    """The text on one line, without a last sentence that the token limit cut; all of it where it has no other."""
+    """Return the text on one line, without a last sentence that the token limit cut; all of it if it has no other."""
     words = " ".join(text.split())
     ends = [found.end() for found in _SENTENCE_END.finditer(words)]
     return words[: ends[-1]] if ends else words

@@ -1,4 +1,4 @@
-"""Texts cut into passages that fit the embedded model's window. Room: cli, for the demo.
+"""Texts cut into passages that fit the embedded model's window. Package: cli, for the demo.
 
 In: files, or nothing for Python's own language reference. Out: passages of bounded size, and how many there would be.
 Never: a passage that could overflow a slot of the embedded model, whatever script or noise it is made of.
@@ -104,7 +104,7 @@ def _read(files: Sequence[Path]) -> list[tuple[str, str]]:
 
 
 def passages_of(label: str, text: str) -> Iterator[Passage]:
-    """The text cut at paragraphs, else at lines, else where it must be; nothing is left out but white space."""
+    """Cut the text at paragraphs, else at lines, else where it must be; nothing is left out but white space."""
     pieces = list(_cut(_tidy(text)))
     for number, piece in enumerate(pieces, start=1):
         shown = one_line(label, _LABEL)
@@ -143,7 +143,7 @@ def _fitting(text: str) -> int:
 
 
 def _boundary(text: str, size: int) -> int:
-    """The last good place to cut before that size, unless it would waste more than half."""
+    """Return the last good position to cut before that size, unless it would waste more than half."""
     for mark in ("\n\n", "\n", ". ", " "):
         at = text.rfind(mark, size // 2, size)
         if at > 0:
@@ -152,7 +152,7 @@ def _boundary(text: str, size: int) -> int:
 
 
 def at_most_tokens(text: str) -> int:
-    """An upper bound of a text's tokens, for ordinary words and numbers of any script."""
+    """Return an upper bound of a text's tokens, for ordinary words and numbers of any script."""
     return sum(_piece_tokens(found[0]) for found in _PIECES.finditer(text))
 
 

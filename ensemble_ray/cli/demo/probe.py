@@ -1,4 +1,4 @@
-"""The team that `doctor` runs: one task without a model. Room: cli."""
+"""The team that `doctor` runs: one task without a model. Package: cli."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ __all__ = ["probe"]
 
 
 def _ready(context: object) -> str:
-    """Handler: the task's whole work."""
+    """Do the task's whole work."""
     del context
     return "ready"
 
 
 def probe() -> Ensemble:
-    """The team."""
+    """Return the team."""
     return Ensemble(tasks=[Task(name="probe", description="Say ready", expected_output="ready", handler=_ready)])

@@ -1,4 +1,4 @@
-"""Inputs of a run from the command line. Room: cli.
+"""Inputs of a run from the command line. Package: cli.
 
 In: `--input name=value` and a JSON file. Out: a mapping. What is missing or unknown is told for all tasks at once.
 """
@@ -25,7 +25,7 @@ _SHOWN_VALUE = 60
 
 
 def read_inputs(pairs: Sequence[str], file: Path | None) -> dict[str, object]:
-    """The inputs; pairs win over the file.
+    """Return the inputs; pairs win over the file.
 
     Raises:
         ValidationError: a pair is none, or the file holds no JSON object.
@@ -116,14 +116,14 @@ def input_warnings(
     for name, _, value in (pair.partition("=") for pair in pairs):
         values.setdefault(name.strip(), []).append(value)
     lines = [
-        f"Input '{name}' was given {len(given)} times: the last value counts, '{one_line(given[-1], _SHOWN_VALUE)}'"
-        for name, given in values.items()
-        if len(given) > 1
+        f"Input '{name}' was given {len(repeated)} times: the last value counts, '{one_line(repeated[-1], _SHOWN_VALUE)}'"
+        for name, repeated in values.items()
+        if len(repeated) > 1
     ]
     if ensemble is None or not (spare := unused_inputs(ensemble, inputs)):
         return lines
-    known = needed_inputs(ensemble.tasks)
-    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, known)}" for name in spare)]
+    needed = needed_inputs(ensemble.tasks)
+    return [*lines, *(f"Input '{name}' was given and no task uses it.{suggestion(name, needed)}" for name in spare)]
 
 
 def _some(users: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Items are looked at before a run over them begins: the first one, or all of them for estimates. Room: cli.
+"""Items are looked at before a run over them begins: the first one, or all of them for estimates. Package: cli.
 
 In: a definition. Out: a refusal, or numbers. Never: a model call, a record.
 """
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.map_team import MapTeam, prompt_of
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.items.pulling import RefusedItem
 from ensemble_ray.items.results import refuse_old_rows
@@ -63,7 +63,7 @@ def _has_written(run_id: str, team: MapTeam) -> bool:
 
 
 def estimate(team: MapTeam) -> dict[str, Any]:
-    """What a run would read and cost, as JSON data."""
+    """Return what a run would read and cost, as JSON data."""
     sample = run_blocking(_read(team, _SAMPLE))
     prompts = [_prompt(team, entry[1]) for entry in sample if not isinstance(entry, RefusedItem)]
     count, refused = run_blocking(_count(team))
@@ -84,8 +84,8 @@ def estimate(team: MapTeam) -> dict[str, Any]:
 
 
 def estimate_lines(found: Mapping[str, Any]) -> list[str]:
-    """The same as text."""
-    lines = [f"{counted(found['items'], 'item')} in {found['source']}"]
+    """Return the same as text."""
+    lines = [f"{count_noun(found['items'], 'item')} in {found['source']}"]
     if found["refused"]:
         lines.append(f"  {found['refused']:,} of them cannot be asked about: they are no JSON, or lack a field")
     if found["first_prompt"] is not None:
@@ -105,7 +105,7 @@ def _prompt(team: MapTeam, item: object) -> str:
 
 
 async def _read(team: MapTeam, count: int) -> list[Entry]:
-    """The first entries; fewer where there are no more."""
+    """Return the first entries; fewer where there are no more."""
     reader = team.item_source.reader()
     entries: list[Entry] = []
     try:

@@ -1,4 +1,4 @@
-"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Room: cli."""
+"""The recorded runs that commands work on: those of `ENSEMBLE_RAY_HOME` or `ENSEMBLE_RAY_STORE`. Package: cli."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def own_store() -> RunStore:
-    """The store that the environment names.
+    """Return the store that the environment names.
 
     Raises:
         ValidationError: no store speaks that URL, or its extra is not installed.
@@ -44,17 +44,17 @@ def where() -> str:
         from pathlib import Path
 
         return str(runs_directory(Path(address.home)))
-    place = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
-    return f"the database {place.rpartition('@')[2]}"
+    location = address.url.partition("://")[2].partition("?")[0]  # a query may hold a password too
+    return f"the database {location.rpartition('@')[2]}"
 
 
 def no_runs() -> str:
-    """What is said where nothing was recorded."""
+    """Return what is said where nothing was recorded."""
     return f"There are no runs in {where()}. Make one: {own_command()} demo"
 
 
 def as_data(run: RunSummary) -> dict[str, object]:
-    """A run of a list as JSON data."""
+    """Return a run of a list as JSON data."""
     return {
         "run_id": run.run_id,
         "state": run.state.value,
@@ -85,7 +85,7 @@ _AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
 
 
 async def _next_of(run: RunSummary) -> str | None:
-    """What can be done with a run; None: nothing."""
+    """Return what can be done with a run; None: nothing."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.run_head import read_head
 
@@ -101,7 +101,7 @@ def say_where(run_id: str) -> None:
 
     try:
         found = run_blocking(own_store().summary(run_id))
-        told = None if found is None else run_blocking(_next_of(found))
+        advice = None if found is None else run_blocking(_next_of(found))
     except EnsembleError as error:  # the run is done; that its record cannot be looked at is only said
         say(f"Record: cannot be looked at: {message_of(error)}")
         return
@@ -110,6 +110,6 @@ def say_where(run_id: str) -> None:
         return
     command = own_command()
     lines = [f"Record: {found.place}", f"Show it: {command} trace {run_id}"]
-    if told is not None:
-        lines.append(told.format(command=command, run=run_id))
+    if advice is not None:
+        lines.append(advice.format(command=command, run=run_id))
     say("\n".join(lines))

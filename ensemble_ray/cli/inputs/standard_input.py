@@ -1,4 +1,4 @@
-"""Items from standard input, which nobody can read twice: they are copied first (S-MR-180). Room: cli.
+"""Items from standard input, which nobody can read twice: they are copied first (S-MR-180). Package: cli.
 
 In: a stream, and a run's id. Out: the path of a file beside the records, kept for as long as the run's record is.
 """
@@ -30,7 +30,7 @@ def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
     source = sys.stdin.buffer if stream is None else stream
     if source.isatty():
         raise ValidationError("there are no items on standard input: pipe JSON lines into it, or name a file")
-    path = _place(run_id)
+    path = _copy_path(run_id)
     _forget_orphans(path.parent)
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -44,7 +44,7 @@ def copied_items(run_id: str, stream: IO[bytes] | None = None) -> Path:
 def forget_items(run_id: str) -> None:
     """Remove the copy of a run that needs it no more; there may be none."""
     with contextlib.suppress(OSError):
-        _place(run_id).unlink(missing_ok=True)
+        _copy_path(run_id).unlink(missing_ok=True)
 
 
 def _forget_orphans(directory: Path) -> None:
@@ -59,5 +59,5 @@ def _forget_orphans(directory: Path) -> None:
                 path.unlink()
 
 
-def _place(run_id: str) -> Path:
+def _copy_path(run_id: str) -> Path:
     return home_directory() / "items" / f"{run_id}.jsonl"

@@ -1,4 +1,4 @@
-"""From an error to what is said of it: what happened, where, what to do. Room: cli. Pure.
+"""From an error to what is said of it: what happened, where, what to do. Package: cli. Pure.
 
 An error is read down its chain of causes: the outermost says where, the innermost says why. Classes of other people's
 libraries are told by name, since a cause may have crossed processes as a stand-in.
@@ -21,7 +21,7 @@ from ensemble_ray.errors import (
 )
 from ensemble_ray.errors.texts import brief, user_traceback
 
-__all__ = ["advice_of", "exit_code_of", "told"]
+__all__ = ["advice_of", "describe_error", "exit_code_of"]
 
 _SHOWN = 120
 #: Texts of causes are cut where they repeat whole documents.
@@ -53,8 +53,8 @@ def exit_code_of(error: BaseException) -> int:
     return FAILED
 
 
-def told(error: BaseException) -> str:
-    """The message of an error, for people."""
+def describe_error(error: BaseException) -> str:
+    """Return the message of an error, for people."""
     lines = [f"Error: {line}" if not number else line for number, line in enumerate(_lines(error))]
     advice = advice_of(error)
     if advice:
@@ -65,7 +65,7 @@ def told(error: BaseException) -> str:
 
 
 def advice_of(error: BaseException) -> str:
-    """What to do about it; empty where the message itself says so."""
+    """Return what to do about it; empty where the message itself says so."""
     named = ""
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
@@ -82,14 +82,14 @@ def _lines(error: BaseException) -> Iterator[str]:
         yield message_of(error).partition(": ")[0]
         for description, cause in error.failed_task_causes.items():
             yield f"  '{one_line(description, _SHOWN)}': {_why(list(_chain(cause)))}"
-            yield from _place(list(_chain(cause)))
+            yield from _user_code_of(list(_chain(cause)))
     elif isinstance(error, TaskExecutionError):
         who = f" (agent '{error.agent_role}')" if error.agent_role else ""
         chain = list(_chain(error))
         why = _why(chain[1:] if error.__cause__ is not None else chain)
         yield f"task '{one_line(error.task_description, _SHOWN)}'{who} failed:"
         yield f"  {why}"
-        yield from _place(chain)
+        yield from _user_code_of(chain)
     elif isinstance(error, EnsembleError):
         yield message_of(error)
     else:
@@ -100,18 +100,18 @@ def _lines(error: BaseException) -> Iterator[str]:
 
 
 def _why(chain: Sequence[BaseException]) -> str:
-    """The outermost text, and those of its causes up to the first that it tells already; deeper ones are details."""
-    told = ""
+    """Return the outermost text, and those of its causes up to the first that it contains; deeper ones are details."""
+    shown = ""
     for cause in chain:
         text = _cut(message_of(cause))
-        if brief(text).removesuffix("...").removesuffix(".") in told:
+        if brief(text).removesuffix("...").removesuffix(".") in shown:
             break
-        told = f"{told.removesuffix('.')}: {text}" if told else text
-    return told
+        shown = f"{shown.removesuffix('.')}: {text}" if shown else text
+    return shown
 
 
-def _place(chain: Sequence[BaseException]) -> Iterator[str]:
-    """The line of user code that raised the innermost error, where user code did; the whole traceback: --debug."""
+def _user_code_of(chain: Sequence[BaseException]) -> Iterator[str]:
+    """Return the line of user code that raised the innermost error, if user code did; the whole traceback: --debug."""
     for cause in reversed(chain):
         lines = [line.strip() for line in user_traceback(cause).splitlines()]
         files = [line for line in lines if line.startswith('File "')]

@@ -1,4 +1,4 @@
-"""What a plan shows of work that agents hand to each other: a manager with its rules, and peers. Room: cli.
+"""What a plan shows of work that agents hand to each other: a manager with its rules, and peers. Package: cli.
 
 In: a team and its plan. Out: JSON data, and lines made of it. Roles and texts are the user's: shown on one line, cut.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.progress import count_noun
 from ensemble_ray.cli.view.terminal import one_line
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _ROLES, _NAMES = 200, 120
 
 
 def manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
-    """The manager and what it is held to; None where nobody leads."""
+    """Return the manager and its rules as data; None without a manager."""
     from ensemble_ray.plan.plan import MANAGER_KEY  # the help does not need it
 
     rules = planned.plan.hierarchy
@@ -40,7 +40,7 @@ def manager_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
 
 
 def delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | None:
-    """What holds for all delegations; None where nobody delegates."""
+    """Return the rules of all delegations as data; None without delegations."""
     peers = [entry.role for entry in planned.plan.agents if entry.allow_delegation]
     if planned.plan.hierarchy is None and not peers:
         return None
@@ -55,13 +55,13 @@ def delegation_data(ensemble: Ensemble, planned: Planned) -> dict[str, Any] | No
 
 
 def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> list[str]:
-    """The manager, then its rules, as text."""
+    """Return the manager, then its rules, as text."""
     prompts = f", prompts by {manager['prompts']}" if manager["prompts"] else ""
     rules = [*_rules(manager["rules"]), *_shared(delegation)]
     width = max(len(name) for name, _ in rules)
     return [
         "\nManager",
-        f"  model {manager['model']}, at most {counted(manager['max_iterations'], 'tool call')}{prompts}",
+        f"  model {manager['model']}, at most {count_noun(manager['max_iterations'], 'tool call')}{prompts}",
         "\nRules",
         *(f"  {name:<{width}}  {text}" for name, text in rules),
     ]
@@ -89,7 +89,7 @@ def _rules(rules: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if rules["global_max_delegations"]:
         yield "delegations", f"at most {rules['global_max_delegations']}"
     turns = rules["stall_turns"]
-    yield "stall", f"ends after {counted(turns, 'turn')} without progress" if turns else "never ends the run"
+    yield "stall", f"ends after {count_noun(turns, 'turn')} without progress" if turns else "never ends the run"
 
 
 def _shared(delegation: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

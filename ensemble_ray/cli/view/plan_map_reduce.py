@@ -1,4 +1,4 @@
-"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together. Room: cli."""
+"""What `plan` shows of a map-reduce whose tasks are made while it runs: its items, its texts, how outputs come together. Package: cli."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXT = 72
 
 
 def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
-    """The definition as JSON data; no item is read."""
+    """Return the definition as JSON data; no item is read."""
     reduced = definition if isinstance(definition, MapReduceDefinition) else None
     factories = {side: getattr(definition, f"{side}_task", None) for side in _SIDES}
     return {
@@ -38,7 +38,7 @@ def map_reduce_data(definition: MapDefinition) -> dict[str, Any]:
 
 
 def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
-    """A factory: the texts that it was made of, or its name."""
+    """Describe a factory: the texts that it was made of, or its name."""
     task: Task | None = getattr(factory, "task", None)
     if task is None:
         return {"factory": identity_of(factory)["callable"]}
@@ -52,23 +52,23 @@ def _side(factory: object, definition: MapDefinition) -> dict[str, Any]:
 
 
 def map_reduce_lines(target: str, data: Mapping[str, Any]) -> list[str]:
-    """The same as text."""
+    """Return the same as text."""
     count = data["items"]["count"]
     lines = [f"{target}: {data['workflow']}, {'as many items as there are' if count is None else f'{count:,} items'}"]
     lines += ["", "Items", f"  {data['items']['source']}", f"  a failed one: {data['on_item_error']}", "", "Tasks"]
-    for side, told in data["tasks"].items():
-        if "factory" in told:
-            lines.append(f"  {side:<7}  made by {told['factory']}")
+    for side, task in data["tasks"].items():
+        if "factory" in task:
+            lines.append(f"  {side:<7}  made by {task['factory']}")
             continue
-        lines.append(f"  {side:<7}  {told['role'] or '(synthesized)'}: {one_line(told['description'], _TEXT)}")
-        if told["model"]:
-            lines.append(f"  {'':<7}  model {told['model']}")
+        lines.append(f"  {side:<7}  {task['role'] or '(synthesized)'}: {one_line(task['description'], _TEXT)}")
+        if task["model"]:
+            lines.append(f"  {'':<7}  model {task['model']}")
     if data["mode"] is not None:
         size = f"{data['token_budget']:,} tokens" if data["token_budget"] else f"{data['chunk_size']} outputs"
         order = ", in the order of the items" if data["ordered"] else ""
         how = "level by level" if data["mode"] == "levels" else f"as outputs come{order}"
         lines += ["", "Groups", f"  of {size}, {how}"]
-    places = {"rows": data["results"], "failed items": data["dead_letters"]}
-    if any(places.values()):
-        lines += ["", "Files", *(f"  {name}: {place}" for name, place in places.items() if place)]
+    files = {"rows": data["results"], "failed items": data["dead_letters"]}
+    if any(files.values()):
+        lines += ["", "Files", *(f"  {name}: {path}" for name, path in files.items() if path)]
     return [*lines, "", "No model was called."]

@@ -1,13 +1,17 @@
-"""How far a run is: events are counted here. Room: cli. Pure; every event comes with its time.
+"""What is shown of a run while it goes on. Package: cli. Pure; every event comes with its time.
 
-In: the run's events in order, and seconds since the start. Out: counts, running tasks, tokens per second.
+In: the run's events in order, and seconds since the start. Out: lines of text, and the block that a terminal redraws.
+`Progress` is what the display knows of it; `TaskProgress` follows runs of a plan, `ItemProgress` runs over many items.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
 
+from ensemble_ray.cli.view.terminal import one_line
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -21,9 +25,73 @@ from ensemble_ray.events import (
     TaskStartEvent,
     ToolCallEvent,
 )
+from ensemble_ray.text.control_characters import escape_controls
 from ensemble_ray.values.ids import delegating_call, task_instance
 
-__all__ = ["RunningDelegation", "RunningTask", "Tally", "counted", "depth_of", "label_of"]
+__all__ = ["Block", "Progress", "RunningDelegation", "RunningTask", "TaskProgress", "count_noun", "label_of"]
+
+#: Running tasks that the block lists.
+_SHOWN_TASKS = 8
+#: Starts of tasks get lines of their own up to this many tasks.
+_SHOWN_STARTS = 50
+#: Ends of tasks get lines of their own up to this many; after that one gets a line every so often, s.
+_SHOWN_ENDS = 1000
+_EVERY_S = 2.0
+_LABEL, _ROLE, _TEXT = 32, 24, 200
+#: What an agent is asked, and what it answers.
+_BRIEF = 80
+_DelegationEvent = DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent
+_TaskEvent = TaskStartEvent | TaskCompleteEvent | TaskFailedEvent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """What a terminal redraws: a head line with a bar, the pace, the work that runs."""
+
+    #: stands right of the bar
+    counts: str
+    #: parts that have ended, and of how many; None: no bar
+    bar: tuple[int, int] | None
+    #: empty: no line
+    pace: str = ""
+    lines: Sequence[str] = ()
+    #: whether no task has begun, so that a note may stand in their place
+    is_idle: bool = False
+
+
+class Progress(Protocol):
+    """What is shown of one run. Times are seconds since its start."""
+
+    title: str
+
+    @property
+    def event_types(self) -> Sequence[type[Event]]:
+        """Events that it needs; no other ones are made for it."""
+        ...
+
+    def take(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+        """Count the next event and return its line, if it gets one; with `is_live` a block shows most of it."""
+        ...
+
+    def add_recorded(self, tasks: int, *, items: int = 0) -> None:
+        """Count what was done before the run went on: tasks, and how many of them were of items."""
+        ...
+
+    def set_total(self, total: int) -> None:
+        """Take over how much there is to do."""
+        ...
+
+    def counts(self, *, is_complete: bool = False) -> str:
+        """Return in words what is done; `is_complete`: the run has taken all that there was."""
+        ...
+
+    def pace(self, at: float) -> str:
+        """Return in words how quickly it goes and what it took."""
+        ...
+
+    def block(self, at: float) -> Block:
+        """Return the block of that moment."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,29 +115,42 @@ class RunningDelegation:
     started_at: float
 
 
-def depth_of(event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent) -> int:
-    """How deep a delegation is nested; 1: asked for by a task of the plan."""
+def _depth_of(event: _DelegationEvent) -> int:
+    """Return how deep a delegation is nested; 1: asked for by a task of the plan."""
     depth, asker = 1, delegating_call(event.instance)
     while asker is not None:
         depth, asker = depth + 1, delegating_call(asker)
     return depth
 
 
-def label_of(event: TaskStartEvent | TaskCompleteEvent | TaskFailedEvent) -> str:
-    """The task's key, as plans and traces show it."""
+def label_of(event: _TaskEvent) -> str:
+    """Return the task's key, as plans and traces show it."""
     return event.instance.partition("#")[0] or f"task-{event.task_index}"
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
+def count_noun(number: int, noun: str) -> str:
+    """Return a number with its noun: `1 task`, `2 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-class Tally:
-    """The counts of one run. Times are seconds since its start."""
+class TaskProgress:
+    """`Progress` of a run of a plan: its tasks, their model calls, the agents that work for others."""
 
-    def __init__(self) -> None:
-        self.workflow = ""
+    event_types = (
+        EnsembleStartedEvent,
+        TaskStartEvent,
+        TaskCompleteEvent,
+        TaskFailedEvent,
+        ToolCallEvent,
+        DelegationStartedEvent,
+        DelegationCompletedEvent,
+        DelegationFailedEvent,
+        LlmIterationStartedEvent,
+        LlmIterationCompletedEvent,
+    )
+
+    def __init__(self, title: str = "") -> None:
+        self.title = escape_controls(title)
         self.total_tasks = 0
         self.done = 0
         self.failed = 0
@@ -87,16 +168,51 @@ class Tally:
         self._calls_open = 0
         self._first_call_at: float | None = None
         self._last_call_at = 0.0
+        #: when the last completed task got a line
+        self._shown_at = 0.0
 
-    def is_recorded(self, tasks: int) -> None:
-        """So many tasks were done when the run went on."""
+    def add_recorded(self, tasks: int, *, items: int = 0) -> None:  # noqa: ARG002  for runs over items
+        """Count the tasks that were done before the run went on."""
         self.done += tasks
 
-    def take(self, event: Event, at: float) -> None:
-        """Count the next event."""
+    def set_total(self, total: int) -> None:
+        """Take over how many tasks there are; 0: that is not known before they are made."""
+        self.total_tasks = total
+
+    def take(self, event: Event, at: float, *, is_live: bool = False) -> str | None:
+        """Count the next event and return its line; in a block only failures get one."""
+        self._count(event, at)
+        match event:
+            case TaskFailedEvent():  # the run's error, or the delegation, says why
+                return f"failed   {self._ended_of_total()}  {_describe_task(event)}"
+            case DelegationFailedEvent():
+                return _describe_delegation(event)
+            case _ if is_live:
+                return None
+            case EnsembleStartedEvent():
+                total = f"{count_noun(event.total_tasks, 'task')}, " if event.total_tasks else ""
+                return f"{self.title}: {total}{event.workflow}"
+            case TaskStartEvent() if max(self.total_tasks, self.done) <= _SHOWN_STARTS:
+                return f"started  {_describe_task(event)}"
+            case DelegationStartedEvent() | DelegationCompletedEvent():
+                return _describe_delegation(event)
+            case TaskCompleteEvent() if self._is_due(at):
+                took = f"in {_seconds(event.duration)}; {self.pace(at)}"
+                return f"done     {self._ended_of_total()}  {_describe_task(event)} {took}"
+            case _:
+                return None
+
+    def _is_due(self, at: float) -> bool:
+        """Whether a completed task gets a line: the first ones do, of a hundred thousand one every few seconds."""
+        if self.done > _SHOWN_ENDS and at - self._shown_at < _EVERY_S:
+            return False
+        self._shown_at = at
+        return True
+
+    def _count(self, event: Event, at: float) -> None:
         match event:
             case EnsembleStartedEvent():
-                self.workflow, self.total_tasks = event.workflow, event.total_tasks
+                self.set_total(event.total_tasks)
             case TaskStartEvent():
                 self._begin(event, at)
             case TaskCompleteEvent():
@@ -129,9 +245,7 @@ class Tally:
         if not event.agent_role.startswith("("):  # "(deterministic)": a handler, and no agent
             self._agents.add(event.agent_role)
 
-    def _take_delegation(
-        self, event: DelegationStartedEvent | DelegationCompletedEvent | DelegationFailedEvent, at: float
-    ) -> None:
+    def _take_delegation(self, event: _DelegationEvent, at: float) -> None:
         open_ones = self._delegated.setdefault(task_instance(event.instance), {})
         if isinstance(event, DelegationStartedEvent):
             self.delegations += 1
@@ -139,7 +253,7 @@ class Tally:
             open_ones[event.delegation_id] = RunningDelegation(
                 asker_role=event.delegating_agent_role,
                 worker_role=event.worker_role,
-                depth=depth_of(event),
+                depth=_depth_of(event),
                 started_at=at,
             )
             return
@@ -164,7 +278,7 @@ class Tally:
         return tuple(self._running.values())
 
     def delegated(self, task: RunningTask) -> Sequence[RunningDelegation]:
-        """Agents that work for a running task, oldest first."""
+        """Return the agents that work for a running task, oldest first."""
         return tuple(self._delegated.get(task.key, {}).values())
 
     @property
@@ -178,23 +292,84 @@ class Tally:
         return self._calls_open
 
     def tokens_per_s(self, at: float) -> float:
-        """Output tokens per second, from the first model call to now, or to the last answer when nothing is open."""
+        """Return output tokens per second, from the first model call to now, or to the last answer when nothing is open."""
         if self._first_call_at is None:
             return 0.0
         end = at if self._calls_open else self._last_call_at
         passed_s = end - self._first_call_at
         return self.output_tokens / passed_s if passed_s > 0 else 0.0
 
-    def summary(self, at: float) -> str:
-        """The counts in one line."""
-        parts = [counted(self.model_calls, "model call")]
+    def counts(self, *, is_complete: bool = False) -> str:  # noqa: ARG002  a plan says how many there are
+        """Return what is done: `1 of 3 tasks, 1 failed`."""
+        total = f" of {self.total_tasks}" if self.total_tasks else ""
+        return f"{self.done}{total} tasks" + (f", {self.failed} failed" if self.failed else "")
+
+    def _ended_of_total(self) -> str:
+        return f"{self.done + self.failed}" + (f"/{self.total_tasks}" if self.total_tasks else "")
+
+    def pace(self, at: float) -> str:
+        """Return model calls, tokens, tool calls and delegations so far."""
+        parts = [count_noun(self.model_calls, "model call")]
         if self._calls_open:
             parts[0] += f" (+{self._calls_open} open)"
         parts.append(f"{self.input_tokens:,} + {self.output_tokens:,} tokens, {self.tokens_per_s(at):.0f} tokens/s")
         if self.tool_calls:
-            parts.append(counted(self.tool_calls, "tool call"))
+            parts.append(count_noun(self.tool_calls, "tool call"))
         if self.delegations or self.refusals:
             outcomes = {"refused": self.refusals, "failed": self.failed_delegations}
-            told = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
-            parts.append(counted(self.delegations, "delegation") + (f" ({told})" if told else ""))
+            failures = ", ".join(f"{number:,} {what}" for what, number in outcomes.items() if number)
+            parts.append(count_noun(self.delegations, "delegation") + (f" ({failures})" if failures else ""))
         return ", ".join(parts)
+
+    def block(self, at: float) -> Block:
+        """Return the block of that moment: the first running tasks, and who works for them."""
+        running, ended = self.running, self.done + self.failed
+        bar = (ended, max(self.total_tasks, 1))
+        if not (self.total_tasks or running or ended):
+            return Block(counts="starting", bar=bar, is_idle=True)
+        lines = [line for task in running[:_SHOWN_TASKS] for line in self._task_lines(task, at)]
+        if len(running) > _SHOWN_TASKS:
+            lines.append(f"    and {len(running) - _SHOWN_TASKS} more")
+        return Block(
+            counts=f"{self._ended_of_total()} tasks, {len(running)} running",
+            bar=bar,
+            pace=f"{self.agents} agents, {self.pace(at)}",
+            lines=lines,
+            is_idle=not (running or ended),
+        )
+
+    def _task_lines(self, task: RunningTask, at: float) -> list[str]:
+        """Return the line of a running task, and below it those of the agents that work for it."""
+        label, role = one_line(task.label, _LABEL), one_line(task.agent_role, _ROLE)
+        lines = [f"  \u2022 {label}  {role}  {at - task.started_at:.0f} s"]
+        open_ones = self.delegated(task)
+        for each in open_ones[:_SHOWN_TASKS]:
+            roles = f"{one_line(each.asker_role, _ROLE)} asks {one_line(each.worker_role, _ROLE)}"
+            lines.append(f"  {'  ' * each.depth}\u21b3 {roles}  {at - each.started_at:.0f} s")
+        if len(open_ones) > _SHOWN_TASKS:
+            lines.append(f"      and {len(open_ones) - _SHOWN_TASKS} more")
+        return lines
+
+
+def _describe_task(event: _TaskEvent) -> str:
+    role = one_line(event.agent_role, _ROLE)
+    return f"{one_line(label_of(event), _LABEL)} {role if role.startswith('(') else f'({role})'}"
+
+
+def _describe_delegation(event: _DelegationEvent) -> str:
+    """Return what becomes of a delegation, indented by how deep it is."""
+    asker, worker = one_line(event.delegating_agent_role, _ROLE), one_line(event.worker_role, _ROLE)
+    inset = "  " * _depth_of(event)
+    match event:
+        case DelegationStartedEvent():
+            return f"asks     {inset}{asker} -> {worker}: {one_line(event.task_description, _BRIEF)}"
+        case DelegationCompletedEvent():
+            answer = one_line(event.response.raw_output or "", _BRIEF)
+            return f"answered {inset}{asker} <- {worker} in {_seconds(event.duration)}: {answer}"
+        case DelegationFailedEvent():
+            what = "refused" if event.cause is None else "failed"
+            return f"{what:<8} {inset}{asker} -> {worker}: {one_line(event.failure_reason, _TEXT)}"
+
+
+def _seconds(duration: timedelta) -> str:
+    return f"{duration.total_seconds():.1f} s"

@@ -1,4 +1,4 @@
-"""How a run is shown: its progress, its output, what is said behind it, its exit code. Room: cli.
+"""How a run is shown: its progress, its output, what is said behind it, its exit code. Package: cli.
 
 One view for runs of a team, another for runs over many items; which one, the definition decides.
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.cli.view.display import Display
-from ensemble_ray.cli.view.item_display import ItemDisplay
-from ensemble_ray.cli.view.progress import counted
+from ensemble_ray.cli.view.item_progress import ItemProgress
+from ensemble_ray.cli.view.progress import TaskProgress, count_noun
 from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, one_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
 from ensemble_ray.record.map_reduce_data import map_key
@@ -26,46 +26,51 @@ __all__ = ["ItemView", "RunView", "view_of"]
 
 #: Early ends that nobody asked for.
 _UNWANTED_ENDS = frozenset({"error", "timeout", "budget_exhausted"})
-#: Failed items that are told of at the end.
+#: Failed items that are named at the end.
 _SHOWN_FAILURES = 3
 _TEXT = 160
 
 
 class RunView:
-    """How a run of a team is shown."""
+    """How a run of a team is shown.
+
+    Args:
+        title: Names the run.
+        is_quiet: Show no progress and no summary.
+        render: Makes the text of the output.
+    """
 
     def __init__(
         self, title: str, *, is_quiet: bool = False, render: Callable[[EnsembleOutput], str] = attrgetter("raw")
     ) -> None:
-        """Make one; `render` gives the text of the output."""
         self.is_quiet = is_quiet
-        self.display: Display = Display(title, is_quiet=is_quiet)
+        self.display = Display(TaskProgress(title), is_quiet=is_quiet)
         self._render = render
 
-    def ended(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """The run has ended; None: it never began, or gave no output."""
-        # A run that is resumed has told its display before.
+    def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
+        """Take over what the ended run knows; None: it never began, or gave no output."""
+        # A run that is resumed has counted what it has on record before.
         if run is not None and output is not None and run.is_replayed and not run.recorded_tasks:
-            self._count_recorded(output)
+            self._add_recorded(output)
 
-    def _count_recorded(self, output: EnsembleOutput) -> None:
+    def _add_recorded(self, output: EnsembleOutput) -> None:
         """Count what a run that had completed before has on record."""
-        self.display.is_recorded(len(output.task_outputs))
+        self.display.add_recorded(len(output.task_outputs))
 
-    def text(self, output: EnsembleOutput) -> str | None:
-        """What goes to standard output; None: nothing."""
+    def to_text(self, output: EnsembleOutput) -> str | None:
+        """Return what goes to standard output; None: nothing."""
         return self._render(output)
 
-    def data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """The same as JSON data; its trace has a command of its own."""
+    def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
+        """Return the same as JSON data; its trace has a command of its own."""
         return output.model_dump(mode="json", exclude={"trace": True, "task_outputs": {"__all__": {"trace"}}})
 
-    def summary(self, output: EnsembleOutput | None) -> Sequence[str]:  # noqa: ARG002  other views tell of it
-        """What is said when it has ended; None: it failed."""
-        return [self.display.summary()]
+    def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
+        """Return what is said when it has ended; None: it failed."""
+        return [self.display.summary(is_complete=output is not None and output.is_complete)]
 
-    def code(self, output: EnsembleOutput) -> int:
-        """The exit code of a run that gave an output and was not cancelled."""
+    def exit_code(self, output: EnsembleOutput) -> int:
+        """Return the exit code of a run that gave an output and was not cancelled."""
         return FAILED if output.exit_reason.value in _UNWANTED_ENDS else FINE
 
 
@@ -76,38 +81,41 @@ class ItemView(RunView):
         """Make one for a definition whose tasks are made while it runs."""
         super().__init__(title, is_quiet=is_quiet)
         self._definition = definition
-        self.items = ItemDisplay(title, is_quiet=is_quiet, source=definition.item_source)
-        self.display = self.items
+        source = definition.item_source
+        total, count = (None, None) if source is None else (source.count, source.look)
+        if total is not None:
+            count = None
+        self._progress = ItemProgress(title, total, is_scanned=count is not None)
+        self.display = Display(self._progress, is_quiet=is_quiet, count=count)
 
-    def ended(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
-        """Take over how many items failed: those that nothing could be made of had no task that told of it."""
-        super().ended(run, output)
-        tally = self.items.items
-        tally.items_failed = max(getattr(run, "failed_count", 0), tally.items_failed)
+    def finish(self, run: Run | MapReduceRun | None, output: EnsembleOutput | None = None) -> None:
+        """Take over how many items failed: those that nothing could be made of had no task whose end was shown."""
+        super().finish(run, output)
+        self._progress.items_failed = max(getattr(run, "failed_count", 0), self._progress.items_failed)
 
-    def _count_recorded(self, output: EnsembleOutput) -> None:
+    def _add_recorded(self, output: EnsembleOutput) -> None:
         """Count its items apart from its reduces."""
-        self.items.is_recorded(len(output.task_outputs), items=self._done(output))
+        self.display.add_recorded(len(output.task_outputs), items=_count_done(output))
         first = next(iter(() if output.trace is None else output.trace.task_traces), None)
-        self.items.items.is_direct = first is not None and first.node_type == "direct"
+        self._progress.is_direct = first is not None and first.node_type == "direct"
 
     @property
     def _has_text(self) -> bool:
         return isinstance(self._definition, MapReduceDefinition)
 
-    def text(self, output: EnsembleOutput) -> str | None:
-        """The last reduce's text; a map has rows instead, and where nobody takes those, its outputs."""
+    def to_text(self, output: EnsembleOutput) -> str | None:
+        """Return the last reduce's text; a map has rows instead, and where they go nowhere, its outputs."""
         if self._has_text:
-            return super().text(output)
+            return super().to_text(output)
         return None if self._definition.results is not None else "\n".join(each.raw for each in output.task_outputs)
 
-    def data(self, output: EnsembleOutput) -> dict[str, Any]:
-        """Counts, places and costs; what each item gave is in the file of the rows."""
+    def to_data(self, output: EnsembleOutput) -> dict[str, Any]:
+        """Return counts, files and costs; what each item gave is in the file of the rows."""
         metrics = output.metrics
         return {
             "run_id": output.run_id,
             "exit_reason": output.exit_reason.value,
-            "items": {"done": self._done(output), "failed": self.items.items.items_failed},
+            "items": {"done": _count_done(output), "failed": self._progress.items_failed},
             "raw": output.raw if self._has_text else None,
             "results": _path(self._definition.results),
             "dead_letters": _path(self._definition.dead_letters),
@@ -115,54 +123,55 @@ class ItemView(RunView):
             "metrics": metrics.model_dump(mode="json"),
         }
 
-    def summary(self, output: EnsembleOutput | None) -> Sequence[str]:
-        """Counts, where rows and failed items are, and the first failures."""
-        if output is not None and output.is_complete:
-            self.items.has_all()
-        lines = [self.display.summary()]
+    def summarize(self, output: EnsembleOutput | None) -> Sequence[str]:
+        """Return counts, where rows and failed items are, and the first failures."""
+        progress, lines = self._progress, list(super().summarize(output))
         if self._definition.results is not None:
-            lines.append(f"Rows: {_rows_in(self._definition.results, self.items.items.items_done)}")
-        # What the lines of the progress have told is not told again.
-        failures = [] if output is None else [e for e in output.failed_items if map_key(e.index) not in self.items.told]
+            lines.append(f"Rows: {_describe_rows(self._definition.results, progress.items_done)}")
+        # What the lines of the progress have shown is not shown again.
+        failed = () if output is None else output.failed_items
+        failures = [each for each in failed if map_key(each.index) not in progress.shown_failures]
         shown = failures[:_SHOWN_FAILURES]
         lines += [f"  item {each.index} failed: {one_line(each.message, _TEXT)}" for each in shown]
         if len(failures) > len(shown):
             lines.append(f"  and {len(failures) - len(shown):,} more")
-        letters = self._definition.dead_letters
-        if letters is not None and self.items.items.items_failed and Path(letters).exists():
-            lines.append(f"Failed items: {letters}; again, and only those: ensemble-ray map --retry-dead {letters} ...")
+        dead_letters = self._definition.dead_letters
+        if dead_letters is not None and progress.items_failed and Path(dead_letters).exists():
+            lines.append(
+                f"Failed items: {dead_letters}; again, and only those: ensemble-ray map --retry-dead {dead_letters} ..."
+            )
         return lines
 
-    def code(self, output: EnsembleOutput) -> int:
-        """0, or 3 where items were left out."""
-        code = super().code(output)
-        return PARTLY if code == FINE and self.items.items.items_failed else code
-
-    @staticmethod
-    def _done(output: EnsembleOutput) -> int:
-        """Items that have an output."""
-        levels = output.trace.map_reduce_levels
-        return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
+    def exit_code(self, output: EnsembleOutput) -> int:
+        """Return 0, or 3 where items were left out."""
+        code = super().exit_code(output)
+        return PARTLY if code == FINE and self._progress.items_failed else code
 
 
-def _path(place: Path | None) -> str | None:
-    return None if place is None else str(place)
+def _count_done(output: EnsembleOutput) -> int:
+    """Return how many items have an output."""
+    levels = output.trace.map_reduce_levels
+    return max(0, len(output.task_outputs) - sum(level.task_count for level in levels if level.level))
 
 
-def _rows_in(place: Path, done: int) -> str:
-    """The file, and how many rows it has where that can be told at once."""
-    if place.suffix.lower() != ".jsonl":
-        return str(place)
+def _path(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _describe_rows(path: Path, done: int) -> str:
+    """Return the file, and how many rows it has where its lines can be counted."""
+    if path.suffix.lower() != ".jsonl":
+        return str(path)
     try:
-        with place.open("rb") as file:
+        with path.open("rb") as file:
             rows = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 20), b""))
     except OSError:
         rows = done
-    return f"{place} has {counted(rows, 'row')}"
+    return f"{path} has {count_noun(rows, 'row')}"
 
 
 def view_of(definition: object, title: str, *, is_quiet: bool = False) -> RunView:
-    """How a run of that definition is shown; None: only a program has it."""
+    """Return how a run of that definition is shown."""
     is_planned = getattr(definition, "is_planned", False)
     if isinstance(definition, MapDefinition) and not is_planned:
         return ItemView(definition, title, is_quiet=is_quiet)

@@ -1,4 +1,4 @@
-"""Where words go: results to standard output, everything else to standard error. Room: cli.
+"""Where words go: results to standard output, everything else to standard error. Package: cli.
 
 In: text of ours with foreign text in it. Out: the same on a stream, with nothing in it that a terminal would obey.
 Never: another module of the command line that writes to a stream by itself.
@@ -115,14 +115,14 @@ def guard_streams() -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(SafeFormatter())
     warnings.formatwarning = _safe_warning
-    sys.excepthook = lambda kind, error, trace: say(_told(kind, error, trace))
+    sys.excepthook = lambda error_type, error, trace: say(_format_error(error_type, error, trace))
     threading.excepthook = lambda found: say(
         f"Exception in thread {'' if found.thread is None else found.thread.name}:\n"
-        f"{_told(found.exc_type, found.exc_value, found.exc_traceback)}"
+        f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )
     sys.unraisablehook = lambda found: say(
         f"{found.err_msg or 'Exception ignored in'}: {found.object!r}\n"
-        f"{_told(found.exc_type, found.exc_value, found.exc_traceback)}"
+        f"{_format_error(found.exc_type, found.exc_value, found.exc_traceback)}"
     )
 
 
@@ -141,7 +141,7 @@ def _safe_warning(*arguments: Any, **keywords: Any) -> str:
     return escape_controls(_format_warning(*arguments, **keywords))
 
 
-def _told(*uncaught: Any) -> str:
+def _format_error(*uncaught: Any) -> str:
     return "".join(traceback.format_exception(*uncaught)).rstrip()
 
 
@@ -182,7 +182,7 @@ def is_terminal() -> bool:
 
 
 def one_line(text: str, length: int) -> str:
-    """A text on one line, cut to a length, without characters that a terminal would obey."""
+    """Return a text on one line, cut to a length, without characters that a terminal would obey."""
     # Cut first: an answer may be as large as a book.
     clean = escape_controls(" ".join(text[: 4 * length].split()))
     return clean if len(clean) <= length else f"{clean[: length - 1].rstrip()}\u2026"

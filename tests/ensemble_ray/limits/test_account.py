@@ -25,7 +25,7 @@ async def test_request_waits_until_what_is_in_flight_was_counted() -> None:
     second = asyncio.create_task(account.reserve(Amount(50)))
     await settle()
     assert not second.done()
-    account.settle(first, Amount(40))
+    account.charge(first, Amount(40))
     await second
     assert account.spent == Amount(40)
 
@@ -36,7 +36,7 @@ async def test_everybody_who_waits_is_refused_when_the_budget_is_exhausted() -> 
     first = await account.reserve(Amount(80))
     waiting = [asyncio.create_task(account.reserve(Amount(50))) for _ in range(3)]
     await settle()
-    account.settle(first, Amount(80))
+    account.charge(first, Amount(80))
     ended = await asyncio.gather(*waiting, return_exceptions=True)
     assert {str(each) for each in ended} == {
         "Budget exhausted: the limit is max_tokens 100, 80 tokens are spent, and the next request would need 50 tokens"
@@ -53,7 +53,7 @@ async def test_cancelled_caller_takes_nothing() -> None:
     await settle()
     large.cancel()
     await small
-    account.settle(first)
+    account.charge(first)
     assert account.spent == Amount(0)
 
 
@@ -65,11 +65,11 @@ async def test_caller_of_another_loop_is_woken() -> None:
 
     async def ask() -> None:
         began.set()
-        account.settle(await account.reserve(Amount(50)), Amount(7))
+        account.charge(await account.reserve(Amount(50)), Amount(7))
 
     thread = threading.Thread(target=lambda: asyncio.run(ask()))
     thread.start()
     await asyncio.to_thread(began.wait)
-    account.settle(first, Amount(40))
+    account.charge(first, Amount(40))
     await asyncio.to_thread(thread.join)
     assert account.spent == Amount(47)

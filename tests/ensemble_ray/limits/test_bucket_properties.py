@@ -43,7 +43,7 @@ class Play:
 
     def tell(self, *stimuli: Stimulus) -> None:
         self.wake_at = None
-        for instruction in told(self.bucket, *stimuli):
+        for instruction in told(self.bucket, *stimuli, at=self.now):
             match instruction:
                 case Grant(waiter=waiter, permits=permits):
                     self.granted.append((self.now, waiter))
@@ -63,7 +63,7 @@ class Play:
     def pass_to(self, at: float) -> None:
         while self.wake_at is not None and self.wake_at <= at:
             self.now = self.wake_at
-            self.tell(Ticked(at=self.now))
+            self.tell(Ticked())
         self.now = at
 
     def use(self, lease: str, times: int) -> None:
@@ -71,7 +71,7 @@ class Play:
         times = min(times, unused) if self.now < end else 0
         self.leases[lease] = (unused - times, used + times, end)
         self.uses += [self.now] * times
-        self.tell(Used(at=self.now, lease=lease, used=used + times))
+        self.tell(Used(lease=lease, used=used + times))
 
 
 def assert_within_limit(uses: Sequence[float], *, requests: int, period_s: float) -> None:
@@ -102,10 +102,10 @@ def test_limit_and_order_hold_whatever_comes(
         play.pass_to(play.now + pause_s)
         waiter = f"{number:03}"
         deadlines[waiter] = play.now + timeout_s
-        play.tell(asked(waiter, at=play.now, timeout_s=timeout_s))
+        play.tell(asked(waiter, timeout_s=timeout_s))
         if leaves and waiter in play.bucket.waiters:
             left.add(waiter)
-            play.tell(Cancelled(at=play.now, waiter=waiter))
+            play.tell(Cancelled(waiter=waiter))
     play.pass_to(play.now + 1000.0)
 
     served, refused = [who for _, who in play.granted], [who for _, who in play.expired]
@@ -140,19 +140,19 @@ def test_limit_holds_when_permits_are_leased(
         play.pass_to(play.now + pause_s)
         leases = sorted(play.leases)
         if what == "ask":
-            play.tell(asked(f"{number:03}", at=play.now, holder=str(who), want=want))
+            play.tell(asked(f"{number:03}", holder=str(who), want=want))
         elif what == "burst":
-            play.tell(*(asked(f"{number:03}/{each}", at=play.now, holder=str(who)) for each in range(want)))
+            play.tell(*(asked(f"{number:03}/{each}", holder=str(who)) for each in range(want)))
         elif what == "die":
-            play.tell(HolderGone(at=play.now, holder=str(who)))
+            play.tell(HolderGone(holder=str(who)))
         elif leases:
             lease = leases[int(who) % len(leases)]
             if what == "use":
                 play.use(lease, want)
             else:
-                play.tell(Returned(at=play.now, lease=lease, used=play.leases.pop(lease)[1]))
+                play.tell(Returned(lease=lease, used=play.leases.pop(lease)[1]))
     assert_within_limit(play.uses, requests=requests, period_s=period_s)
     play.pass_to(play.now + 1000.0)
     assert play.bucket.waiters == ()
-    play.tell(Ticked(at=play.now))
+    play.tell(Ticked())
     assert play.bucket.tokens == requests

@@ -41,7 +41,7 @@ def test_requests_wait_in_order_when_the_first_does_not_fit() -> None:
     assert budget.ask("large", tokens(50)) == []
     assert budget.ask("small", tokens(10)) == []
     assert budget.waiting == ("large", "small")
-    assert budget.settle("a", tokens(30)) == [Go("large"), Go("small")]
+    assert budget.charge("a", tokens(30)) == [Go("large"), Go("small")]
     assert (budget.spent, budget.reserved) == (tokens(30), tokens(60))
 
 
@@ -51,7 +51,7 @@ def test_budget_is_exhausted_when_nothing_is_in_flight_and_a_request_does_not_fi
     budget.ask("a", tokens(60))
     budget.ask("b", tokens(50))
     budget.ask("c", tokens(1))
-    assert budget.settle("a", tokens(80)) == [Refuse("b", tokens(50)), Refuse("c", tokens(1))]
+    assert budget.charge("a", tokens(80)) == [Refuse("b", tokens(50)), Refuse("c", tokens(1))]
     assert budget.is_exhausted
     assert budget.ask("d", tokens(1)) == [Refuse("d", tokens(1))]
 
@@ -66,7 +66,7 @@ def test_reservation_is_given_back_when_a_request_failed() -> None:
     budget = budget_of(100)
     budget.ask("a", tokens(100))
     budget.ask("b", tokens(100))
-    assert budget.settle("a") == [Go("b")]
+    assert budget.charge("a") == [Go("b")]
     assert budget.spent == NOTHING
 
 
@@ -76,14 +76,14 @@ def test_waiter_that_leaves_lets_the_next_one_go() -> None:
     budget.ask("a", tokens(60))
     budget.ask("large", tokens(50))
     budget.ask("small", tokens(40))
-    assert budget.settle("large") == [Go("small")]
+    assert budget.charge("large") == [Go("small")]
 
 
 def test_reservations_are_free_when_their_process_is_gone() -> None:
     """S-BUD-8: what it had spent stays spent, what it waited for is forgotten."""
     budget = budget_of(100)
     budget.ask("a", tokens(30), "one")
-    budget.settle("a", tokens(20))
+    budget.charge("a", tokens(20))
     budget.ask("b", tokens(80), "one")
     budget.ask("c", tokens(80), "one")
     budget.ask("d", tokens(70), "two")
@@ -119,7 +119,7 @@ def test_what_is_in_flight_elsewhere_is_taken_over_whether_it_fits_or_not() -> N
     budget = budget_of(100)
     budget.restate(tokens(70), {"a": tokens(40)}, "one")
     assert budget.ask("b", tokens(20), "two") == []
-    assert budget.settle("a", tokens(5)) == [Go("b")]
+    assert budget.charge("a", tokens(5)) == [Go("b")]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ class Play:
 _steps = st.lists(
     st.one_of(
         st.tuples(st.just("ask"), st.integers(0, 60), st.sampled_from("xyz")),
-        st.tuples(st.just("settle"), st.integers(0, 9), st.integers(0, 100)),
+        st.tuples(st.just("charge"), st.integers(0, 9), st.integers(0, 100)),
         st.tuples(st.just("fail"), st.integers(0, 9), st.just(0)),
         st.tuples(st.just("leave"), st.just(0), st.sampled_from("xyz")),
     ),
@@ -230,7 +230,7 @@ def _played(limit: int, steps: list[tuple[str, int, object]]) -> Play:
         elif budget.in_flight:
             claim = budget.in_flight[number % len(budget.in_flight)]
             real = 0 if kind == "fail" or not isinstance(more, int) else play.estimates[claim] * more // 100
-            play.heard(budget.settle(claim, tokens(real)))
+            play.heard(budget.charge(claim, tokens(real)))
     return play
 
 
@@ -251,7 +251,7 @@ def test_order_holds_and_nobody_starves(limit: int, steps: list[tuple[str, int, 
     play = _played(limit, steps)
     assert play.went == sorted(play.went, key=int)
     while play.budget.in_flight:
-        play.heard(play.budget.settle(play.budget.in_flight[0], NOTHING))
+        play.heard(play.budget.charge(play.budget.in_flight[0], NOTHING))
     assert not play.budget.waiting
     assert sorted([*play.went, *play.refused, *play.left], key=int) == play.asked
     assert play.went == sorted(play.went, key=int)

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from ensemble_ray.errors import CircuitOpenError
-from ensemble_ray.limits.endpoints import EndpointDesk, EndpointNews, Visit, process_endpoints
+from ensemble_ray.limits.endpoints import EndpointService, EndpointUpdate, Visit, process_endpoints
 from ensemble_ray.testing import ManualClock
 from tests.ensemble_ray.limits.settling import settle
 
@@ -18,15 +18,15 @@ HOME = "http://h/v1 m"
 
 
 class Process:
-    """A desk with a clock of its own, and what it told others."""
+    """A service with a clock of its own, and what it sent to others."""
 
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock = clock or ManualClock()
-        self.news: list[EndpointNews] = []
-        self.desk = EndpointDesk(clock=self.clock, share=self.news.append)
+        self.updates: list[EndpointUpdate] = []
+        self.endpoints = EndpointService(clock=self.clock, share=self.updates.append)
 
     def visit(self, endpoint: str = HOME) -> Visit:
-        return self.desk.visit(endpoint)
+        return self.endpoints.visit(endpoint)
 
     def sent(self) -> Visit:
         """A call on its way."""
@@ -51,9 +51,9 @@ class Process:
         return may_go
 
     @property
-    def kinds(self) -> list[str]:
+    def categories(self) -> list[str]:
         """What was told."""
-        return [news.kind for news in self.news]
+        return [update.category for update in self.updates]
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ async def test_calls_wait_twice_as_long_when_the_probe_failed(here: Process) -> 
     await settle()
     assert waits[2].done()
     third.answered()
-    assert here.kinds == [*["failed"] * 5, "probing", "probe_failed", "probing", "probing", "answered"]
+    assert here.categories == [*["failed"] * 5, "probing", "probe_failed", "probing", "probing", "answered"]
 
 
 async def test_a_call_fails_when_its_patience_ends_before_the_breaker_closes(here: Process) -> None:
@@ -205,18 +205,18 @@ def test_nothing_is_limited_when_enough_calls_were_answered(here: Process) -> No
 
 
 def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
-    """S-DUR-64, S-DUR-65: breaker and limit are shared by all processes; news are data."""
+    """S-DUR-64, S-DUR-65: breaker and limit are shared by all processes; updates are data."""
     there = Process()
-    here.desk.share = lambda news: there.desk.hear(pickle.loads(pickle.dumps(news)))  # noqa: S301  our own bytes
+    here.endpoints.share = lambda update: there.endpoints.on_update(pickle.loads(pickle.dumps(update)))  # noqa: S301  our own bytes
     there.failing(2)
     here.failing(3)
     assert not there.is_let_in()
     there.clock.advance(6.1)
     probe = there.sent()
-    here.desk.hear(EndpointNews(endpoint=HOME, kind="probing"))
+    here.endpoints.on_update(EndpointUpdate(endpoint=HOME, category="probing"))
     probe.answered()
-    for news in there.news[-1:]:
-        here.desk.hear(news)
+    for update in there.updates[-1:]:
+        here.endpoints.on_update(update)
     assert here.is_let_in()
     sent = [there.sent() for _ in range(4)]
     here.sent().refused()
@@ -230,7 +230,7 @@ def test_others_know_what_happened_when_they_hear_of_it(here: Process) -> None:
 def test_no_probe_goes_here_when_one_goes_elsewhere(here: Process) -> None:
     """S-DUR-64: one call goes as a probe, whichever process sends it; who only heard of the opening waits longer."""
     there = Process()
-    here.desk.share = there.desk.hear
+    here.endpoints.share = there.endpoints.on_update
     here.failing(5)
     there.clock.advance(5)
     assert not there.is_let_in()
@@ -263,7 +263,7 @@ def test_calls_go_when_failures_are_few_among_answers(here: Process) -> None:
     here.failing(5)
     assert here.is_let_in()
     for _ in range(5):
-        here.desk.hear(EndpointNews(endpoint=HOME, kind="failed", text="HTTP 503: busy"))
+        here.endpoints.on_update(EndpointUpdate(endpoint=HOME, category="failed", text="HTTP 503: busy"))
     assert not here.is_let_in()
 
 
@@ -276,7 +276,7 @@ def test_nothing_is_told_when_calls_are_answered(here: Process) -> None:
     here.failing(1)
     recovered = here.sent()
     recovered.answered()
-    assert here.kinds == ["failed", "answered"]
+    assert here.categories == ["failed", "answered"]
 
 
 def test_failures_are_not_told_when_the_breaker_is_open_already(here: Process) -> None:
@@ -285,7 +285,7 @@ def test_failures_are_not_told_when_the_breaker_is_open_already(here: Process) -
     here.failing(5)
     for visit in late:
         visit.failed("late")
-    assert here.kinds == ["failed"] * 5
+    assert here.categories == ["failed"] * 5
 
 
 def test_calls_of_several_threads_share_one_breaker_when_they_wait(here: Process) -> None:
@@ -306,7 +306,7 @@ def test_calls_of_several_threads_share_one_breaker_when_they_wait(here: Process
     for thread in callers:
         thread.start()
     began.wait()
-    here.desk.hear(EndpointNews(endpoint=HOME, kind="answered"))
+    here.endpoints.on_update(EndpointUpdate(endpoint=HOME, category="answered"))
     for thread in callers:
         thread.join()
     assert waited == [0.0, 0.0]
@@ -325,6 +325,6 @@ def test_a_waiter_is_passed_over_when_its_loop_is_gone(here: Process) -> None:
     assert here.is_let_in()
 
 
-def test_there_is_one_desk_when_several_runs_share_a_process() -> None:
+def test_there_is_one_service_when_several_runs_share_a_process() -> None:
     """S-DUR-64: shared by all runs of the inline process."""
     assert process_endpoints() is process_endpoints()

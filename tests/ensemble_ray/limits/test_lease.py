@@ -7,8 +7,9 @@ import pytest
 
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.bucket import LEASE_S
-from ensemble_ray.limits.desk import Acquire, AwaitRecall, GiveBack, Leave, LimiterDesk, Message, Reply, Report
 from ensemble_ray.limits.lease import MOST_WANTED, LeaseStock, LeasingLimiter
+from ensemble_ray.limits.limiter_service import Acquire, AwaitRecall, BucketUpdate, LimiterService, Message, Reply
+from ensemble_ray.limits.steps import HolderGone, Requested, Returned, Used
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.limits.settling import settle
@@ -17,10 +18,10 @@ HUNDRED = RateLimit.of(100, 1000)
 
 
 class Line:
-    """A way to a desk that counts what is said, and can be cut."""
+    """A way to a service that counts what is said, and can be cut."""
 
-    def __init__(self, desk: LimiterDesk) -> None:
-        self.desk = desk
+    def __init__(self, service: LimiterService) -> None:
+        self.service = service
         self.said: list[Message] = []
         self.is_cut = False
 
@@ -29,7 +30,7 @@ class Line:
             msg = "the limiter is away"
             raise ConnectionError(msg)
         self.said.append(message)
-        return await self.desk.receive(message)
+        return await self.service.receive(message)
 
     def count(self, kind: type[Message]) -> int:
         return sum(isinstance(message, kind) for message in self.said)
@@ -43,17 +44,19 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 async def line(clock: ManualClock) -> Line:
-    """The way to a desk whose bucket `b` of `HUNDRED` holds 20 tokens."""
-    desk = LimiterDesk(clock=clock)
-    await desk.receive(Acquire(bucket="b", limit=HUNDRED, holder="old", waiter="first", timeout_s=0.0))
-    await desk.receive(Leave(holder="old"))
+    """The way to a service whose bucket `b` of `HUNDRED` holds 20 tokens."""
+    service = LimiterService(clock=clock)
+    await service.receive(
+        Acquire(bucket="b", limit=HUNDRED, request=Requested(holder="old", waiter="first", timeout_s=0.0))
+    )
+    await service.receive(HolderGone(holder="old"))
     clock.advance(200.0)
-    return Line(desk)
+    return Line(service)
 
 
 @pytest.fixture
 async def limiter(line: Line, clock: ManualClock) -> AsyncIterator[LeasingLimiter]:
-    """A process that draws from the desk."""
+    """A process that draws from the service."""
     limiter = LeasingLimiter(line, holder="one", clock=clock)
     yield limiter
     line.is_cut = False
@@ -62,7 +65,7 @@ async def limiter(line: Line, clock: ManualClock) -> AsyncIterator[LeasingLimite
 
 @pytest.fixture
 def other(line: Line, clock: ManualClock) -> LeasingLimiter:
-    """Another process that draws from the same desk."""
+    """Another process that draws from the same service."""
     return LeasingLimiter(line, holder="two", clock=clock)
 
 
@@ -138,7 +141,7 @@ async def test_limiter_is_asked_less_often_when_permits_are_leased(limiter: Leas
     """S-SET-36: leased permits are used without asking, and every use is counted."""
     await take(limiter, 15)
     assert line.count(Acquire) == 4  # grants of 1, 2, 4 and 8 permits
-    assert (line.desk._lines["b"].bucket.tokens, line.desk._lines["b"].bucket.leases) == (5, {})
+    assert (line.service._buckets["b"].machine.tokens, line.service._buckets["b"].machine.leases) == (5, {})
 
 
 async def test_unused_permits_are_given_back_when_the_lease_is_over(
@@ -146,11 +149,11 @@ async def test_unused_permits_are_given_back_when_the_lease_is_over(
 ) -> None:
     """S-SET-36: 100 ms after the request was sent, by the holder itself."""
     await take(limiter, 5)
-    assert line.desk._lines["b"].bucket.leases == {"one/2": 2}
+    assert line.service._buckets["b"].machine.leases == {"one/2": 2}
     clock.advance(LEASE_S)
     await settle()
-    assert line.said[-1] == GiveBack(bucket="b", lease="one/2", used=1)
-    assert line.desk._lines["b"].bucket.tokens == 15
+    assert line.said[-1] == BucketUpdate("b", Returned(lease="one/2", used=1))
+    assert line.service._buckets["b"].machine.tokens == 15
 
 
 async def test_leased_permits_are_not_taken_when_the_limiter_reports_a_waiter(
@@ -158,11 +161,11 @@ async def test_leased_permits_are_not_taken_when_the_limiter_reports_a_waiter(
 ) -> None:
     """S-SET-36: the lease goes back at the report; the waiter elsewhere comes first, then the holder asks anew."""
     await take(limiter, 12)
-    assert line.desk._lines["b"].bucket.leases == {"one/3": 3}
+    assert line.service._buckets["b"].machine.leases == {"one/3": 3}
     await take(other, 5)  # the tokens that are left
     elsewhere = [asyncio.create_task(other.acquire("b", HUNDRED, timeout_s=60.0)) for _ in range(12)]
     await settle()
-    assert line.desk._lines["b"].bucket.leases == {}
+    assert line.service._buckets["b"].machine.leases == {}
     here = asyncio.create_task(limiter.acquire("b", HUNDRED, timeout_s=60.0))
     await settle()
     assert [task.done() for task in elsewhere] == [True] * 3 + [False] * 9
@@ -225,7 +228,7 @@ async def test_grant_is_refunded_when_it_crosses_the_cancellation(line: Line, cl
 
     async def slow(message: Message) -> Reply:
         reply = await line(message)
-        if isinstance(message, Acquire) and message.waiter.endswith("/1"):
+        if isinstance(message, Acquire) and message.request.waiter.endswith("/1"):
             await gate.wait()
         return reply
 
@@ -233,7 +236,7 @@ async def test_grant_is_refunded_when_it_crosses_the_cancellation(line: Line, cl
     await take(limiter)
     cancelled = asyncio.create_task(limiter.acquire("b", HUNDRED, timeout_s=60.0))
     await settle()
-    bucket = line.desk._lines["b"].bucket
+    bucket = line.service._buckets["b"].machine
     assert (bucket.tokens, bucket.leases) == (17, {"one/1": 1})
     cancelled.cancel()
     gate.set()
@@ -250,7 +253,8 @@ async def test_uses_travel_together_when_made_in_one_turn(limiter: LeasingLimite
     assert line.count(Acquire) == 1
     await asyncio.gather(*(limiter.acquire("b", HUNDRED, timeout_s=1.0) for _ in range(5)))
     await settle()
-    assert [message.used for message in line.said if isinstance(message, Report)] == [5]
+    updates = [message.stimulus for message in line.said if isinstance(message, BucketUpdate)]
+    assert [update.used for update in updates if isinstance(update, Used)] == [5]
 
 
 async def test_limiter_is_asked_again_when_it_was_away(limiter: LeasingLimiter, line: Line, clock: ManualClock) -> None:
@@ -280,11 +284,11 @@ async def test_call_times_out_when_the_limiter_stays_away(
 async def test_everything_is_given_back_when_closed(limiter: LeasingLimiter, line: Line) -> None:
     """S-SET-36: leases end with their holder, and a closed limiter is of no use."""
     await take(limiter, 5)
-    assert line.desk._lines["b"].bucket.leases == {"one/2": 2}
+    assert line.service._buckets["b"].machine.leases == {"one/2": 2}
     await limiter.close()
     await settle()
-    assert line.desk._lines["b"].bucket.leases == {}
-    assert line.desk._lines["b"].bucket.tokens == 15
+    assert line.service._buckets["b"].machine.leases == {}
+    assert line.service._buckets["b"].machine.tokens == 15
     with pytest.raises(IllegalStateError, match="'one' is closed"):
         await limiter.acquire("b", HUNDRED, timeout_s=1.0)
 

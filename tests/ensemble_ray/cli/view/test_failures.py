@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from ensemble_ray.cli.view.failures import advice_of, exit_code_of, told
+from ensemble_ray.cli.view.failures import advice_of, describe_error, exit_code_of
 from ensemble_ray.errors import (
     AgentExecutionError,
     ConstraintViolationError,
@@ -36,7 +36,7 @@ def test_the_task_the_reason_and_the_way_out_are_told_when_a_task_failed() -> No
     endpoint.__cause__ = OSError("HTTP 401")
     agent = AgentExecutionError("Agent 'Writer': Endpoint x refused the key (AuthenticationError)", "Writer", "Write")
     agent.__cause__ = endpoint
-    assert told(_task_error(agent)).splitlines() == [
+    assert describe_error(_task_error(agent)).splitlines() == [
         "Error: task 'Write' (agent 'Writer') failed:",
         "  Agent 'Writer': Endpoint x refused the key (AuthenticationError)",
         "  What to do: Look at the endpoint alone: ensemble-ray doctor --no-ray --llm openai:MODEL",
@@ -51,7 +51,7 @@ def test_file_and_line_are_told_when_user_code_raised() -> None:
         agent = AgentExecutionError("Deterministic task handler threw an exception: 'zzz' (KeyError)")
         agent.__cause__ = raised
     for cause in (agent, pickle.loads(pickle.dumps(agent))):  # noqa: S301  our own bytes
-        lines = told(_task_error(cause)).splitlines()
+        lines = describe_error(_task_error(cause)).splitlines()
         assert lines[:2] == [
             "Error: task 'Write' (agent 'Writer') failed:",
             "  Deterministic task handler threw an exception: 'zzz' (KeyError)",
@@ -63,13 +63,13 @@ def test_file_and_line_are_told_when_user_code_raised() -> None:
 def test_every_failed_task_is_told_when_several_failed() -> None:
     """Under continue_on_error."""
     causes = {"one": OSError("no disk"), "two": ValueError("no value")}
-    text = told(ParallelExecutionError("2 of 3 tasks failed: 'one': no disk; 'two': no value", (), causes))
+    text = describe_error(ParallelExecutionError("2 of 3 tasks failed: 'one': no disk; 'two': no value", (), causes))
     assert text.splitlines() == ["Error: 2 of 3 tasks failed", "  'one': no disk", "  'two': no value"]
 
 
 def test_the_class_is_told_when_an_error_is_not_ours() -> None:
     """And how to see the whole story."""
-    text = told(OSError("no disk"))
+    text = describe_error(OSError("no disk"))
     assert text.startswith("Error: OSError: no disk\n")
     assert "--debug" in text
 
@@ -99,4 +99,4 @@ def test_the_directory_is_named_when_records_cannot_be_written() -> None:
 
 def test_long_texts_of_causes_are_cut() -> None:
     """A provider may answer with a page."""
-    assert len(told(_task_error(OSError("x" * 100_000)))) < 3000
+    assert len(describe_error(_task_error(OSError("x" * 100_000)))) < 3000

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import queue
 import threading
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from ensemble_ray.cli.view.item_display import ItemDisplay
-from ensemble_ray.cli.view.item_progress import ItemTally
+from ensemble_ray.cli.view.display import Display
+from ensemble_ray.cli.view.item_progress import ItemProgress
+from ensemble_ray.cli.view.progress import Block, TaskProgress
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.items.sources import source_of
+from ensemble_ray.events.listeners import wanted_by
 from ensemble_ray.values.metrics import TaskMetrics
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_now
@@ -42,54 +42,54 @@ def _failed(key: str, text: str = "no") -> TaskFailedEvent:
 
 def test_items_are_counted_and_the_time_that_is_left_is_told() -> None:
     """S-MR-185: items apart from reduces; at the pace since the first began."""
-    tally = ItemTally(10)
-    tally.is_recorded(2)
+    progress = ItemProgress("", 10)
+    progress.add_recorded(2, items=2)
     for number in range(4):
-        tally.take(_started(f"map-{number}"), 1.0)
+        progress.take(_started(f"map-{number}"), 1.0)
     for number in range(2):
-        tally.take(_completed(f"map-{number}"), 3.0)
-    tally.take(_failed("map-2"), 3.0)
-    tally.take(_started("reduce-1-0"), 3.0)
-    tally.take(_completed("reduce-1-0"), 4.0)
-    assert tally.counts() == "4/10 items, 1 failed, 1 reduced"
-    assert tally.items_per_s(4.0) == pytest.approx(1.0), "recorded ones took no time"
-    assert tally.left_s(4.0) == pytest.approx(5.0)
-    assert tally.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
-    tally.take(_completed("map-3"), 5.0)
-    assert tally.left_s(5.0) is None, "nothing runs"
+        progress.take(_completed(f"map-{number}"), 3.0)
+    progress.take(_failed("map-2"), 3.0)
+    progress.take(_started("reduce-1-0"), 3.0)
+    progress.take(_completed("reduce-1-0"), 4.0)
+    assert progress.counts() == "4/10 items, 1 failed, 1 reduced"
+    assert progress.items_per_s(4.0) == pytest.approx(1.0), "recorded ones took no time"
+    assert progress.left_s(4.0) == pytest.approx(5.0)
+    assert progress.pace(4.0) == "1.0 items/s, 30 + 15 tokens, 5 s left"
+    progress.take(_completed("map-3"), 5.0)
+    assert progress.left_s(5.0) is None, "nothing runs"
 
 
 @pytest.mark.parametrize(("total", "shown"), [(2, "2/2 items"), (None, "2 items")])
 def test_the_total_is_shown_where_it_is_known(total: int | None, shown: str) -> None:
     """S-MR-185: of how many, where that is known."""
-    tally = ItemTally(total)
+    progress = ItemProgress("", total)
     for key in ("map-0", "map-1"):
-        tally.take(_started(key), 0.0)
-        tally.take(_completed(key), 1.0)
-    assert tally.counts() == shown
-    assert tally.left_s(1.0) is None
+        progress.take(_started(key), 0.0)
+        progress.take(_completed(key), 1.0)
+    assert progress.counts() == shown
+    assert progress.left_s(1.0) is None
 
 
 @pytest.mark.parametrize(("total", "shown"), [(5, "5 items in one task"), (None, "all items in one task")])
 def test_all_items_are_told_of_where_one_task_had_them(total: int | None, shown: str) -> None:
     """S-MR-185, S-MR-82: the short-circuit's task is not one item of five."""
-    tally = ItemTally(total)
-    tally.take(_started("direct"), 0.0)
-    tally.take(_completed("direct"), 1.0)
-    assert tally.counts() == shown
+    progress = ItemProgress("", total)
+    progress.take(_started("direct"), 0.0)
+    progress.take(_completed("direct"), 1.0)
+    assert progress.counts() == shown
 
 
 def test_recorded_reduces_are_no_items() -> None:
     """S-MR-185: a resumed run has both on record."""
-    tally = ItemTally(10)
-    tally.is_recorded(6, reduces=2)
-    assert tally.counts() == "6/10 items, 2 reduced"
+    progress = ItemProgress("", 10)
+    progress.add_recorded(8, items=6)
+    assert progress.counts() == "6/10 items, 2 reduced"
 
 
 def test_a_log_shows_a_line_every_ten_seconds_and_the_first_failures(capsys: pytest.CaptureFixture[str]) -> None:
     """S-MR-185: not one per item."""
     now = 0.0
-    display = ItemDisplay("many", source=source_of(list(range(1000))), clock=lambda: now, is_live=False)
+    display = Display(ItemProgress("many", 1000), clock=lambda: now, is_live=False)
     listener = display.listener
     with display:
         listener.on_ensemble_started("r", "map", 1000)
@@ -119,13 +119,36 @@ def test_how_many_there_were_is_told_at_the_end_although_their_file_is_still_loo
         goes_on.wait()
         return 9
 
-    with ItemDisplay("a file", source=replace(source_of([1, 2]), count=None, look=look), is_live=False) as display:
+    with Display(ItemProgress("a file", is_scanned=True), count=look, is_live=False) as display:
         for key in ("map-0", "map-1"):
             display.listener.on_task_start(_started(key))
             display.listener.on_task_complete(_completed(key))
     assert display.summary().startswith("2 items in ")
-    display.has_all()
-    assert display.summary().startswith("2/2 items in ")
+    assert display.summary(is_complete=True).startswith("2/2 items in ")
     goes_on.set()
     looking.get(timeout=60).join()
-    assert display.summary().startswith("2/2 items in ")
+    assert display.summary(is_complete=True).startswith("2/2 items in ")
+
+
+def test_the_block_shows_items_pace_and_a_bar_when_their_number_is_known() -> None:
+    """S-MR-185: on a terminal; without a total there is no bar, and before the first end no pace."""
+    progress = ItemProgress("many", 4)
+    progress.take(_started("map-0"), 0.0, is_live=True)
+    assert progress.block(1.0) == Block(counts="0/4 items, 1 running", bar=(0, 4))
+    assert progress.take(_completed("map-0"), 2.0, is_live=True) is None
+    assert progress.block(2.0) == Block(counts="1/4 items, 0 running", bar=(1, 4), pace="0.5 items/s, 10 + 5 tokens")
+    assert ItemProgress("many").block(0.0) == Block(counts="0 items, 0 running", bar=None, is_idle=True)
+
+
+def test_events_of_model_calls_are_not_sent_when_a_run_is_over_many_items() -> None:
+    """Of a hundred thousand items only the beginnings and ends of tasks are shown."""
+    shown = {"on_ensemble_started", "on_task_start", "on_task_complete", "on_task_failed"}
+    assert wanted_by(Display(ItemProgress()).listener) == shown
+    assert wanted_by(Display(TaskProgress()).listener) == shown | {
+        "on_tool_call",
+        "on_delegation_started",
+        "on_delegation_completed",
+        "on_delegation_failed",
+        "on_llm_iteration_started",
+        "on_llm_iteration_completed",
+    }

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray.cli.view.display import Display
-from ensemble_ray.cli.view.progress import Tally
+from ensemble_ray.cli.view.progress import TaskProgress
 from ensemble_ray.events import (
     DelegationCompletedEvent,
     DelegationFailedEvent,
@@ -80,35 +80,35 @@ TOOL = ToolCallEvent(
 
 def test_counts_follow_the_events() -> None:
     """Done, failed, running, model calls in flight, tokens, tool calls; a handler's task is no agent's."""
-    tally = Tally()
+    progress = TaskProgress()
     events = [BEGIN, _started("a"), _started("b"), _asked(), _asked(), _answered(30), TOOL, _completed("a")]
     for at, event in enumerate(events):
-        tally.take(event, float(at))
-    assert (tally.total_tasks, tally.done, tally.failed) == (3, 1, 0)
-    assert [(task.label, task.started_at) for task in tally.running] == [("b", 2.0)]
-    assert (tally.model_calls, tally.calls_open, tally.tool_calls) == (1, 1, 1)
-    assert (tally.input_tokens, tally.output_tokens) == (100, 30)
-    tally.take(_started("c", "(deterministic)"), 8.0)
-    assert tally.agents == 1
+        progress.take(event, float(at))
+    assert (progress.total_tasks, progress.done, progress.failed) == (3, 1, 0)
+    assert [(task.label, task.started_at) for task in progress.running] == [("b", 2.0)]
+    assert (progress.model_calls, progress.calls_open, progress.tool_calls) == (1, 1, 1)
+    assert (progress.input_tokens, progress.output_tokens) == (100, 30)
+    progress.take(_started("c", "(deterministic)"), 8.0)
+    assert progress.agents == 1
 
 
 def test_tokens_per_second_count_from_the_first_model_call() -> None:
     """While calls are open until now, afterwards until the last answer, so that the figure does not fade."""
-    tally = Tally()
-    assert tally.tokens_per_s(5.0) == 0
+    progress = TaskProgress()
+    assert progress.tokens_per_s(5.0) == 0
     for at, event in ((2.0, _asked()), (4.0, _answered(40)), (4.0, _asked())):
-        tally.take(event, at)
-    assert tally.tokens_per_s(6.0) == 10
-    tally.take(_answered(40), 6.0)
-    assert tally.tokens_per_s(60.0) == 20
+        progress.take(event, at)
+    assert progress.tokens_per_s(6.0) == 10
+    progress.take(_answered(40), 6.0)
+    assert progress.tokens_per_s(60.0) == 20
 
 
 def test_no_call_stays_open_when_all_tasks_have_ended() -> None:
     """A model call that failed has no event of its own."""
-    tally = Tally()
+    progress = TaskProgress()
     for event in (BEGIN, _started("a"), _asked(), _failed("a", OSError("gone"))):
-        tally.take(event, 1.0)
-    assert (tally.calls_open, tally.failed) == (0, 1)
+        progress.take(event, 1.0)
+    assert (progress.calls_open, progress.failed) == (0, 1)
 
 
 class Seconds:
@@ -124,7 +124,7 @@ class Seconds:
 def test_lines_are_written_when_nobody_watches_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     """S-ERR-46: one line per start and end, with the time since the beginning; why one failed, the run's error tells."""
     clock = Seconds()
-    with Display("team.yaml", clock=clock, is_live=False) as display:
+    with Display(TaskProgress("team.yaml"), clock=clock, is_live=False) as display:
         display.listener.on_ensemble_started("r", "parallel", 3)
         clock.now += 1.5
         display.listener.on_task_start(_started("a"))
@@ -143,7 +143,7 @@ def test_lines_are_written_when_nobody_watches_on_a_terminal(capsys: pytest.Capt
 def test_lines_are_few_when_tasks_are_many(capsys: pytest.CaptureFixture[str]) -> None:
     """S-MR-161: of a run over many items; how many there are need not be known."""
     clock = Seconds()
-    with Display("many", clock=clock, is_live=False) as display:
+    with Display(TaskProgress("many"), clock=clock, is_live=False) as display:
         display.listener.on_ensemble_started("r", "map", 0)
         for number in range(1100):
             display.listener.on_task_complete(_completed(f"map-{number}"))
@@ -158,18 +158,19 @@ def test_lines_are_few_when_tasks_are_many(capsys: pytest.CaptureFixture[str]) -
 
 def test_nothing_is_written_when_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     """But counts are kept."""
-    with Display("t", is_quiet=True) as display:
+    progress = TaskProgress("t")
+    with Display(progress, is_quiet=True) as display:
         display.listener.on_ensemble_started("r", "parallel", 1)
         display.listener.on_task_failed(_failed("a", OSError("x")))
         display.note("starting")
     assert capsys.readouterr().err == ""
-    assert display.tally.failed == 1
+    assert progress.failed == 1
 
 
 def test_warnings_of_the_library_stand_among_the_lines_when_they_are_news(capsys: pytest.CaptureFixture[str]) -> None:
     """What the command line tells of a failure anyway is not told twice."""
     log = logging.getLogger("ensemble_ray.anything")
-    with Display("t", is_live=False):
+    with Display(TaskProgress("t"), is_live=False):
         log.warning("Agent '%s' is idle", "B")
         log.warning("Run %s: %s failed and is left out%s", "r", "map-1", ": x")
         log.info("not for here")
@@ -182,14 +183,14 @@ def test_the_block_shows_what_is_going_on() -> None:
     from rich.console import Console
 
     clock = Seconds()
-    display = Display("demo on ray", clock=clock, is_live=True)
+    display = Display(TaskProgress("demo on ray"), clock=clock, is_live=True)
     for number in range(12):
         display.listener.on_task_start(_started(f"read-{number}", f"Reader {number % 2}"))
     display.listener.on_ensemble_started("r", "parallel", 14)
     display.listener.on_llm_iteration_started(_asked())
     clock.now += 4
     console = Console(file=io.StringIO(), width=100)
-    console.print(display._block())
+    console.print(display._render())
     shown = console.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert "demo on ray" in shown
     assert "0/14 tasks, 12 running, 4 s" in shown
@@ -200,15 +201,15 @@ def test_the_block_shows_what_is_going_on() -> None:
 
 def test_what_the_record_has_counts_as_done_when_a_run_goes_on() -> None:
     """S-DUR-50, S-DUR-51: `2 of 3 tasks` are those of the whole run."""
-    tally = Tally()
-    tally.is_recorded(2)
-    tally.take(BEGIN, 0.0)
-    assert (tally.done, tally.total_tasks) == (2, 3)
+    progress = TaskProgress()
+    progress.add_recorded(2)
+    progress.take(BEGIN, 0.0)
+    assert (progress.done, progress.total_tasks) == (2, 3)
 
 
 def test_what_the_record_has_is_told_before_what_happens(capsys: pytest.CaptureFixture[str]) -> None:
     """S-DUR-51: events come on a thread of their own, and may come before the run's handle does."""
-    with Display("t", clock=Seconds(), is_live=False) as display:
+    with Display(TaskProgress("t"), clock=Seconds(), is_live=False) as display:
         listener = display.listener
         happening = threading.Thread(
             target=lambda: (
@@ -216,11 +217,11 @@ def test_what_the_record_has_is_told_before_what_happens(capsys: pytest.CaptureF
                 listener.on_task_complete(_completed("c")),
             )
         )
-        with display.held():
+        with display.hold():
             happening.start()
             happening.join(0.1)
             assert capsys.readouterr().err == ""
-            display.is_recorded(2)
+            display.add_recorded(2)
         happening.join()
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["2 tasks from the record", "    0.0 s  t: 3 tasks, parallel"]
@@ -274,10 +275,10 @@ def _fails(asked: DelegationStartedEvent, why: str, cause: Exception | None = No
 
 def test_delegations_are_counted_by_what_came_of_them() -> None:
     """S-DEL-51, S-DEL-52: what a worker raised has a cause and failed; the rest was refused. Workers are agents too."""
-    tally = Tally()
+    progress = TaskProgress()
     asked, again = _asks("Researcher", 1), _asks("Researcher", 2)
-    tally.take(BEGIN, 0.0)
-    tally.take(_started("manager", "Manager"), 0.0)
+    progress.take(BEGIN, 0.0)
+    progress.take(_started("manager", "Manager"), 0.0)
     for event in (
         asked,
         _answers(asked, "gold"),
@@ -285,34 +286,34 @@ def test_delegations_are_counted_by_what_came_of_them() -> None:
         _fails(again, "no", OSError("no")),
         _fails(_asks("W", 3), "cap"),
     ):
-        tally.take(event, 1.0)
-    assert tally.summary(1.0).endswith(", 2 delegations (1 refused, 1 failed)")
-    assert tally.agents == 2
-    (task,) = tally.running
-    assert tally.delegated(task) == ()
+        progress.take(event, 1.0)
+    assert progress.pace(1.0).endswith(", 2 delegations (1 refused, 1 failed)")
+    assert progress.agents == 2
+    (task,) = progress.running
+    assert progress.delegated(task) == ()
 
 
 def test_who_works_for_a_task_is_known_until_that_ends() -> None:
     """Nested ones belong to the task of the plan above them; who is stopped with it has no event of its own."""
-    tally = Tally()
+    progress = TaskProgress()
     inner = _asks("Writer", 2, instance="draft#0/1/call-0/delegate#0", asker="Editor")
     for event in (BEGIN, _started("draft"), _started("other"), _asks("Editor", 1, instance="draft#0"), inner):
-        tally.take(event, 1.0)
-    draft, other = tally.running
-    assert [(each.asker_role, each.worker_role, each.depth) for each in tally.delegated(draft)] == [
+        progress.take(event, 1.0)
+    draft, other = progress.running
+    assert [(each.asker_role, each.worker_role, each.depth) for each in progress.delegated(draft)] == [
         ("Manager", "Editor", 1),
         ("Editor", "Writer", 2),
     ]
-    assert tally.delegated(other) == ()
-    tally.take(_failed("draft", OSError("x")), 2.0)
-    assert tally.delegated(draft) == ()
+    assert progress.delegated(other) == ()
+    progress.take(_failed("draft", OSError("x")), 2.0)
+    assert progress.delegated(draft) == ()
 
 
 def test_lines_tell_who_asks_whom_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     """Indented by depth, each on one line; the library's own warning of a failed delegation is not told twice."""
     inner = _asks("Writer", 2, instance="manager#0/0/call-0/delegate#0", asker="Editor")
     asked = _asks("Editor")
-    with Display("t", clock=Seconds(), is_live=False) as display:
+    with Display(TaskProgress("t"), clock=Seconds(), is_live=False) as display:
         listener = display.listener
         listener.on_delegation_failed(_fails(_asks("Writer", 3), "Delegation rejected by policy: stage 1"))
         listener.on_delegation_started(asked)
@@ -336,14 +337,14 @@ def test_the_block_shows_workers_below_the_task_that_waits_for_them() -> None:
     from rich.console import Console
 
     clock = Seconds()
-    display = Display("t", clock=clock, is_live=True)
+    display = Display(TaskProgress("t"), clock=clock, is_live=True)
     display.listener.on_task_start(_started("manager", "Manager"))
     for number in range(9):
         display.listener.on_delegation_started(_asks(f"Reader {number}", number))
     display.listener.on_ensemble_started("r", "hierarchical", 1)
     clock.now += 3
     console = Console(file=io.StringIO(), width=100)
-    console.print(display._block())
+    console.print(display._render())
     shown = [line.rstrip() for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]  # a StringIO
     at = next(place for place, line in enumerate(shown) if "manager  Manager" in line)
     assert shown[at + 1] == "    \u21b3 Manager asks Reader 0  3 s"

@@ -13,7 +13,7 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.errors import AgentExecutionError, CircuitOpenError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.limits import RateLimit
-from ensemble_ray.limits.endpoints import EndpointDesk
+from ensemble_ray.limits.endpoints import EndpointService
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
@@ -67,9 +67,9 @@ class Streamer(Provider):
 
 
 def bench_of(model: object, policy: RetryPolicy | None = WITHOUT_DELAYS) -> Bench:
-    """A task of one agent, with a desk on the bench's clock."""
+    """A task of one agent, with a service on the bench's clock."""
     bench = Bench(agents={"draft": writer(model)}, frame=replace(FRAME, retry=policy))
-    bench.runner.ports = replace(bench.runner.ports, endpoints=EndpointDesk(clock=bench.clock))
+    bench.runner.ports = replace(bench.runner.ports, endpoints=EndpointService(clock=bench.clock))
     return bench
 
 

@@ -1,11 +1,11 @@
-"""Where accounts of runs are kept for many processes, in the cluster's limiter actor. Room: limits.
+"""BudgetService: the accounts of runs for many processes, in the cluster's limiter actor. Package: limits.
 
 In: messages as data; claims are answered when there is something to say. It carries out what `Budget` says. Must never
 happen: what a living process says that it spent is forgotten, or counted twice.
 
-Every process tells its own sum, not its steps, so that a message may come twice or late. A desk that was started anew
-knows nothing: it refuses claims under another `life` than its own until their process has said what it spent and what it
-has in flight, and what it heard of those who are gone (S-BUD-8).
+Every process sends its own sum, not its steps, so that a message may come twice or late. A service that was started
+anew knows nothing: it refuses claims under another `life` than its own until their process has sent its balance: what it
+spent, what it has in flight, and what it knows of processes that are gone (S-BUD-8).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ensemble_ray.limits.account import WaitingRoom
+from ensemble_ray.limits.account import BudgetQueue
 from ensemble_ray.limits.budget import Budget, Go, Refuse, Verdict
 from ensemble_ray.values.amounts import NOTHING, Amount, RunBudget
 from ensemble_ray.values.ids import new_object_id
 
 __all__ = [
-    "AccountDesk",
-    "AccountMessage",
-    "AccountReply",
+    "Balance",
+    "BalanceRequired",
+    "BudgetMessage",
+    "BudgetReply",
+    "BudgetService",
+    "Charged",
     "Claim",
     "CloseAccount",
     "MayGo",
     "MayNot",
-    "NotHeard",
-    "Settled",
-    "Statement",
 ]
 
 #: Names of closed accounts that are remembered, so that a late message opens none of them again.
@@ -37,12 +37,12 @@ _CLOSED = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class Balance:
     """What a process knows of an account."""
 
     #: what it spent itself
     spent: Amount
-    #: what those had spent who were gone when it heard of the account last
+    #: what gone processes had spent, as of the last reply
     base: Amount
     #: what it has in flight
     claims: Mapping[str, Amount]
@@ -50,20 +50,20 @@ class Statement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A request is about to be sent; answered by `MayGo`, `MayNot`, `NotHeard`, or None when it was settled meanwhile."""
+    """A request is about to be sent; answered by `MayGo`, `MayNot`, `BalanceRequired`, or None when it was charged meanwhile."""
 
     budget: RunBudget
     holder: str
     #: unique over all holders
     claim: str
     amount: Amount
-    #: of the desk that heard this process last
+    #: of the service that has this process's balance
     life: str
-    statement: Statement | None = None
+    balance: Balance | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
+class Charged:
     """A request is over."""
 
     budget: RunBudget
@@ -80,7 +80,7 @@ class CloseAccount:
     account: str
 
 
-AccountMessage = Claim | Settled | CloseAccount
+BudgetMessage = Claim | Charged | CloseAccount
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,30 +100,30 @@ class MayNot:
 
 
 @dataclass(frozen=True, slots=True)
-class NotHeard:
-    """This desk has not heard yet what that process knows."""
+class BalanceRequired:
+    """This service needs the balance of that process first."""
 
 
-AccountReply = MayGo | MayNot | NotHeard | None
+BudgetReply = MayGo | MayNot | BalanceRequired | None
 
 
 @dataclass(slots=True)
 class _Account:
-    room: WaitingRoom
+    queue: BudgetQueue
     #: what was spent before, and by processes that are gone
     base: Amount
     #: process -> what it said that it spent
     spent: dict[str, Amount] = field(default_factory=dict[str, Amount])
 
-    def hear(self, holder: str, spent: Amount, base: Amount = NOTHING) -> Amount:
-        """Note what a process says; gives what is new of it."""
-        known = self.spent.get(holder, NOTHING)
-        self.spent[holder], before = spent.at_least(known), self.base
-        self.base = base.at_least(before)
-        return (self.spent[holder] - known) + (self.base - before)
+    def update(self, holder: str, spent: Amount, base: Amount = NOTHING) -> Amount:
+        """Take over the sums of a process and return what is new of them."""
+        before, base_before = self.spent.get(holder, NOTHING), self.base
+        self.spent[holder] = spent.at_least(before)
+        self.base = base.at_least(base_before)
+        return (self.spent[holder] - before) + (self.base - base_before)
 
 
-class AccountDesk:
+class BudgetService:
     """Keeps any number of accounts; all callers are on one event loop."""
 
     def __init__(self) -> None:
@@ -131,13 +131,13 @@ class AccountDesk:
         self._accounts: dict[str, _Account] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
 
-    async def receive(self, message: AccountMessage) -> AccountReply:
+    async def receive(self, message: BudgetMessage) -> BudgetReply:
         """Take a message."""
         match message:
             case Claim():
-                return await self._claimed(message)
-            case Settled():
-                self._settled(message)
+                return await self._claim(message)
+            case Charged():
+                self._charge(message)
             case CloseAccount():
                 self._accounts.pop(message.account, None)
                 self._closed[message.account] = None
@@ -146,41 +146,41 @@ class AccountDesk:
         return None
 
     def leave(self, holder: str) -> None:
-        """A process is gone: what it has spent stays, what it has in flight is free."""
+        """Free what a gone process has in flight; what it has spent stays."""
         for account in self._accounts.values():
             account.base += account.spent.pop(holder, NOTHING)
-            account.room.change(lambda budget: budget.leave(holder))
+            account.queue.change(lambda budget: budget.leave(holder))
 
-    async def _claimed(self, asked: Claim) -> AccountReply:
-        if asked.statement is None and asked.life != self._life:
-            return NotHeard()
+    async def _claim(self, asked: Claim) -> BudgetReply:
+        if asked.balance is None and asked.life != self._life:
+            return BalanceRequired()
         account = self._account_of(asked.budget)
-        told = asked.statement
-        if told is not None:
-            new = account.hear(asked.holder, told.spent, told.base)
-            account.room.change(lambda budget: _restated(budget, new, told.claims, asked.holder))
-        verdict = await account.room.ask(asked.claim, asked.amount, asked.holder)
+        balance = asked.balance
+        if balance is not None:
+            new = account.update(asked.holder, balance.spent, balance.base)
+            account.queue.change(lambda budget: _restate(budget, new, balance.claims, asked.holder))
+        verdict = await account.queue.ask(asked.claim, asked.amount, asked.holder)
         match verdict:
             case Go():
                 return MayGo(life=self._life, base=account.base)
             case Refuse():
-                return MayNot(spent=account.room.budget.spent, refused=verdict)
+                return MayNot(spent=account.queue.budget.spent, refused=verdict)
             case None:
                 return None
 
-    def _settled(self, told: Settled) -> None:
-        if told.budget.account not in self._closed:
-            account = self._account_of(told.budget)
-            new = account.hear(told.holder, told.spent)
-            account.room.change(lambda budget: budget.settle(told.claim, new))
+    def _charge(self, message: Charged) -> None:
+        if message.budget.account not in self._closed:
+            account = self._account_of(message.budget)
+            new = account.update(message.holder, message.spent)
+            account.queue.change(lambda budget: budget.charge(message.claim, new))
 
     def _account_of(self, budget: RunBudget) -> _Account:
         found = self._accounts.get(budget.account)
         if found is None:
-            found = self._accounts[budget.account] = _Account(WaitingRoom(budget), budget.spent)
+            found = self._accounts[budget.account] = _Account(BudgetQueue(budget), budget.spent)
         return found
 
 
-def _restated(budget: Budget, spent: Amount, claims: Mapping[str, Amount], holder: str) -> list[Verdict]:
+def _restate(budget: Budget, spent: Amount, claims: Mapping[str, Amount], holder: str) -> list[Verdict]:
     budget.restate(spent, claims, holder)
     return []

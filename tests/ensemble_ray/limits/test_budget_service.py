@@ -1,4 +1,4 @@
-"""One account for many processes: they share it, die, and outlive the desk that keeps it."""
+"""One account for many processes: they share it, die, and outlive the service that keeps it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from ensemble_ray.errors import BudgetExhaustedError
-from ensemble_ray.limits.account_desk import AccountDesk, AccountMessage, AccountReply, Claim, CloseAccount, Settled
+from ensemble_ray.limits.budget_service import BudgetMessage, BudgetReply, BudgetService, Charged, Claim, CloseAccount
 from ensemble_ray.limits.remote_account import RemoteAccount
 from ensemble_ray.values.amounts import Amount, RunBudget
 from tests.ensemble_ray.limits.settling import settle
@@ -17,16 +17,16 @@ BUDGET = RunBudget(max_tokens=100, account="run/1")
 
 
 class Way:
-    """The way to a desk that may be replaced, or be out of reach for some messages."""
+    """The way to a service that may be replaced, or be out of reach for some messages."""
 
     def __init__(self) -> None:
-        self.desk = AccountDesk()
-        self.messages: list[AccountMessage] = []
+        self.service = BudgetService()
+        self.messages: list[BudgetMessage] = []
         self.lost = 0
         #: waited for before a message arrives
-        self.before: Callable[[AccountMessage], Awaitable[object]] | None = None
+        self.before: Callable[[BudgetMessage], Awaitable[object]] | None = None
 
-    async def account(self, message: AccountMessage) -> AccountReply:
+    async def account(self, message: BudgetMessage) -> BudgetReply:
         """Deliver it."""
         self.messages.append(message)
         if self.before is not None:
@@ -34,7 +34,7 @@ class Way:
         if self.lost:
             self.lost -= 1
             raise ConnectionError("gone for a moment")
-        return await self.desk.receive(message)
+        return await self.service.receive(message)
 
     def process(self, name: str) -> RemoteAccount:
         """A process's side."""
@@ -49,9 +49,9 @@ async def test_processes_draw_from_one_account() -> None:
     waiting = asyncio.create_task(two.reserve(Amount(50)))
     await settle()
     assert not waiting.done()
-    one.settle(claim, Amount(30))
+    one.charge(claim, Amount(30))
     await waiting
-    two.settle(waiting.result(), Amount(40))
+    two.charge(waiting.result(), Amount(40))
     with pytest.raises(BudgetExhaustedError, match="100, 70 tokens are spent, and the next request would need 40"):
         await one.reserve(Amount(40))
 
@@ -61,53 +61,53 @@ async def test_known_process_needs_one_message_per_claim() -> None:
     way = Way()
     one = way.process("one")
     for _ in range(3):
-        one.settle(await one.reserve(Amount(5)), Amount(5))
+        one.charge(await one.reserve(Amount(5)), Amount(5))
     await settle()
     claims = [each for each in way.messages if isinstance(each, Claim)]
-    assert [claim.statement is not None for claim in claims] == [True, False, False]
+    assert [claim.balance is not None for claim in claims] == [True, False, False]
 
 
 async def test_dead_process_gives_back_what_it_reserved() -> None:
     """S-BUD-8: what it had spent stays spent."""
     way = Way()
     one, two = way.process("one"), way.process("two")
-    one.settle(await one.reserve(Amount(20)), Amount(20))
+    one.charge(await one.reserve(Amount(20)), Amount(20))
     await one.reserve(Amount(80))
     waiting = asyncio.create_task(two.reserve(Amount(80)))
     await settle()
-    way.desk.leave("one")
+    way.service.leave("one")
     await waiting
-    two.settle(waiting.result(), Amount(75))
+    two.charge(waiting.result(), Amount(75))
     with pytest.raises(BudgetExhaustedError):
         await two.reserve(Amount(6))
 
 
-async def test_account_is_rebuilt_when_its_desk_died() -> None:
+async def test_account_is_rebuilt_when_its_service_died() -> None:
     """S-BUD-8: of what processes say they spent and have in flight, and of what they heard of those who are gone."""
     way = Way()
     gone, one, two = way.process("gone"), way.process("one"), way.process("two")
-    gone.settle(await gone.reserve(Amount(10)), Amount(10))
+    gone.charge(await gone.reserve(Amount(10)), Amount(10))
     await settle()
-    way.desk.leave("gone")
-    one.settle(await one.reserve(Amount(20)), Amount(20))
+    way.service.leave("gone")
+    one.charge(await one.reserve(Amount(20)), Amount(20))
     await two.reserve(Amount(30))
-    way.desk = AccountDesk()
+    way.service = BudgetService()
     claim = await two.reserve(Amount(5))
     await settle()
     waiting = asyncio.create_task(one.reserve(Amount(40)))  # 10 + 20 spent, 30 + 5 in flight
     await settle()
     assert not waiting.done()
-    two.settle(claim)
+    two.charge(claim)
     await waiting
 
 
-async def test_desk_that_died_hears_of_a_request_that_ends_then() -> None:
+async def test_service_that_died_learns_of_a_request_that_ends_then() -> None:
     """S-BUD-8: also of a process that asks for nothing any more."""
     way = Way()
     one, two = way.process("one"), way.process("two")
     claim = await one.reserve(Amount(60))
-    way.desk = AccountDesk()
-    one.settle(claim, Amount(60))
+    way.service = BudgetService()
+    one.charge(claim, Amount(60))
     await settle()
     with pytest.raises(BudgetExhaustedError, match="60 tokens are spent"):
         await two.reserve(Amount(50))
@@ -117,14 +117,14 @@ async def test_nothing_counts_twice_when_messages_come_again() -> None:
     """S-BUD-8: processes tell sums, not steps."""
     way = Way()
     one = way.process("one")
-    one.settle(await one.reserve(Amount(40)), Amount(40))
+    one.charge(await one.reserve(Amount(40)), Amount(40))
     await settle()
     for message in list(way.messages):
-        await way.desk.receive(message)
+        await way.service.receive(message)
     await one.reserve(Amount(60))
 
 
-async def test_desk_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_service_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """S-BUD-8: for a claim and for its end; others wait for both."""
     monkeypatch.setattr("ensemble_ray.limits.remote_account._RETRY_S", 0.0)
     way = Way()
@@ -134,7 +134,7 @@ async def test_desk_out_of_reach_is_asked_again(monkeypatch: pytest.MonkeyPatch)
     waiting = asyncio.create_task(two.reserve(Amount(80)))
     await settle()
     way.lost = 2
-    one.settle(claim, Amount(10))
+    one.charge(claim, Amount(10))
     await waiting
 
 
@@ -144,7 +144,7 @@ async def test_claim_is_given_back_when_its_caller_left_before_it_came() -> None
     one, two = way.process("one"), way.process("two")
     arrives = asyncio.Event()
 
-    async def hold(message: AccountMessage) -> None:
+    async def hold(message: BudgetMessage) -> None:
         if isinstance(message, Claim) and message.holder == "one":
             await arrives.wait()
 
@@ -173,13 +173,13 @@ async def test_waiter_that_is_cancelled_leaves_the_queue() -> None:
 
 async def test_late_message_opens_no_closed_account() -> None:
     """S-BUD-8: the run has ended."""
-    desk = AccountDesk()
-    await desk.receive(CloseAccount(account=BUDGET.account))
-    await desk.receive(Settled(budget=BUDGET, holder="one", claim="c", spent=Amount(5)))
-    assert not desk._accounts
+    service = BudgetService()
+    await service.receive(CloseAccount(account=BUDGET.account))
+    await service.receive(Charged(budget=BUDGET, holder="one", claim="c", spent=Amount(5)))
+    assert not service._accounts
 
 
-async def test_closed_account_asks_a_desk_that_is_gone_no_more() -> None:
+async def test_closed_account_asks_a_service_that_is_gone_no_more() -> None:
     """S-BUD-8: who waits there is let go, and a request that ends later is told to nobody; it is counted here."""
     way = Way()
     one = way.process("one")
@@ -191,7 +191,7 @@ async def test_closed_account_asks_a_desk_that_is_gone_no_more() -> None:
     with pytest.raises(asyncio.CancelledError):
         await waiting
     told = len(way.messages)
-    one.settle(claim, Amount(30))
+    one.charge(claim, Amount(30))
     await settle()
     assert len(way.messages) == told
     assert one.spent == Amount(30)
