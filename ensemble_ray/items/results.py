@@ -7,7 +7,8 @@ Never: an item with two rows, a row in part, the event loop blocked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ensemble_ray.errors import ValidationError
@@ -38,11 +39,11 @@ class ResultsFile:
             ValidationError: a new run, and the file has rows; or a line of a resumed one is no row.
             RecordError: it cannot be written.
         """
-        return await threads.run(cls._opened, path, is_resumed)
+        return await threads.run(cls._open, path, is_resumed)
 
     @classmethod
-    def _opened(cls, given: str | Path, is_resumed: bool) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
-        path = Path(given).absolute()
+    def _open(cls, file: str | Path, is_resumed: bool) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
+        path = Path(file).absolute()
         if path.suffix.lower() == ".parquet":
             require_arrow(path)
         if not is_resumed:
@@ -50,7 +51,7 @@ class ResultsFile:
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
             unpack_lines(path, lines)  # the run had ended, and is tried again
-        return cls(path, LineFile(lines, _WHAT, _index_in(lines)))
+        return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)))
 
     def __contains__(self, index: int) -> bool:
         """Whether that item has its row."""
@@ -65,7 +66,9 @@ class ResultsFile:
         await threads.run(self._write, tuple(results))
 
     def _write(self, results: Sequence[ItemResult]) -> None:
-        self._lines.append((each.index, _row_of(each, each.output)) for each in results if each.output is not None)
+        self._lines.append(
+            (each.index, partial(_line_of, each, each.output)) for each in results if each.output is not None
+        )
 
     async def close(self, *, is_complete: bool = True) -> None:
         """Complete the file; that of a run that was broken off stays as it is for who goes on with the run.
@@ -82,9 +85,8 @@ class ResultsFile:
             pack_lines(lines, self._path)
 
 
-def _row_of(result: ItemResult, output: TaskOutput) -> Callable[[], bytes]:
-    """Return what makes the line of a result."""
-    return lambda: json_line(
+def _line_of(result: ItemResult, output: TaskOutput) -> bytes:
+    return json_line(
         {
             "index": result.index,
             "item": result.item,
@@ -120,14 +122,10 @@ def refuse_old_rows(path: Path) -> None:
         raise ValidationError(f"{_WHAT} '{path}' exists and has {count} rows: choose another path, or remove it")
 
 
-def _index_in(path: Path) -> Callable[[bytes], int | None]:
-    """Return what reads the index of a row of a file that is continued."""
-
-    def index_in(line: bytes) -> int | None:
-        index = index_of_line(line)
-        if index is None and line.strip():
-            msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
-            raise ValidationError(msg)
-        return index
-
-    return index_in
+def _index_of(path: Path, line: bytes) -> int | None:
+    """Return the index of a row of a file that is continued; None: a blank line."""
+    index = index_of_line(line)
+    if index is None and line.strip():
+        msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
+        raise ValidationError(msg)
+    return index

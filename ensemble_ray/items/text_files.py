@@ -49,8 +49,8 @@ def json_lines(path: Path) -> Entries:
             try:
                 value = loads_line(text)
             except ValueError as error:
-                told = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
-                yield RefusedItem(index, text.decode("utf-8", "replace"), told)
+                refusal = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
+                yield RefusedItem(index, text.decode("utf-8", "replace"), refusal)
             else:
                 yield index, value
             index += 1
@@ -121,8 +121,8 @@ def csv_rows(path: Path) -> Entries:
                 continue
             problem = problem or _problem(row, text, header)
             if problem:
-                told = ValidationError(f"items file '{path}', line {first}: {problem}")
-                yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), told)
+                refusal = ValidationError(f"items file '{path}', line {first}: {problem}")
+                yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), refusal)
             else:
                 yield index, _named(header, row)
             index += 1

@@ -283,8 +283,8 @@ def _from_template(task: Task, model: ChatModel) -> Agent:
 def _role_of(description: str) -> str:
     # Texts may be megabytes without a space: nothing is looked at that cannot decide.
     for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
-        letters = filter(str.isalpha, word.lower())
-        role = _ROLES.get("".join(islice(letters, _LONGEST_VERB + 1)))
+        characters = filter(str.isalpha, word.lower())
+        role = _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))
         if role is not None:
             return role
     return _NO_VERB

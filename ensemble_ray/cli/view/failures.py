@@ -70,9 +70,9 @@ def advice_of(error: BaseException) -> str:
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
             return ""
-        for kind in type(cause).__mro__:
-            if kind.__name__ in _ADVICE:
-                named = _ADVICE[kind.__name__]
+        for error_class in type(cause).__mro__:
+            if error_class.__name__ in _ADVICE:
+                named = _ADVICE[error_class.__name__]
                 break
     return named
 
