@@ -46,7 +46,7 @@ def require_arrow(path: Path) -> None:
 
 
 def parquet_row_count(path: Path, what: str = "items file") -> int:
-    """How many rows a file has, by its footer.
+    """Return how many rows a file has, by its footer.
 
     Raises:
         ValidationError: it is no parquet file, or pyarrow is not installed.

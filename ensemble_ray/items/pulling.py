@@ -107,7 +107,7 @@ class ListReader:
         return Pulled(entries, is_exhausted=self._next == len(self._items))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _PumpedReader(ABC):
@@ -202,7 +202,7 @@ class _PumpedReader(ABC):
 
     @abstractmethod
     def _signal_demand(self) -> None:
-        """Entries are wanted, or none ever again."""
+        """Signal that entries are wanted, or none ever again."""
 
     @abstractmethod
     def _stop(self, pump: asyncio.Future[None]) -> None:
@@ -245,7 +245,7 @@ class ThreadReader(_PumpedReader):
             self._lock.notify_all()
 
     def _stop(self, pump: asyncio.Future[None]) -> None:
-        """Python cannot stop a thread; it ends after its step."""
+        """Do nothing: Python cannot stop a thread; it ends after its step."""
 
 
 class AsyncReader(_PumpedReader):

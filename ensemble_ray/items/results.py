@@ -12,8 +12,9 @@ from functools import partial
 from pathlib import Path
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.line_file import LineFile, index_of_line, json_line, line_count
+from ensemble_ray.items.line_file import LineFile, index_of_line, json_line
 from ensemble_ray.items.parquet import pack_lines, parquet_row_count, require_arrow, unpack_lines
+from ensemble_ray.items.text_files import count_lines
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.outputs import ItemResult, TaskOutput
 from ensemble_ray.values.trace import jsonable
@@ -71,7 +72,7 @@ class ResultsFile:
         )
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Complete the file; that of a run that was broken off stays as it is for who goes on with the run.
+        """Complete the file; that of an interrupted run stays as it is for its resumption.
 
         Raises:
             RecordError: the rows cannot be written.
@@ -101,7 +102,7 @@ def _line_of(result: ItemResult, output: TaskOutput) -> bytes:
 
 
 def _lines_of(path: Path) -> Path:
-    """Where the rows stand until the file is complete."""
+    """Return where the rows stand until the file is complete."""
     return path.with_name(f"{path.name}.rows.jsonl") if path.suffix.lower() == ".parquet" else path
 
 
@@ -112,12 +113,12 @@ def refuse_old_rows(path: Path) -> None:
         ValidationError: the file has rows.
     """
     lines = _lines_of(path)
-    if lines != path and lines.exists() and (count := line_count(lines)):
+    if lines != path and lines.exists() and (count := count_lines(lines)):
         msg = f"{_WHAT} '{path}' has {count} rows of a run that has not ended, in '{lines}': resume that run, choose another path, or remove it"
         raise ValidationError(msg)
     if not path.exists() or not path.stat().st_size:
         return
-    count = line_count(path) if lines == path else parquet_row_count(path, _WHAT)
+    count = count_lines(path) if lines == path else parquet_row_count(path, _WHAT)
     if count:
         raise ValidationError(f"{_WHAT} '{path}' exists and has {count} rows: choose another path, or remove it")
 

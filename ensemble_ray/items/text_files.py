@@ -57,13 +57,13 @@ def json_lines(path: Path) -> Entries:
 
 
 def count_lines(path: Path) -> int:
-    """How many lines of a file are not blank."""
+    """Return how many lines of a file are not blank."""
     with path.open("rb") as file:
         return sum(not line.isspace() for line in file)
 
 
 def count_csv_rows(path: Path) -> int:
-    """How many rows a `.csv` file has below its header, as far as it can be read."""
+    """Return how many rows a `.csv` file has below its header, as far as it can be read."""
     with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             return max(0, sum(bool(row) for row in csv.reader(file)) - 1)
@@ -138,7 +138,7 @@ def _header(row: list[str], problem: str, path: Path) -> list[str]:
 
 
 def _problem(row: list[str], text: str, header: list[str]) -> str:
-    """Why a row is no item; "" where it is one."""
+    """Return why a row is no item; "" where it is one."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return "not UTF-8"
     if len(row) != len(header):

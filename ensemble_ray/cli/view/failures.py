@@ -47,7 +47,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def exit_code_of(error: BaseException) -> int:
-    """2 where the user's command or definition is wrong, 1 where a run or a command failed."""
+    """Return 2 where the user's command or definition is wrong, 1 where a run or a command failed."""
     if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
         return USAGE
     return FAILED
