@@ -112,7 +112,7 @@ def _refused(_request: Request, error: Exception) -> JSONResponse:
 
 
 def _not_served(request: Request, error: Exception) -> JSONResponse:
-    """No such path, or not by that method; or a body that no JSON reader takes."""
+    """Answer a wrong path or method, or a body that no JSON reader takes."""
     status = error.status_code if isinstance(error, HTTPException) else HTTPStatus.NOT_FOUND
     if status == HTTPStatus.BAD_REQUEST:
         why = "The body cannot be read: it is no text, is nested too deeply, or has a number of thousands of digits"

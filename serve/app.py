@@ -43,7 +43,7 @@ class EndpointOptions(BaseModel):
     @field_validator("allowed_hosts", mode="before")
     @classmethod
     def _split(cls, value: object) -> object:
-        """On the command line they are one text."""
+        """Split the names: on the command line they are one text."""
         return [name.strip() for name in value.split(",") if name.strip()] if isinstance(value, str) else value
 
 

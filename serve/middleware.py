@@ -197,7 +197,7 @@ def _is_address(text: str) -> bool:
 
 
 def _own_address(scope: Scope) -> str:
-    """Where the connection arrived, as the server says; no client can choose it."""
+    """Return where the connection arrived, as the server says; no client can choose it."""
     server = scope.get("server")
     return str(server[0]).lower() if server else ""
 

@@ -52,7 +52,7 @@ class Runs:
         return FinishedRun.of(running.result())
 
     def _ended(self, run_id: str, running: asyncio.Task[EnsembleOutput]) -> None:
-        """Log a failure, which the client alone would hear of, if it still waits (S-SET-53)."""
+        """Log a failure, which else only a client that still waits would learn of (S-SET-53)."""
         self._waiting.discard(running)
         error = None if running.cancelled() else running.exception()
         if error is not None and not is_refusal(error):

@@ -100,7 +100,7 @@ class Metrics(_Wire):
 
     @classmethod
     def of_task(cls, metrics: TaskMetrics) -> Self:
-        """One task's."""
+        """Return those of one task."""
         return cls(
             input_tokens=_count_or_none(metrics.input_tokens),
             output_tokens=_count_or_none(metrics.output_tokens),

@@ -40,7 +40,7 @@ app = typer.Typer(
 )
 
 #: Root of the parser's own errors; the library does not export it, but all of them derive from it.
-_ParserError: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+_ParserError: Any = next(cls for cls in typer.BadParameter.__mro__ if cls.__name__ == "ClickException")
 
 
 def _version_wanted(is_wanted: bool) -> None:

@@ -109,7 +109,7 @@ def _source(options: Mapping[str, object]) -> ItemSource | None:
 
 
 def _fields(options: Mapping[str, object], *, reduces: bool) -> dict[str, Any]:
-    """Fields of the definition that options say as they are."""
+    """Return the fields of the definition that options name as they are."""
     wanted = {**_FIELDS, **(_REDUCE_FIELDS if reduces else {})}
     fields: dict[str, Any] = {field: options[name] for name, field in wanted.items() if name in options}
     if not reduces and (alone := [f"--{name.replace('_', '-')}" for name in _REDUCE_FIELDS if name in options]):

@@ -6,8 +6,9 @@ source (S-MR-126). Several runs may write into one file, also the run that reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -50,7 +51,7 @@ class DeadLetterFile:
         Raises:
             RecordError: it cannot be written.
         """
-        lines = threads.run(LineFile, Path(path), "dead letters", _index_for(run_id), is_resumed=is_resumed)
+        lines = threads.run(LineFile, Path(path), "dead letters", partial(_index_of, run_id), is_resumed=is_resumed)
         return cls(await lines, run_id)
 
     async def write(self, failed: Sequence[FailedItem]) -> None:
@@ -59,28 +60,24 @@ class DeadLetterFile:
         Raises:
             RecordError: they cannot be written.
         """
-        await threads.run(self._lines.append, [(each.index, self._line_of(each)) for each in failed])
-
-    def _line_of(self, failed: FailedItem) -> Callable[[], bytes]:
-        """Return what makes the line of a failed item."""
-
-        def line() -> bytes:
-            is_text = not is_carried(failed.item)
-            row = {
-                "index": failed.index,
-                "item": _text_of(failed.item) if is_text else failed.item,
-                "error_type": failed.error_type,
-                "message": failed.message,
-                "attempts": failed.attempts,
-                "run_id": self._run_id,
-            }
-            return json_line({**row, "is_text": True} if is_text else row)
-
-        return line
+        await threads.run(self._lines.append, [(each.index, partial(_line_of, each, self._run_id)) for each in failed])
 
     async def close(self) -> None:
         """Close the file."""
         await threads.run(self._lines.close)
+
+
+def _line_of(failed: FailedItem, run_id: str) -> bytes:
+    is_text = not is_carried(failed.item)
+    row = {
+        "index": failed.index,
+        "item": _text_of(failed.item) if is_text else failed.item,
+        "error_type": failed.error_type,
+        "message": failed.message,
+        "attempts": failed.attempts,
+        "run_id": run_id,
+    }
+    return json_line({**row, "is_text": True} if is_text else row)
 
 
 def _text_of(item: object) -> str:
@@ -90,17 +87,13 @@ def _text_of(item: object) -> str:
         return f"<{type(item).__name__}>"
 
 
-def _index_for(run_id: str) -> Callable[[bytes], int | None]:
-    """Return what reads the index of a line that this run wrote; lines of other runs have none."""
-
-    def index_for(line: bytes) -> int | None:
-        try:
-            index, row = _parse_row(line, "")
-        except ValidationError:
-            return None
-        return index if row.get("run_id") == run_id else None
-
-    return index_for
+def _index_of(run_id: str, line: bytes) -> int | None:
+    """Return the index of a line that this run wrote; lines of other runs have none."""
+    try:
+        index, row = _parse_row(line, "")
+    except ValidationError:
+        return None
+    return index if row.get("run_id") == run_id else None
 
 
 def dead_items(path: Path) -> Entries:

@@ -27,7 +27,7 @@ try:
 except ImportError:  # a system without file locks: then only one process may write a file
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["LineFile", "index_of_line", "is_carried", "json_line", "json_text", "line_count"]
+__all__ = ["LineFile", "index_of_line", "is_carried", "json_line", "json_text"]
 
 _INDEX_FIRST = re.compile(rb'\{"index": (\d+)[,}]')
 #: How much of a file's end is looked at in one go for the last whole line.
@@ -107,7 +107,7 @@ class LineFile:
 
     @contextmanager
     def _turn(self) -> Generator[None]:
-        """Hold the file's lock; the system lets it go with the process.
+        """Hold the file's lock; the system releases it with the process.
 
         Raises:
             RecordError: another process has held it all the time.
@@ -188,14 +188,14 @@ class LineFile:
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
-    """One write, as a rule; the system may take less than it is given."""
+    """Write it all: the system may take less than it gets at once."""
     left = memoryview(data)
     while left:
         left = left[os.write(descriptor, left) :]
 
 
 def _whole_bytes(path: Path) -> int:
-    """How long the file is up to the end of its last whole line."""
+    """Return how long the file is up to the end of its last whole line."""
     with path.open("rb") as file:
         end = file.seek(0, os.SEEK_END)
         while end > 0:
@@ -212,12 +212,6 @@ def index_of_line(line: bytes) -> int | None:
     """Return the index that a line begins with, as `json_line` writes it; None where it does not."""
     found = _INDEX_FIRST.match(line)
     return int(found[1]) if found and line.rstrip().endswith(b"}") else None
-
-
-def line_count(path: Path) -> int:
-    """How many lines of a file are not blank."""
-    with path.open("rb") as file:
-        return sum(1 for line in file if line.strip())
 
 
 def is_carried(value: object) -> bool:

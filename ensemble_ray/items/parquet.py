@@ -46,7 +46,7 @@ def require_arrow(path: Path) -> None:
 
 
 def parquet_row_count(path: Path, what: str = "items file") -> int:
-    """How many rows a file has, by its footer.
+    """Return how many rows a file has, by its footer.
 
     Raises:
         ValidationError: it is no parquet file, or pyarrow is not installed.
@@ -114,13 +114,13 @@ def _groups(lines: Path) -> Iterator[list[dict[str, object]]]:
 
 
 def _columns(row: Mapping[str, object]) -> dict[str, object]:
-    given = dict(row)
+    columns = dict(row)
     for name in _JSON_COLUMNS:
-        if name != "parsed" or given[name] is not None:
-            given[name] = json_text(given[name])
+        if name != "parsed" or columns[name] is not None:
+            columns[name] = json_text(columns[name])
     for name in ("raw", "agent_role"):
-        given[name] = whole_text(str(given[name]))
-    return given
+        columns[name] = whole_text(str(columns[name]))
+    return columns
 
 
 def unpack_lines(path: Path, lines: Path) -> None:

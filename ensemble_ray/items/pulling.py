@@ -103,11 +103,11 @@ class ListReader:
     async def next(self, count: int) -> Pulled:
         """Return the next entries."""
         first, self._next = self._next, min(self._next + count, len(self._items))
-        taken = [(index, self._items[index]) for index in range(first, self._next)]
-        return Pulled(taken, is_exhausted=self._next == len(self._items))
+        entries = [(index, self._items[index]) for index in range(first, self._next)]
+        return Pulled(entries, is_exhausted=self._next == len(self._items))
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 class _PumpedReader(ABC):
@@ -137,14 +137,14 @@ class _PumpedReader(ABC):
             must_wait = self._wanted > 0 and not self._has_ended
         try:
             if must_wait:
-                self._tell_demand()
-                await self._gathered()
+                self._signal_demand()
+                await self._gather()
         finally:
             with self._lock:
                 self._wanted = 0  # whoever advances stops after the step that it is in
-        return self._take(count)
+        return self._pop(count)
 
-    async def _gathered(self) -> None:
+    async def _gather(self) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GATHER_S):
                 await self._there.wait()
@@ -156,24 +156,24 @@ class _PumpedReader(ABC):
                 self._there.clear()  # it may have been set for what an earlier pull took
             await self._there.wait()
 
-    def _take(self, count: int) -> Pulled:
+    def _pop(self, count: int) -> Pulled:
         with self._lock:
-            taken = [self._come.popleft() for _ in range(min(count, len(self._come)))]
+            entries = [self._come.popleft() for _ in range(min(count, len(self._come)))]
             is_over = self._has_ended and not self._come
-        if is_over and self._error is not None and not taken:
+        if is_over and self._error is not None and not entries:
             raise self._error
-        return Pulled(taken, is_exhausted=is_over and self._error is None)
+        return Pulled(entries, is_exhausted=is_over and self._error is None)
 
     async def close(self) -> None:
         """Let the source go."""
         with self._lock:
             self._is_closed = True
-        self._tell_demand()
+        self._signal_demand()
         if self._pump is not None:
             self._stop(self._pump)
             await asyncio.wait({self._pump}, timeout=_CLOSE_S)
 
-    def _give(self, entry: Entry) -> None:
+    def _put(self, entry: Entry) -> None:
         with self._lock:
             self._come.append(entry)
             self._wanted -= 1
@@ -201,8 +201,8 @@ class _PumpedReader(ABC):
         """Give entries as they are wanted, until the end or until it is closed."""
 
     @abstractmethod
-    def _tell_demand(self) -> None:
-        """Entries are wanted, or none ever again."""
+    def _signal_demand(self) -> None:
+        """Signal that entries are wanted, or none ever again."""
 
     @abstractmethod
     def _stop(self, pump: asyncio.Future[None]) -> None:
@@ -218,9 +218,9 @@ class ThreadReader(_PumpedReader):
         self._entries = entries
 
     async def _advance(self) -> None:
-        await threads.run(self._work)
+        await threads.run(self._pump_entries)
 
-    def _work(self) -> None:
+    def _pump_entries(self) -> None:
         error: BaseException | None = None
         try:
             with contextlib.closing(self._entries()) as entries:
@@ -229,7 +229,7 @@ class ThreadReader(_PumpedReader):
                         entry = next(entries)
                     except StopIteration:
                         break
-                    self._give(entry)
+                    self._put(entry)
                     del entry  # an item may be large, and the next one far away
         except BaseException as caught:  # noqa: BLE001  whatever the source raises belongs to the run
             error = caught
@@ -240,12 +240,12 @@ class ThreadReader(_PumpedReader):
             self._lock.wait_for(lambda: self._wanted > 0 or self._is_closed)
             return not self._is_closed
 
-    def _tell_demand(self) -> None:
+    def _signal_demand(self) -> None:
         with self._lock:
             self._lock.notify_all()
 
     def _stop(self, pump: asyncio.Future[None]) -> None:
-        """Python cannot stop a thread; it ends after its step."""
+        """Do nothing: Python cannot stop a thread; it ends after its step."""
 
 
 class AsyncReader(_PumpedReader):
@@ -267,7 +267,7 @@ class AsyncReader(_PumpedReader):
                     item = await anext(iterator)
                 except StopAsyncIteration:
                     break
-                self._give((index, item))
+                self._put((index, item))
                 index += 1
                 del item  # as in a thread
         except BaseException as caught:  # noqa: BLE001  as in a thread
@@ -285,7 +285,7 @@ class AsyncReader(_PumpedReader):
             await self._demand.wait()
         return not self._is_closed
 
-    def _tell_demand(self) -> None:
+    def _signal_demand(self) -> None:
         self._demand.set()
 
     def _stop(self, pump: asyncio.Future[None]) -> None:

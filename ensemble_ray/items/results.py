@@ -7,12 +7,14 @@ Never: an item with two rows, a row in part, the event loop blocked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.items.line_file import LineFile, index_of_line, json_line, line_count
+from ensemble_ray.items.line_file import LineFile, index_of_line, json_line
 from ensemble_ray.items.parquet import pack_lines, parquet_row_count, require_arrow, unpack_lines
+from ensemble_ray.items.text_files import count_lines
 from ensemble_ray.process.threads import threads
 from ensemble_ray.values.outputs import ItemResult, TaskOutput
 from ensemble_ray.values.trace import jsonable
@@ -38,11 +40,11 @@ class ResultsFile:
             ValidationError: a new run, and the file has rows; or a line of a resumed one is no row.
             RecordError: it cannot be written.
         """
-        return await threads.run(cls._opened, path, is_resumed)
+        return await threads.run(cls._open, path, is_resumed)
 
     @classmethod
-    def _opened(cls, given: str | Path, is_resumed: bool) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
-        path = Path(given).absolute()
+    def _open(cls, file: str | Path, is_resumed: bool) -> ResultsFile:  # noqa: FBT001  the thread's call is by position
+        path = Path(file).absolute()
         if path.suffix.lower() == ".parquet":
             require_arrow(path)
         if not is_resumed:
@@ -50,7 +52,7 @@ class ResultsFile:
         lines = _lines_of(path)
         if is_resumed and lines != path and path.exists() and not lines.exists():
             unpack_lines(path, lines)  # the run had ended, and is tried again
-        return cls(path, LineFile(lines, _WHAT, _index_in(lines)))
+        return cls(path, LineFile(lines, _WHAT, partial(_index_of, lines)))
 
     def __contains__(self, index: int) -> bool:
         """Whether that item has its row."""
@@ -65,10 +67,12 @@ class ResultsFile:
         await threads.run(self._write, tuple(results))
 
     def _write(self, results: Sequence[ItemResult]) -> None:
-        self._lines.append((each.index, _row_of(each, each.output)) for each in results if each.output is not None)
+        self._lines.append(
+            (each.index, partial(_line_of, each, each.output)) for each in results if each.output is not None
+        )
 
     async def close(self, *, is_complete: bool = True) -> None:
-        """Complete the file; that of a run that was broken off stays as it is for who goes on with the run.
+        """Complete the file; that of an interrupted run stays as it is for its resumption.
 
         Raises:
             RecordError: the rows cannot be written.
@@ -82,9 +86,8 @@ class ResultsFile:
             pack_lines(lines, self._path)
 
 
-def _row_of(result: ItemResult, output: TaskOutput) -> Callable[[], bytes]:
-    """Return what makes the line of a result."""
-    return lambda: json_line(
+def _line_of(result: ItemResult, output: TaskOutput) -> bytes:
+    return json_line(
         {
             "index": result.index,
             "item": result.item,
@@ -99,7 +102,7 @@ def _row_of(result: ItemResult, output: TaskOutput) -> Callable[[], bytes]:
 
 
 def _lines_of(path: Path) -> Path:
-    """Where the rows stand until the file is complete."""
+    """Return where the rows stand until the file is complete."""
     return path.with_name(f"{path.name}.rows.jsonl") if path.suffix.lower() == ".parquet" else path
 
 
@@ -110,24 +113,20 @@ def refuse_old_rows(path: Path) -> None:
         ValidationError: the file has rows.
     """
     lines = _lines_of(path)
-    if lines != path and lines.exists() and (count := line_count(lines)):
+    if lines != path and lines.exists() and (count := count_lines(lines)):
         msg = f"{_WHAT} '{path}' has {count} rows of a run that has not ended, in '{lines}': resume that run, choose another path, or remove it"
         raise ValidationError(msg)
     if not path.exists() or not path.stat().st_size:
         return
-    count = line_count(path) if lines == path else parquet_row_count(path, _WHAT)
+    count = count_lines(path) if lines == path else parquet_row_count(path, _WHAT)
     if count:
         raise ValidationError(f"{_WHAT} '{path}' exists and has {count} rows: choose another path, or remove it")
 
 
-def _index_in(path: Path) -> Callable[[bytes], int | None]:
-    """Return what reads the index of a row of a file that is continued."""
-
-    def index_in(line: bytes) -> int | None:
-        index = index_of_line(line)
-        if index is None and line.strip():
-            msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
-            raise ValidationError(msg)
-        return index
-
-    return index_in
+def _index_of(path: Path, line: bytes) -> int | None:
+    """Return the index of a row of a file that is continued; None: a blank line."""
+    index = index_of_line(line)
+    if index is None and line.strip():
+        msg = f"{_WHAT} '{path}' has a line that is no row: '{line[:80].decode('utf-8', 'replace')}'; remove the line, or move the file away"
+        raise ValidationError(msg)
+    return index

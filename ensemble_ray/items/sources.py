@@ -119,11 +119,11 @@ def _sequence(items: Sequence[object]) -> ItemSource:
 def _iterable(items: object) -> ItemSource:
     rows = getattr(items, "iter_rows", None)
     if callable(rows):
-        give = cast("Callable[[], Iterable[object]]", rows)
+        make_rows = cast("Callable[[], Iterable[object]]", rows)
         return ItemSource(
             place="a Dataset",
             identity={"kind": "dataset"},
-            reader=lambda: ThreadReader(lambda: numbered(give())),
+            reader=lambda: ThreadReader(lambda: numbered(make_rows())),
         )
     if isinstance(items, AsyncIterable):
         several = cast("AsyncIterable[object]", items)
@@ -167,8 +167,8 @@ def _file(given: str | os.PathLike[str]) -> ItemSource:
     )
 
 
-def _dead_letters(letters: DeadLetters) -> ItemSource:
-    path = _readable(Path(letters.path), "dead letters")
+def _dead_letters(source: DeadLetters) -> ItemSource:
+    path = _readable(Path(source.path), "dead letters")
     return ItemSource(
         place=f"the dead letters of '{path}'",
         identity={"kind": "dead_letters", "path": str(path)},

@@ -87,7 +87,7 @@ class SpooledSequence(LazySequence[T]):
     __slots__ = ("_load", "_order", "_spool", "_what")
 
     def __init__(self, spool: Spool, order: Sequence[int], load: Callable[[bytes], T], *, what: str = "values") -> None:
-        """See the bodies of these slots.
+        """Read the bodies of these slots.
 
         Args:
             spool: Keeps the bodies.

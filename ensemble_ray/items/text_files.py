@@ -49,21 +49,21 @@ def json_lines(path: Path) -> Entries:
             try:
                 value = loads_line(text)
             except ValueError as error:
-                told = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
-                yield RefusedItem(index, text.decode("utf-8", "replace"), told)
+                refusal = ValidationError(f"items file '{path}', line {number}: not JSON: {error}")
+                yield RefusedItem(index, text.decode("utf-8", "replace"), refusal)
             else:
                 yield index, value
             index += 1
 
 
 def count_lines(path: Path) -> int:
-    """How many lines of a file are not blank."""
+    """Return how many lines of a file are not blank."""
     with path.open("rb") as file:
         return sum(not line.isspace() for line in file)
 
 
 def count_csv_rows(path: Path) -> int:
-    """How many rows a `.csv` file has below its header, as far as it can be read."""
+    """Return how many rows a `.csv` file has below its header, as far as it can be read."""
     with path.open("r", encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         try:
             return max(0, sum(bool(row) for row in csv.reader(file)) - 1)
@@ -121,8 +121,8 @@ def csv_rows(path: Path) -> Entries:
                 continue
             problem = problem or _problem(row, text, header)
             if problem:
-                told = ValidationError(f"items file '{path}', line {first}: {problem}")
-                yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), told)
+                refusal = ValidationError(f"items file '{path}', line {first}: {problem}")
+                yield RefusedItem(index, text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"), refusal)
             else:
                 yield index, _named(header, row)
             index += 1
@@ -138,7 +138,7 @@ def _header(row: list[str], problem: str, path: Path) -> list[str]:
 
 
 def _problem(row: list[str], text: str, header: list[str]) -> str:
-    """Why a row is no item; "" where it is one."""
+    """Return why a row is no item; "" where it is one."""
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         return "not UTF-8"
     if len(row) != len(header):

@@ -50,7 +50,7 @@ class AdaptiveLimit:
         return True
 
     def refused_elsewhere(self, sent: int) -> None:
-        """Another process was asked for fewer calls."""
+        """Lower the limit, since another process was asked for fewer calls."""
         if sent and not self._is_fresh:
             self._lower(sent)
 

@@ -77,7 +77,7 @@ class Breaker:
         return Entry.PROBE
 
     def wakes_at(self) -> float | None:
-        """When a waiting call should ask again; None: when the probe of this process has ended."""
+        """Return when a waiting call should ask again; None: when the probe of this process has ended."""
         return None if self._is_probing else self._probe_at
 
     def failed(self, at: float, what: str, *, is_probe: bool = False, extra_s: float = 0.0) -> None:
@@ -119,7 +119,7 @@ class Breaker:
         self._is_probing = False
 
     def probed_elsewhere(self, at: float) -> None:
-        """Another process has sent a probe."""
+        """Note that another process has sent a probe."""
         if self._open_s is not None:
             self._probe_at = max(self._probe_at, at + LONGEST_OPEN_S)
 

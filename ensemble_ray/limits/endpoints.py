@@ -156,7 +156,7 @@ class Visit:
         self._is_probe = False
 
     def end(self) -> None:
-        """No answer is wanted any more."""
+        """End the visit: no answer is wanted any more."""
         self._endpoint.wanted.discard(self)
 
     def announce_probe(self) -> None:

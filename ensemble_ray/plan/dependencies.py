@@ -52,7 +52,7 @@ class TaskDependencyGraph:
         return [task for object_id, task in self._tasks.items() if not self._dependencies[object_id]]
 
     def get_ready_tasks(self, completed: Iterable[Task]) -> list[Task]:
-        """Tasks that are not completed and whose dependencies all are, in list order.
+        """Return the tasks that are not completed and whose dependencies all are, in list order.
 
         Raises:
             ValueError: `completed` is None.
@@ -65,7 +65,7 @@ class TaskDependencyGraph:
         ]
 
     def get_dependents(self, task: Task) -> list[Task]:
-        """Tasks that have this one as context, in list order; none for a task that is not in the graph.
+        """Return the tasks that have this one as context, in list order; none for a task that is not in the graph.
 
         Raises:
             ValueError: `task` is None.
@@ -81,7 +81,7 @@ class TaskDependencyGraph:
         return _require(task, "task").object_id in self._tasks
 
     def in_dependency_order(self) -> list[Task]:
-        """Every task behind its dependencies, else in list order; tasks of a cycle are left out."""
+        """Return every task behind its dependencies, else in list order; tasks of a cycle are left out."""
         waits = {object_id: len(inside) for object_id, inside in self._dependencies.items()}
         ready = deque(object_id for object_id, count in waits.items() if count == 0)
         ordered: list[Task] = []

@@ -26,7 +26,7 @@ _EXPECTED_OUTPUT = "One answer that covers all tasks, made of what the agents of
 def workers_of(
     definition: EnsembleDefinition, tasks: Sequence[Task], synthesized: Mapping[str, Agent], *, models: TeamModels
 ) -> tuple[tuple[Agent, bool], ...]:
-    """Who works for the manager, in order, and whether it was made for a task (S-HIER-1, S-DET-26).
+    """Return the agents that work for the manager, in order, and whether each was made for a task (S-HIER-1, S-DET-26).
 
     Args:
         definition: Validated.

@@ -91,12 +91,12 @@ async def make_maps_in_run(definition: MapDefinition, items: Iterable[object]) -
 
 
 async def make_reduce_in_run(definition: MapReduceDefinition, chunk_tasks: Sequence[Task]) -> TaskAndAgent:
-    """`make_reduce` during a run; factories may be async."""
+    """Call `make_reduce` during a run; factories may be async."""
     return await _one_in_run(_reduce(definition, chunk_tasks))
 
 
 async def make_direct_in_run(definition: MapReduceDefinition, items: Sequence[object]) -> TaskAndAgent:
-    """`make_direct` during a run; factories may be async."""
+    """Call `make_direct` during a run; factories may be async."""
     return await _one_in_run(_direct(definition, items))
 
 
@@ -160,7 +160,7 @@ def _check_type(cls: type[Any], value: object, name: str) -> Any:
 
 
 def _check_context(task: Task, chunk: Sequence[Task]) -> None:
-    """S-MR-24: a reduce that did not see a part of its group would lose it in silence."""
+    """Check that a reduce sees all of its group: it would lose a part in silence (S-MR-24)."""
     inside = {entry.object_id for entry in task.context}
     missing = [entry.description for entry in chunk if entry.object_id not in inside]
     if missing:
@@ -179,7 +179,7 @@ _SHOWN = 100
 
 
 def _drive(making: _Making) -> TaskAndAgent:
-    """In this thread."""
+    """Drive a making in this thread."""
     outcome = _advance([making], [])
     if isinstance(outcome, _Waiting):
         if inspect.iscoroutine(outcome.awaitable):
@@ -197,7 +197,7 @@ async def _one_in_run(making: _Making) -> TaskAndAgent:
 
 
 async def _drive_in_run(makings: list[_Making], *, keeps_failures: bool = False) -> list[TaskAndAgent | FactoryFailure]:
-    """All of them in one thread, one call at a time; back here for what is awaitable.
+    """Drive all of them in one thread, one call at a time; back here for what is awaitable.
 
     Args:
         makings: What is to be made.

@@ -102,7 +102,7 @@ def resolve_tasks(definition: EnsembleDefinition, inputs: Mapping[str, object] |
 
 
 def needs_synthesis(tasks: Iterable[Task]) -> tuple[Task, ...]:
-    """Tasks for which an agent has to be made: no handler does them and they name none (S-DET-20)."""
+    """Return the tasks for which an agent has to be made: no handler does them and they name none (S-DET-20)."""
     return tuple(task for task in tasks if task.agent is None and task.handler is None)
 
 
@@ -164,7 +164,7 @@ def _plan_hierarchy(
     synthesized_agents: Mapping[str, Agent],
     prompts: tuple[str, str] | None,
 ) -> Planned:
-    """One task, the manager's; all agents work for it (S-HIER-1)."""
+    """Plan one task, the manager's; all agents work for it (S-HIER-1)."""
     workers = workers_of(definition, resolved.tasks, synthesized_agents, models=resolved.models)
     agents = [agent for agent, _ in workers]
     if prompts is None:
@@ -250,7 +250,7 @@ class _NodeMaker:
         )
 
     def colleagues(self, *, but: Agent | None = None) -> tuple[Colleague, ...]:
-        """Whom work may be handed to; nobody where nobody may hand any on."""
+        """Return the agents that work may be delegated to; none where no agent may delegate."""
         if but is None and not any(agent.allow_delegation for agent in self.agents.values()):
             return ()
         rank = {agent: position for position, agent in enumerate(known_agents(self._definition))}
@@ -292,7 +292,7 @@ def _streams(agent: Agent | None, task: Task | None, definition: EnsembleDefinit
 
 
 def tool_names(agent: Agent) -> tuple[str, ...]:
-    """Names of an agent's tools as far as they are declared; what a provider offers is known when a task begins."""
+    """Return the names of an agent's tools as declared; what a provider offers is known when a task begins."""
     if not agent.tools:
         return ()
     from ensemble_ray.tools.decorator import marked_functions, tool_mark  # only agents with tools pay

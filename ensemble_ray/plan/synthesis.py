@@ -114,12 +114,12 @@ class AgentSynthesizer(ABC):
 
     @staticmethod
     def template() -> AgentSynthesizer:
-        """Role from the first verb of the description, without a model call (S-DET-23); the default."""
+        """Take the role from the first verb of the description, without a model call (S-DET-23); the default."""
         return _TemplateSynthesizer()
 
     @staticmethod
     def llm_based() -> AgentSynthesizer:
-        """Asks the model for role, goal and background: one call per task (S-DET-24)."""
+        """Ask the model for role, goal and background: one call per task (S-DET-24)."""
         return _LlmSynthesizer()
 
 
@@ -258,7 +258,7 @@ def _fitted(agent: Agent, task: Task) -> Agent:
 
 
 async def _all(calls: Iterable[Awaitable[Agent]], *, cap: int | None) -> list[Agent]:
-    """All results in order, at most `cap` asked at the same time; the first failure ends the others."""
+    """Return all results in order, at most `cap` asked at the same time; the first failure ends the others."""
     slots = nullcontext() if cap is None else asyncio.Semaphore(cap)
 
     async def in_slot(call: Awaitable[Agent]) -> Agent:
@@ -283,8 +283,8 @@ def _from_template(task: Task, model: ChatModel) -> Agent:
 def _role_of(description: str) -> str:
     # Texts may be megabytes without a space: nothing is looked at that cannot decide.
     for word in description.split(maxsplit=_SEARCHED_WORDS)[:_SEARCHED_WORDS]:
-        letters = filter(str.isalpha, word.lower())
-        role = _ROLES.get("".join(islice(letters, _LONGEST_VERB + 1)))
+        characters = filter(str.isalpha, word.lower())
+        role = _ROLES.get("".join(islice(characters, _LONGEST_VERB + 1)))
         if role is not None:
             return role
     return _NO_VERB

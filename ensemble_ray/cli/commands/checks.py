@@ -62,7 +62,7 @@ class Finding:
     advice: str = ""
 
     def to_dict(self) -> dict[str, str]:
-        """As JSON data."""
+        """Return it as JSON data."""
         return asdict(self)
 
 
@@ -362,7 +362,7 @@ def check_ray() -> Iterator[Finding]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Kindly first, so that it takes its own processes along."""
+    """End the process kindly first, so that it takes its own processes along."""
     process.terminate()
     try:
         process.communicate(timeout=20)

@@ -102,7 +102,7 @@ def plan_data(ensemble: Ensemble, inputs: Mapping[str, object]) -> dict[str, Any
 
 
 def levels_of(plan: Plan) -> list[list[Node]]:
-    """Tasks that can run at the same time, level by level; one by one where the workflow is sequential."""
+    """Return the tasks that can run at the same time, level by level; one by one in a sequential workflow."""
     if plan.workflow == "sequential":
         return [[node] for node in plan.nodes]
     nodes = {node.key: node for node in plan.nodes}
@@ -136,7 +136,7 @@ def _task(node: Node, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _describe_task(task: Task, keys: Mapping[str, str], ensemble: Ensemble, planned: Planned) -> dict[str, Any]:
-    """Return the lines of a manager's task; who does it is its choice, and the task's agent a suggestion."""
+    """Return a task of a manager as data; who does it is the manager's choice, and the task's agent a suggestion."""
     is_synthesized = task.agent is None
     found = next((key for key, agent in planned.agents.items() if agent == task.agent), None)
     return {
@@ -167,7 +167,7 @@ def _agent(key: str, planned: Planned, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _model(llm: object) -> str | None:
-    """How a model shows itself; no model shows its key."""
+    """Return how a model shows itself; no model shows its key."""
     return None if llm is None else repr(llm)
 
 

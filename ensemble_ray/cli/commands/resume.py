@@ -107,7 +107,7 @@ def recorded_team(head: RunHead) -> Runnable | None:
 
 
 def runtime_of(choice: RuntimeName | None, head: RunHead) -> str:
-    """Where the run goes on: as chosen, else where it ran, else as the environment says."""
+    """Return where the run goes on: as chosen, else where it ran, else as the environment says."""
     from ensemble_ray.process.config import Settings
 
     recorded = head.header.get("runtime")

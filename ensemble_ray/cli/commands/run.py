@@ -312,7 +312,7 @@ class _Watched:
 
 @contextlib.contextmanager
 def _terminable() -> Generator[None]:
-    """Inside, a request to terminate ends the run as Ctrl-C does."""
+    """Let a request to terminate end the run as Ctrl-C does, inside the block."""
 
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -333,7 +333,7 @@ def _as_data(view: RunView, output: EnsembleOutput) -> dict[str, Any]:
 
 
 def _unwritable(file: Path) -> str | None:
-    """Why the trace cannot be written there, found before anything is paid for; None where it can be."""
+    """Return why the trace cannot be written there, before anything is paid for; None where it can be."""
     is_there = file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

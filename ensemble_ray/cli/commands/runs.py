@@ -113,7 +113,7 @@ def _counted(each: _Done) -> str:
 
 
 async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Done]:
-    """How far each run is; unknown where the record cannot be read."""
+    """Return how far each run is; unknown where the record cannot be read."""
     import asyncio
 
     from ensemble_ray.errors import RecordError, message_of

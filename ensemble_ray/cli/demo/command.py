@@ -64,7 +64,7 @@ def demo(
 
 
 def _threads() -> int | None:
-    """Threads of the engine: its own choice, but one where the machine is busy already.
+    """Return the threads of the engine: its own choice, but one where the machine is busy already.
 
     Its threads wait for each other many times per token: where others want the cores, two are slower than one.
     """

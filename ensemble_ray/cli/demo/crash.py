@@ -155,7 +155,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
-    """Ids of the processes of its session that are alive."""
+    """Return the ids of the processes of its session that are alive."""
     listed = subprocess.run(["ps", "-axo", "pid=,stat="], capture_output=True, text=True, check=True)  # noqa: S607  where it is differs
     found: list[int] = []
     for line in listed.stdout.splitlines():

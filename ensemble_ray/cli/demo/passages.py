@@ -50,7 +50,7 @@ class Selection:
 
 
 def select_passages(files: Sequence[Path], *, count: int) -> Selection:
-    """Passages of the sources in turn, up to a count, so that each source is heard.
+    """Return passages of the sources in turn, up to a count, so that each source has its part.
 
     Args:
         files: UTF-8 texts; none: topics of Python's language reference.
@@ -70,7 +70,7 @@ def select_passages(files: Sequence[Path], *, count: int) -> Selection:
 
 
 def topics() -> list[tuple[str, str]]:
-    """Topics of the language reference that this Python carries, each with its text."""
+    """Return topics of the language reference that this Python carries, each with its text."""
     from pydoc_data.topics import topics as carried  # a large module; only the demo needs it
 
     return [(name, carried[name]) for name in _TOPICS if name in carried]
@@ -112,7 +112,7 @@ def passages_of(label: str, text: str) -> Iterator[Passage]:
 
 
 def _tidy(text: str) -> str:
-    """Without rulers under headings and runs of empty lines: they say nothing and cost tokens."""
+    """Drop rulers under headings and runs of empty lines: they say nothing and cost tokens."""
     without_rulers = re.sub(r"^[ \t]*([*=~^\"#+-])\1{3,}[ \t]*$", "", text, flags=re.MULTILINE)
     return re.sub(r"\n\s*\n", "\n\n", without_rulers).strip()
 
@@ -132,7 +132,7 @@ def _cut(text: str) -> Iterator[str]:
 
 
 def _fitting(text: str) -> int:
-    """How many characters from the start fit."""
+    """Return how many characters from the start fit."""
     tokens = 0
     for found in _PIECES.finditer(text):
         tokens += _piece_tokens(found[0])

@@ -60,7 +60,7 @@ def _from_file(file: Path) -> dict[str, object]:
 
 
 def needed_inputs(tasks: Iterable[Task]) -> dict[str, list[str]]:
-    """Variables of the tasks' texts, each with the tasks that use it."""
+    """Return the variables of the tasks' texts, each with the tasks that use it."""
     from ensemble_ray.plan.templates import resolve_template  # the help does not need it
 
     needed: dict[str, list[str]] = {}
@@ -97,7 +97,7 @@ def check_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> 
 
 
 def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) -> list[str]:
-    """Names of given inputs that no task uses; likely mistyped."""
+    """Return the names of inputs that no task uses; likely mistyped."""
     needed = needed_inputs(ensemble.tasks)
     return [name for name in inputs if name not in needed]
 
@@ -105,7 +105,7 @@ def unused_inputs(ensemble: EnsembleDefinition, inputs: Mapping[str, object]) ->
 def input_warnings(
     pairs: Sequence[str], ensemble: EnsembleDefinition | None, inputs: Mapping[str, object]
 ) -> list[str]:
-    """Lines about inputs that have no effect: pairs that a later pair replaces, and names that no task uses.
+    """Return lines about inputs without effect: pairs that a later pair replaces, and names that no task uses.
 
     Args:
         pairs: `name=value` as they were given.

@@ -120,7 +120,7 @@ async def _read(team: MapTeam, count: int) -> list[Entry]:
 
 
 async def _count(team: MapTeam) -> tuple[int, int]:
-    """(entries, those that are refused): what is told before costs are is worth reading it all."""
+    """Return (entries, those that are refused): an estimate before any cost is worth reading all of them."""
     reader = team.item_source.reader()
     count = refused = 0
     try:

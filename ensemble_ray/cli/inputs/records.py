@@ -35,7 +35,7 @@ def own_store() -> RunStore:
 
 
 def where() -> str:
-    """Where its runs are, for people; never a password."""
+    """Describe where its runs are, for people; never with a password."""
     from ensemble_ray.record.runs import runs_directory
     from ensemble_ray.record.stores import StoreAddress
 
@@ -66,7 +66,7 @@ def as_data(run: RunSummary) -> dict[str, object]:
 
 
 def age_of(created_at: datetime, now: datetime) -> str:
-    """How long ago that was, in its largest unit."""
+    """Return how long ago that was, in its largest unit."""
     seconds = max(0, int((now - created_at).total_seconds()))
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{seconds // size} {unit}"
@@ -95,7 +95,7 @@ async def _next_of(run: RunSummary) -> str | None:
 
 
 def say_where(run_id: str) -> None:
-    """Where a run's record lies, which command shows it, and how it goes on if it did not complete."""
+    """Say where a run's record lies, which command shows it, and how it goes on if it did not complete."""
     from ensemble_ray.errors import EnsembleError, message_of
     from ensemble_ray.process.loop import run_blocking
 

@@ -95,7 +95,7 @@ class Display:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self, error_type: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         logging.getLogger("ensemble_ray").removeHandler(self._log)
         if self._live is not None:
@@ -182,7 +182,7 @@ def _make_listener(show: Callable[[Event], None], event_types: Sequence[type[Eve
     def show_event(_listener: object, event: Event) -> None:
         show(event)
 
-    methods = {kind.method: show_start if kind is EnsembleStartedEvent else show_event for kind in event_types}
+    methods = {each.method: show_start if each is EnsembleStartedEvent else show_event for each in event_types}
     listener: EnsembleListener = type("ProgressListener", (EnsembleListener,), methods)()
     return listener
 

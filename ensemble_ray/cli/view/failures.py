@@ -47,7 +47,7 @@ _ADVICE: Mapping[str, str] = {
 
 
 def exit_code_of(error: BaseException) -> int:
-    """2 where the user's command or definition is wrong, 1 where a run or a command failed."""
+    """Return 2 where the user's command or definition is wrong, 1 where a run or a command failed."""
     if isinstance(error, ValidationError | PromptTemplateError | RunExistsError):
         return USAGE
     return FAILED
@@ -70,9 +70,9 @@ def advice_of(error: BaseException) -> str:
     for cause in _chain(error):
         if isinstance(cause, RecordError) and message_of(cause).startswith(_OF_RECORDS):
             return ""
-        for kind in type(cause).__mro__:
-            if kind.__name__ in _ADVICE:
-                named = _ADVICE[kind.__name__]
+        for error_class in type(cause).__mro__:
+            if error_class.__name__ in _ADVICE:
+                named = _ADVICE[error_class.__name__]
                 break
     return named
 

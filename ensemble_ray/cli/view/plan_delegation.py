@@ -68,7 +68,7 @@ def manager_lines(manager: Mapping[str, Any], delegation: Mapping[str, Any]) -> 
 
 
 def peer_lines(delegation: Mapping[str, Any]) -> list[str]:
-    """Who may hand work on where nobody leads."""
+    """Return as text which agents may delegate without a manager."""
     rules = [("may delegate", _listed(delegation["peers"])), ("depth", f"at most {delegation['max_depth']}")]
     rules += list(_shared(delegation))
     width = max(len(name) for name, _ in rules)

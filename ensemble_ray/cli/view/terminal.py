@@ -165,7 +165,7 @@ def flush_results() -> None:
 
 
 def own_command() -> str:
-    """How the user can call this program again: by its name where that finds it, else by its path."""
+    """Return how the user can call this program again: by its name where that finds it, else by its path."""
     program = Path(sys.argv[0])
     found = shutil.which("ensemble-ray")
     if program.name != "ensemble-ray":  # `python -m`, or a program that uses us
