@@ -1,4 +1,4 @@
-"""Parts of the teams that scenarios run: agents, tasks, a listener that keeps all it hears, marks on the disk."""
+"""What scenarios share: scripts by task, waits, a listener that keeps all it hears, marks on the disk."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ensemble_ray import (
-    Agent,
-    ChatResponse,
     DelegationCompletedEvent,
     DelegationFailedEvent,
     DelegationStartedEvent,
@@ -23,14 +21,11 @@ from ensemble_ray import (
     FileChangedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
-    Task,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
     TaskStartEvent,
     TokenEvent,
-    TokenUsage,
-    ToolCall,
     ToolCallEvent,
 )
 from ensemble_ray.record.runs import read_facts
@@ -40,28 +35,6 @@ from ensemble_ray.testing import ScriptedCall
 PATIENCE_S = 90.0
 
 T = TypeVar("T")
-
-
-def agent(llm: object, role: str = "Writer", **fields: object) -> Agent:
-    """An agent of that role."""
-    return Agent(**{"role": role, "goal": f"be a good {role}", "llm": llm, **fields})  # type: ignore[arg-type]
-
-
-def task(description: str, by: Agent | None = None, **fields: object) -> Task:
-    """A task of that description."""
-    return Task(**{"description": description, "expected_output": "a text", "agent": by, **fields})  # type: ignore[arg-type]
-
-
-def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
-    """A tool request of a model."""
-    return ToolCall(id=f"call-{name}-{number}", name=name, arguments=arguments)
-
-
-def answer(
-    text: str, input_tokens: int = -1, output_tokens: int = -1, *, calls: Sequence[ToolCall] = ()
-) -> ChatResponse:
-    """A model's answer with its usage."""
-    return ChatResponse(text=text, tool_calls=tuple(calls), usage=TokenUsage(input_tokens, output_tokens))
 
 
 def prompt_of(asked: ScriptedCall) -> str:

@@ -30,7 +30,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, call, until, wait_for
+from tests.builders import agent, call
+from tests.scenarios.teams import until, wait_for
 
 
 class Capital(BaseModel):

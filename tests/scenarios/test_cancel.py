@@ -26,9 +26,10 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import agent, call, task
 from tests.processes import program
 from tests.scenarios.hanging_run import RUN_ID
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, by_task, call, task, task_of, until, wait_for
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, by_task, task_of, until, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

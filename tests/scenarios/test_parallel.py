@@ -26,7 +26,8 @@ from ensemble_ray import (
     TaskStartEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, by_task, prompt_of, task, task_of, wait_for
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S, Watcher, by_task, prompt_of, task_of, wait_for
 
 PARALLEL = "parallel"
 

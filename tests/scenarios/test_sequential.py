@@ -22,7 +22,8 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Watcher, agent, prompt_of, task, task_of
+from tests.builders import agent, task
+from tests.scenarios.teams import Watcher, prompt_of, task_of
 
 
 def test_tasks_run_one_at_a_time_in_list_order(runtime: Runtime) -> None:
