@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -21,6 +22,7 @@ from ensemble_ray import (
     FileChangedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
+    RunState,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
@@ -28,7 +30,7 @@ from ensemble_ray import (
     TokenEvent,
     ToolCallEvent,
 )
-from ensemble_ray.record.runs import read_facts
+from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ScriptedCall
 
 #: Longest time to wait for what must come, s; a test that needs it has failed.
@@ -79,6 +81,23 @@ def until(is_so: Callable[[], T], what: str) -> T:
             raise TimeoutError(f"waited for {what}")
         time.sleep(0.005)
     return found
+
+
+class Forever:
+    """An entry of a script that never answers, and says when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def __call__(self, _asked: ScriptedCall) -> str:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+
+def recorded_state(home: str, run_id: str) -> RunState:
+    """Return how the record says that a run stands."""
+    return RunDirectory(Path(home), run_id).state()
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def test_context_is_found_when_the_context_task_was_a_template(runtime: Runtime)
 def test_options_hold_for_one_run_only(runtime: Runtime) -> None:
     """S-DOM-68: None keeps the ensemble's value."""
     from ensemble_ray import tool
-    from tests.scenarios.teams import call
+    from tests.builders import call
 
     @tool
     def long_text() -> str:
