@@ -12,7 +12,8 @@ from ensemble_ray import GuardrailResult, RunState
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.actors.feeding import Driver, Placed, at_work
-from tests.scenarios.teams import Marks, agent
+from tests.builders import agent
+from tests.scenarios.teams import Marks
 
 
 @pytest.fixture

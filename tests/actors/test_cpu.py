@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray import Ensemble, tool
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 if TYPE_CHECKING:
     from collections.abc import Callable

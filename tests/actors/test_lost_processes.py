@@ -15,7 +15,8 @@ from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
 from tests.actors.sessions import Owner, packed
-from tests.scenarios.teams import PATIENCE_S, agent, task
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S
 
 
 async def out_of_reach() -> None:

@@ -31,7 +31,8 @@ from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 from ensemble_ray.values.ids import instance_of
 from tests.actors.feeding import Driver, Placed, Waiting, at_work, in_scheduler
-from tests.scenarios.teams import Marks, agent
+from tests.builders import agent
+from tests.scenarios.teams import Marks
 
 
 @pytest.fixture

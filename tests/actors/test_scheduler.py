@@ -27,7 +27,8 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until
 
 
 @pytest.fixture

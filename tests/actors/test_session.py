@@ -20,8 +20,9 @@ from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 from tests.actors.sessions import Owner
+from tests.builders import call
 from tests.scenarios.dying import marks_of, stay
-from tests.scenarios.teams import PATIENCE_S, Marks, call, until
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 RUN = "session"
 

@@ -10,7 +10,7 @@ import pytest
 from ensemble_ray import tool
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from tests.actors.feeding import Driver, Placed
-from tests.scenarios.teams import agent
+from tests.builders import agent
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from pathlib import Path
 from ensemble_ray import Ensemble, HttpAgentTool, OpenAIChatModel, WebScraperTool, WebSearchTool, tool
 from ensemble_ray.tools.builtin.web_search import SerpApiSearch
 from ensemble_ray.values.messages import ToolCall
-from tests.scenarios.teams import Marks, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks
 
 RUN_ID = "reading"
 #: Environment variables: address of the model, of the web server, and the file for marks.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import subprocess
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -32,7 +30,8 @@ from ensemble_ray import (
 from ensemble_ray.serve.api import build_api
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel
 from ensemble_ray.values.messages import ToolCall
-from tests.processes import own_directory, own_environment
+from tests.command_line import COMMAND, environment_of
+from tests.processes import own_directory
 
 #: Half of a surrogate pair, and what becomes of it.
 HALF, WHOLE = "\ud800", "\ufffd"
@@ -265,15 +264,8 @@ def test_the_command_line_prints_the_answer_when_it_cannot_be_encoded() -> None:
     """S-SEC-56: an argument that is no UTF-8, and an answer with half a pair; a strict UTF-8 stdout."""
     with own_directory() as place, ModelServer(lambda request: f"{request.text[:20]} {HALF}") as server:
         (place / "team.yaml").write_text(TEAM, encoding="utf-8")
-        environment = own_environment(
-            place,
-            PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep),
-            OPENAI_BASE_URL=server.base_url,
-            OPENAI_API_KEY="sk-of-a-test",
-            ENSEMBLE_RAY_RUNTIME="inline",
-            PYTHONIOENCODING="utf-8:strict",
-        )
-        command = [sys.executable, "-m", "ensemble_ray.cli", "run", "team.yaml", "--input", b"topic=\xff"]
+        environment = environment_of(place, server, PYTHONIOENCODING="utf-8:strict")
+        command = [*COMMAND, "run", "team.yaml", "--input", b"topic=\xff"]
         done = subprocess.run(command, cwd=place, env=environment, capture_output=True, timeout=300, check=False)  # noqa: S603
         [sent] = sent_to(server)
     assert done.returncode == 0, done.stderr.decode(errors="replace")[-2000:]

@@ -22,8 +22,9 @@ from ensemble_ray.actors.scheduler.submission_store import KEY_NAME
 from ensemble_ray.process.ray_files import token_file
 from ensemble_ray.testing import ModelServer
 from tests.attack.neighbours import Listener, closed_above, command_lines, descendants, files_with, listeners
+from tests.builders import agent, call, task
 from tests.scenarios.dying import kill_actor, marks_of, stay, staying, until_recorded
-from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task, until
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 

@@ -8,21 +8,20 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray.cli.app import invoke
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.values.messages import Fact
+from tests.command_line import COMMAND, Call, calling
 from tests.processes import own_environment
 
 RUN = "tea"
 RECORD, LOG = "record.sqlite", "record.sqlite-wal"
 HEADER_BYTES, FRAME_BYTES = 32, 24 + 4096
 TIMEOUT_S = 120
-PROGRAM = (sys.executable, "-m", "ensemble_ray.cli")
 TEAM = '''
 import os
 from pathlib import Path
@@ -60,7 +59,6 @@ def answer(call):
 buyer = Agent(role="Buyer", goal="Buy", tools=[order, look], llm=ScriptedModel(otherwise=answer))
 team = Ensemble(tasks=[Task(name="tea", description="Order tea", expected_output="A receipt", agent=buyer)])
 '''
-Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def died(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "shop_of_attack.py").write_text(TEAM, encoding="utf-8")
     (folder / "frail").touch()
     done = subprocess.run(  # noqa: S603  our own text
-        [*PROGRAM, "run", "shop_of_attack:team", "--run-id", RUN, "--quiet", "--runtime", "inline"],
+        [*COMMAND, "run", "shop_of_attack:team", "--run-id", RUN, "--quiet", "--runtime", "inline"],
         cwd=folder, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own_environment(folder),
     )  # fmt: skip
     assert done.returncode == 9, done.stderr
@@ -96,15 +94,9 @@ def directory(folder: Path) -> Path:
 
 
 @pytest.fixture
-def command(capsys: pytest.CaptureFixture[str]) -> Command:
+def command(capsys: pytest.CaptureFixture[str]) -> Call:
     """Calls a command of the program; gives its exit code, what it printed and what it said."""
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        code = invoke(arguments)
-        return code, *capsys.readouterr()
-
-    return call
+    return calling(capsys)
 
 
 def frames(directory: Path) -> int:
@@ -146,7 +138,7 @@ def _orders(facts: Sequence[Fact]) -> list[str]:
 
 
 def test_one_flipped_bit_of_the_log_is_told_and_nothing_goes_on_silently(
-    folder: Path, directory: Path, command: Command
+    folder: Path, directory: Path, command: Call
 ) -> None:
     """S-DUR-80, S-DUR-81: exit codes, the file, the facts; the files stay as they are."""
     flip(directory, _frame_of_the_second_order(directory))
@@ -167,7 +159,7 @@ def test_one_flipped_bit_of_the_log_is_told_and_nothing_goes_on_silently(
     assert (folder / "ordered").read_text() == "tea\nmilk\n"
 
 
-def test_lost_order_is_not_repeated_when_the_loss_is_allowed(folder: Path, directory: Path, command: Command) -> None:
+def test_lost_order_is_not_repeated_when_the_loss_is_allowed(folder: Path, directory: Path, command: Call) -> None:
     """S-DUR-83, S-DUR-86: the model is told that its outcome is unknown, and the trace shows it; nobody is asked twice."""
     flip(directory, _frame_of_the_second_order(directory))
     asked = len((folder / "asked").read_text().split())
@@ -187,7 +179,7 @@ def test_lost_order_is_not_repeated_when_the_loss_is_allowed(folder: Path, direc
 
 @pytest.mark.parametrize("name", [RECORD, LOG, ""])
 def test_record_that_is_removed_in_the_middle_of_a_run_is_told(
-    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch, name: str
+    folder: Path, command: Call, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """S-DUR-85: the run ends with an error that names the file; the exit code is 1."""
     record = folder / "records" / "runs" / "gone"
@@ -257,7 +249,7 @@ def test_log_index_that_is_spoilt_in_the_middle_of_a_run_is_an_error(tmp_path: P
     (tmp_path / "spoilt.py").write_text(SPOILT.format(index=index, spoil=spoil[how]), encoding="utf-8")
     try:
         done = subprocess.run(  # noqa: S603  our own text
-            [*PROGRAM, "run", "spoilt:team", "--run-id", "spoilt", "--quiet", "--runtime", "inline"],
+            [*COMMAND, "run", "spoilt:team", "--run-id", "spoilt", "--quiet", "--runtime", "inline"],
             cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT_S, env=own_environment(tmp_path),
         )  # fmt: skip
     finally:
@@ -278,7 +270,7 @@ def test_log_index_that_is_spoilt_in_the_middle_of_a_run_is_an_error(tmp_path: P
         ("stimulus", [1, 2]),
     ],
 )
-def test_altered_fact_is_told_with_its_file(directory: Path, command: Command, kind: str, data: object) -> None:
+def test_altered_fact_is_told_with_its_file(directory: Path, command: Call, kind: str, data: object) -> None:
     """S-DUR-90: by every command that reads it, with exit code 1; never a traceback."""
     connection = sqlite3.connect(directory / RECORD, isolation_level=None)
     (seq,) = connection.execute("SELECT min(seq) FROM facts WHERE kind = ?", (kind,)).fetchone()

@@ -20,10 +20,10 @@ from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
 from tests.attack.hostile_text import HOSTILE, Shown, command, intruders, terminal
-from tests.processes import own_directory, own_environment
+from tests.command_line import COMMAND, environment_of
+from tests.processes import own_directory
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 #: Generous: Ray starts on two cores while other things run.
 PATIENCE_S = 300.0
 
@@ -276,12 +276,6 @@ def noisy() -> Iterator[Path]:
         yield directory
 
 
-def _environment(place: Path, server: ModelServer, **more: str) -> Mapping[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    named = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": "inline"}
-    return own_environment(place, **{"PYTHONPATH": path, **named, **more})
-
-
 def _call(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(  # noqa: S603  our own command
         [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, check=False, timeout=PATIENCE_S
@@ -298,7 +292,7 @@ def _noise(request: ServedRequest) -> Answer:
 def test_standard_output_is_the_json_alone(noisy: Path) -> None:
     """S-SEC-63: whatever a module, a tool, or a program that it starts writes to it goes to standard error."""
     with ModelServer(_noise) as server:
-        environment = _environment(noisy, server)
+        environment = environment_of(noisy, server)
         given: dict[str, object] = {}
         for arguments in (
             ("run", "noisy_team:noisy", "--run-id", "one"),
@@ -320,7 +314,7 @@ def test_standard_output_is_the_json_alone(noisy: Path) -> None:
 def test_standard_output_is_the_json_alone_on_ray(noisy: Path) -> None:
     """S-SEC-63: whatever Ray and its workers write."""
     with ModelServer(_noise) as server:
-        environment = _environment(noisy, server)
+        environment = environment_of(noisy, server)
         ended = _call(noisy, environment, "run", "noisy_team:noisy", "--runtime", "ray", "--json")
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout)["raw"] == HOSTILE
@@ -329,7 +323,7 @@ def test_standard_output_is_the_json_alone_on_ray(noisy: Path) -> None:
 def test_an_answer_is_data_in_a_pipe_and_text_on_a_terminal(noisy: Path) -> None:
     """S-SEC-61, S-SEC-64: as the model gave it; at a terminal answer, warnings, log lines and errors of threads are text."""
     with ModelServer(HOSTILE) as server:
-        environment = {**_environment(noisy, server), "TERM": "xterm-256color", "COLUMNS": "4000"}
+        environment = {**environment_of(noisy, server), "TERM": "xterm-256color", "COLUMNS": "4000"}
         environment.pop("CI", None)
         ended = _call(noisy, environment, "run", "noisy_team:warning", "--run-id", "one")
         assert ended.returncode == 0, ended.stderr

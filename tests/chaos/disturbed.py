@@ -11,7 +11,6 @@ import contextlib
 import io
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -34,6 +33,7 @@ from tests.chaos.scenarios import Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.victims import Ground, wake_all
 from tests.chaos.world import World
+from tests.command_line import COMMAND
 from tests.processes import Program, own_directory, program
 
 __all__ = ["PATIENCE_S", "Disturbed"]
@@ -47,7 +47,6 @@ _ABOUT = 3
 _FINAL = {RunState.COMPLETED, RunState.FAILED, RunState.CANCELLED}
 #: What a run hears in the environment of its process.
 _HEARD = ("CHAOS_", "ENSEMBLE_RAY_", "OPENAI_")
-_COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 
 
 class Disturbed:
@@ -142,7 +141,7 @@ class Disturbed:
         """
         self.report.runs += 1
         log = self.directory / f"log-{self.report.runs}"
-        command = [*_COMMAND, *arguments, "--json", "--quiet"]
+        command = [*COMMAND, *arguments, "--json", "--quiet"]
         joins = self.cluster is not None and not (self.has_own_cluster and self.report.runs == 1)
         environment = {**self.environment, **(self.cluster.environment if self.cluster and joins else {})}
         if runtime:
@@ -159,7 +158,7 @@ class Disturbed:
         """
         self._asked += 1
         log = self.directory / f"asked-{self._asked}"
-        with program([*_COMMAND, *arguments], log=log, env=self.environment, cwd=ROOT) as running:
+        with program([*COMMAND, *arguments], log=log, env=self.environment, cwd=ROOT) as running:
             try:
                 running.process.wait(timeout=self.scenario.patience_s)
             except subprocess.TimeoutExpired:

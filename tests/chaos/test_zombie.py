@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
@@ -25,9 +24,9 @@ from tests.chaos.kills import Kill
 from tests.chaos.scenarios import SCENARIOS, Scenario
 from tests.chaos.teams import QUESTIONS
 from tests.chaos.world import World
+from tests.command_line import COMMAND
 from tests.processes import Program, own_directory, program
 
-COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
 RUN_ID = "frozen"
 #: Generous: processes start on two cores while other things run.
 PATIENCE_S = 240.0

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
 
 import pytest
 
 from ensemble_ray.tools.builtin import HttpAgentTool
-from tests.contracts.web_server import Answer, WebServer, serving
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[WebServer]:
-    """A server on loopback."""
-    async with serving() as found:
-        yield found
+from tests.contracts.web_server import Answer, WebServer
 
 
 async def test_input_is_the_body_when_posting(server: WebServer) -> None:

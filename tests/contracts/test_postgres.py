@@ -17,22 +17,10 @@ from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
-from .postgres_records import PATIENCE_S, RUN, elsewhere, fact, until
+from .postgres_records import RUN, elsewhere, fact, until
 from .web_server import closed_port
 
 SECRET = "secret-of-tests"  # noqa: S105  nobody asks for it
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    """An empty database."""
-    return postgres.empty_database()
-
-
-@pytest.fixture
-def store(url: str) -> PostgresStore:
-    """Its store."""
-    return PostgresStore(url, patience_s=PATIENCE_S)
 
 
 # Not there.

@@ -22,20 +22,7 @@ from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 
-from .postgres_records import PATIENCE_S, RUN, another_process, elsewhere, fact, until
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    """An empty database."""
-    return postgres.empty_database()
-
-
-@pytest.fixture
-def store(url: str) -> PostgresStore:
-    """Its store."""
-    return PostgresStore(url, patience_s=PATIENCE_S)
-
+from .postgres_records import RUN, another_process, elsewhere, fact, until
 
 # Lost connections.
 

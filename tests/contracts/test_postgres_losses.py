@@ -9,21 +9,8 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.values.outputs import RunState
-from tests.postgres_server import PostgresServer
 
-from .postgres_records import PATIENCE_S, RUN, fact
-
-
-@pytest.fixture
-def url(postgres: PostgresServer) -> str:
-    """An empty database."""
-    return postgres.empty_database()
-
-
-@pytest.fixture
-def store(url: str) -> PostgresStore:
-    """Its store."""
-    return PostgresStore(url, patience_s=PATIENCE_S)
+from .postgres_records import RUN, fact
 
 
 async def change(url: str, statement: bytes) -> None:

@@ -8,7 +8,7 @@ import shutil
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,6 @@ from ensemble_ray.tools.builtin import WebScraperTool, web_scrape
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.web import net
 from tests.contracts.web_server import Answer, WebServer, closed_port, serving
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[WebServer]:
-    """A server on loopback."""
-    async with serving() as found:
-        yield found
 
 
 async def _scrape(url: str, **options: Any) -> ToolResult:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -14,16 +14,9 @@ from ensemble_ray.tools.builtin import WebSearchTool, web_search
 from ensemble_ray.tools.builtin.web_search import SerpApiSearch, TavilySearch
 from ensemble_ray.tools.tool import ToolResult
 from ensemble_ray.tools.web import net
-from tests.contracts.web_server import Answer, WebServer, closed_port, serving
+from tests.contracts.web_server import Answer, WebServer, closed_port
 
 _KEY = "tvly-s3cret/key+1"
-
-
-@pytest.fixture
-async def server() -> AsyncIterator[WebServer]:
-    """A server on loopback."""
-    async with serving() as found:
-        yield found
 
 
 async def _search(tool: WebSearchTool, query: str = "low tide") -> ToolResult:

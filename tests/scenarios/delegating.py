@@ -21,7 +21,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.testing.scripted import Entry
-from tests.scenarios.teams import Watcher, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Watcher
 
 
 def hand(role: object, text: object = "do it", *, number: int = 0) -> ToolCall:

@@ -10,7 +10,8 @@ from typing import Any, cast
 from ensemble_ray import Agent, Run, tool
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Marks, agent, call, until
+from tests.builders import agent, call
+from tests.scenarios.teams import Marks, until
 
 
 @tool(timeout=None, effect="none")

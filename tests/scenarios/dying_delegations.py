@@ -23,7 +23,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.coordinator.coordinator import Coordinator
-from tests.scenarios.teams import Marks, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks
 
 RUN_ID = "dying"
 #: Environment variables: the model's address, the file for marks, the mark that is the process's last.

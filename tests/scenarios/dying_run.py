@@ -12,7 +12,8 @@ from pathlib import Path
 from ensemble_ray import Ensemble, OpenAIChatModel, RunOptions, TaskHandlerContext, tool
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.loader import load_source
-from tests.scenarios.teams import Marks, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks
 
 RUN_ID = "dying"
 #: Where the team is found again.

@@ -10,7 +10,8 @@ import threading
 from pathlib import Path
 
 from ensemble_ray import ChatResponse, Ensemble, ExitReason, tool
-from tests.scenarios.teams import Marks, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks
 
 RUN_ID = "hanging"
 

@@ -1,7 +1,8 @@
-"""Parts of the teams that scenarios run: agents, tasks, a listener that keeps all it hears, marks on the disk."""
+"""What scenarios share: scripts by task, waits, a listener that keeps all it hears, marks on the disk."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -12,8 +13,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from ensemble_ray import (
-    Agent,
-    ChatResponse,
     DelegationCompletedEvent,
     DelegationFailedEvent,
     DelegationStartedEvent,
@@ -23,45 +22,21 @@ from ensemble_ray import (
     FileChangedEvent,
     LlmIterationCompletedEvent,
     LlmIterationStartedEvent,
-    Task,
+    RunState,
     TaskCompleteEvent,
     TaskFailedEvent,
     TaskInputEvent,
     TaskStartEvent,
     TokenEvent,
-    TokenUsage,
-    ToolCall,
     ToolCallEvent,
 )
-from ensemble_ray.record.runs import read_facts
+from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ScriptedCall
 
 #: Longest time to wait for what must come, s; a test that needs it has failed.
 PATIENCE_S = 90.0
 
 T = TypeVar("T")
-
-
-def agent(llm: object, role: str = "Writer", **fields: object) -> Agent:
-    """An agent of that role."""
-    return Agent(**{"role": role, "goal": f"be a good {role}", "llm": llm, **fields})  # type: ignore[arg-type]
-
-
-def task(description: str, by: Agent | None = None, **fields: object) -> Task:
-    """A task of that description."""
-    return Task(**{"description": description, "expected_output": "a text", "agent": by, **fields})  # type: ignore[arg-type]
-
-
-def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
-    """A tool request of a model."""
-    return ToolCall(id=f"call-{name}-{number}", name=name, arguments=arguments)
-
-
-def answer(
-    text: str, input_tokens: int = -1, output_tokens: int = -1, *, calls: Sequence[ToolCall] = ()
-) -> ChatResponse:
-    """A model's answer with its usage."""
-    return ChatResponse(text=text, tool_calls=tuple(calls), usage=TokenUsage(input_tokens, output_tokens))
 
 
 def prompt_of(asked: ScriptedCall) -> str:
@@ -106,6 +81,23 @@ def until(is_so: Callable[[], T], what: str) -> T:
             raise TimeoutError(f"waited for {what}")
         time.sleep(0.005)
     return found
+
+
+class Forever:
+    """An entry of a script that never answers, and says when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    async def __call__(self, _asked: ScriptedCall) -> str:
+        self.asked.set()
+        await asyncio.Event().wait()
+        return "never"
+
+
+def recorded_state(home: str, run_id: str) -> RunState:
+    """Return how the record says that a run stands."""
+    return RunDirectory(Path(home), run_id).state()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Generator
 from pathlib import Path
 
@@ -30,7 +29,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, call, until, wait_for
+from tests.builders import agent, call
+from tests.scenarios.teams import Forever, until, wait_for
 
 
 class Capital(BaseModel):
@@ -44,18 +44,6 @@ class Capital(BaseModel):
 def count(text: str) -> int:
     """Count the characters of a text."""
     return len(text)
-
-
-class Forever:
-    """An entry of a script that never answers, and says when it was asked."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    async def __call__(self, _asked: ScriptedCall) -> str:
-        self.asked.set()
-        await asyncio.Event().wait()
-        return "never"
 
 
 def turns(asked: ScriptedCall) -> list[tuple[str, str | None]]:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import Ensemble, RecordError
+from tests.builders import agent, task
 from tests.scenarios.dying import process_of
-from tests.scenarios.teams import PATIENCE_S, Marks, agent, task
+from tests.scenarios.teams import PATIENCE_S, Marks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

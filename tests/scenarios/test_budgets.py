@@ -25,8 +25,9 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import agent, answer, call, task
 from tests.scenarios.delegating import hand, run_of, team, worker
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, answer, by_task, call, task, told_by_us, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, by_task, told_by_us, wait_for
 
 
 @tool

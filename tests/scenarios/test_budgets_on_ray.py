@@ -21,8 +21,9 @@ from ensemble_ray import (
 from ensemble_ray.actors import spawn
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
+from tests.builders import agent, answer, call, task
 from tests.scenarios.dying import kill_first, marks_of, stay, until_recorded
-from tests.scenarios.teams import PATIENCE_S, Marks, agent, answer, call, task, until
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 
 def test_reservation_of_a_dead_process_is_free_again(

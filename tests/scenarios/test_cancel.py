@@ -24,30 +24,13 @@ from ensemble_ray import (
     TaskStartEvent,
     tool,
 )
-from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.testing import ScriptedModel
+from tests.builders import agent, call, task
 from tests.processes import program
 from tests.scenarios.hanging_run import RUN_ID
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, by_task, call, task, task_of, until, wait_for
+from tests.scenarios.teams import PATIENCE_S, Forever, Marks, Watcher, by_task, recorded_state, task_of, until, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Forever:
-    """An entry of a script that never answers, and says when it was asked."""
-
-    def __init__(self) -> None:
-        self.asked = threading.Event()
-
-    async def __call__(self, _asked: ScriptedCall) -> str:
-        self.asked.set()
-        await asyncio.Event().wait()
-        return "never"
-
-
-def recorded_state(home: str, run_id: str) -> RunState:
-    """How the record says a run stands."""
-    return RunDirectory(Path(home), run_id).state()
 
 
 def test_cancelled_run_gives_what_was_completed(runtime: Runtime, home: str) -> None:

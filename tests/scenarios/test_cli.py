@@ -7,8 +7,7 @@ import os
 import signal
 import stat
 import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,13 +15,10 @@ import pytest
 from ensemble_ray.testing import Fault, ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.processes import own_directory, own_environment, program
+from tests.command_line import COMMAND, PATIENCE_S, ROOT, environment_of, run_command
+from tests.processes import own_directory, program
 
-ROOT = Path(__file__).resolve().parents[2]
 TEAMS = ROOT / "examples" / "teams"
-COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-#: Generous: Ray starts on two cores while other things run.
-PATIENCE_S = 300.0
 
 Servers = Callable[..., ModelServer]
 
@@ -50,25 +46,6 @@ def place() -> Iterator[Path]:
         yield directory
 
 
-def _environment(place: Path, server: ModelServer | None = None, **more: str) -> Mapping[str, str]:
-    url = {} if server is None else {"OPENAI_BASE_URL": server.base_url}
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    defaults = {"PYTHONPATH": path, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": "inline"}
-    return own_environment(place, **{**defaults, **url, **more})
-
-
-def _call(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments],
-        env=dict(environment),
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
-    )
-
-
 def _article(request: ServedRequest) -> Answer:
     """The example's conversation: the writer counts words once, then writes."""
     results = [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
@@ -81,13 +58,13 @@ def _article(request: ServedRequest) -> Answer:
 def test_a_team_file_runs_with_code_beside_it(place: Path, model_server: Servers, runtime: str) -> None:
     """The example from another directory, on both runtimes: tools and guardrails are found also in worker processes."""
     server = model_server(_article)
-    environment = _environment(place, server)
+    environment = environment_of(place, server)
     command = ["run", str(TEAMS / "article.yaml"), "--input", "topic=tides", "--runtime", runtime, "--run-id", "one"]
-    ended = _call(place, environment, *command)
+    ended = run_command(place, environment, *command)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "An article of 3 words\n"
     assert "done     3/3  article (Writer)" in ended.stderr
-    trace = _call(place, environment, "trace", "one")
+    trace = run_command(place, environment, "trace", "one")
     assert trace.stdout.startswith("Run one: parallel, completed")
     assert 'word_count({"text": "one two three"}) -> 3' in trace.stdout
     assert len(server.requests) == 4
@@ -96,12 +73,12 @@ def test_a_team_file_runs_with_code_beside_it(place: Path, model_server: Servers
 def test_a_module_runs_from_the_current_directory(place: Path, model_server: Servers) -> None:
     """`module:attribute`, an ensemble or a function that makes one."""
     server = model_server("An answer.")
-    environment = _environment(place, server)
+    environment = environment_of(place, server)
     for target in ("article_team:team", "article_team:make_team"):
-        ended = _call(TEAMS, environment, "run", target, "-i", "topic=tides", "-q")
+        ended = run_command(TEAMS, environment, "run", target, "-i", "topic=tides", "-q")
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("An answer.") == 3
-    assert "(deterministic) <- answer-1" in _call(TEAMS, environment, "plan", "article_team:team").stdout
+    assert "(deterministic) <- answer-1" in run_command(TEAMS, environment, "plan", "article_team:team").stdout
 
 
 @pytest.mark.parametrize(
@@ -117,8 +94,8 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
     place: Path, model_server: Servers, script: Fault, expected: str
 ) -> None:
     """S-ERR-46: task, endpoint, reason, what to do, once; exit code 1, no traceback; `--debug` shows it; no key anywhere."""
-    environment = _environment(place, model_server(script))
-    ended = _call(place, environment, "run", "my_team:team", "-i", "topic=tides")
+    environment = environment_of(place, model_server(script))
+    ended = run_command(place, environment, "run", "my_team:team", "-i", "topic=tides")
     assert ended.returncode == 1
     assert ended.stdout == ""
     error = ended.stderr[ended.stderr.index("Error:") :]
@@ -126,7 +103,7 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
     told = [line for line in ended.stderr.splitlines() if ": attempt " not in line]  # retries are lines of their own
     assert sum(expected in line for line in told) == error.count(expected) == 1
     assert "Traceback" not in ended.stderr
-    shown = _call(place, environment, "--debug", "run", "my_team:team", "-i", "topic=tides")
+    shown = run_command(place, environment, "--debug", "run", "my_team:team", "-i", "topic=tides")
     assert "Traceback" in shown.stderr
     assert "Error: task" not in shown.stderr
     assert "sk-of-a-test" not in ended.stderr + shown.stderr
@@ -134,8 +111,8 @@ def test_one_clear_message_is_left_when_the_endpoint_fails(
 
 def test_one_clear_message_is_left_when_nothing_listens(place: Path) -> None:
     """An address where no server is."""
-    environment = _environment(place, OPENAI_BASE_URL="http://127.0.0.1:9/v1")
-    ended = _call(place, environment, "run", "my_team:team", "-i", "topic=tides", "-q")
+    environment = environment_of(place, OPENAI_BASE_URL="http://127.0.0.1:9/v1")
+    ended = run_command(place, environment, "run", "my_team:team", "-i", "topic=tides", "-q")
     assert ended.returncode == 1
     assert "Cannot reach endpoint http://127.0.0.1:9/v1" in ended.stderr
     assert "ensemble-ray doctor" in ended.stderr
@@ -154,7 +131,9 @@ def test_the_model_is_told_when_its_tool_arguments_are_garbage_or_a_tool_never_r
             return ToolCall(f"call_{len(results)}", "sleepy", calls[len(results)])
         return f"First: {results[0].splitlines()[0]} Then: {results[1]}"
 
-    ended = _call(place, _environment(place, model_server(script)), "run", "my_team:team", "-i", "topic=tides", "-q")
+    ended = run_command(
+        place, environment_of(place, model_server(script)), "run", "my_team:team", "-i", "topic=tides", "-q"
+    )
     assert ended.returncode == 0, ended.stderr
     assert "Then: Tool error: timed out after 0.2 s" in ended.stdout
 
@@ -163,7 +142,7 @@ def test_the_model_is_told_when_its_tool_arguments_are_garbage_or_a_tool_never_r
 def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_server: Servers, runtime: str) -> None:
     """Ctrl-C: the call in flight is dropped, everything that was started is gone, exit code 130 (S-SET-27)."""
     server = model_server("never", latency_s=3600)
-    environment = _environment(place, server)
+    environment = environment_of(place, server)
     command = [*COMMAND, "run", "my_team:team", "-i", "topic=x", "--runtime", runtime, "--run-id", "stopped"]
     with program(command, log=place / "log", env=environment, cwd=place) as running:
         running.until(lambda: server.in_flight, "the model call", timeout_s=PATIENCE_S)
@@ -174,12 +153,12 @@ def test_the_run_ends_within_seconds_when_it_is_interrupted(place: Path, model_s
         assert "The run ended early: cancelled" in running.text
         assert "Traceback" not in running.text
     assert server.abandoned == 1
-    assert "cancelled" in _call(place, environment, "trace", "stopped").stdout
+    assert "cancelled" in run_command(place, environment, "trace", "stopped").stdout
 
 
 def test_nothing_is_said_when_the_reader_of_a_pipe_has_seen_enough(place: Path, model_server: Servers) -> None:
     """`ensemble-ray ... | head`."""
-    environment = _environment(place, model_server("x" * 1_000_000))
+    environment = environment_of(place, model_server("x" * 1_000_000))
     line = f"{' '.join(COMMAND)} run my_team:team -i topic=x -q | head -c 5"
     ended = subprocess.run(  # noqa: S602  a pipe is the point
         line,
@@ -208,8 +187,10 @@ def test_a_command_ends_quietly_when_nobody_reads_its_pipe(
     place: Path, model_server: Servers, closed: str, arguments: list[str]
 ) -> None:
     """S-SEC-66: `ensemble-ray trace RUN | head -1`: exit code 0, no traceback."""
-    environment = _environment(place, model_server("x"))
-    assert _call(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q").returncode == 0
+    environment = environment_of(place, model_server("x"))
+    assert (
+        run_command(place, environment, "run", "my_team:team", "-i", "topic=x", "--run-id", "one", "-q").returncode == 0
+    )
     reader, writer = os.pipe()
     os.close(reader)  # before anything is written
     given = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writer}
@@ -224,7 +205,7 @@ def test_a_command_ends_quietly_when_nobody_reads_its_pipe(
 
 def test_a_command_runs_when_its_streams_are_closed(place: Path, model_server: Servers) -> None:
     """S-SEC-66: `ensemble-ray run TEAM >&- 2>&-` of a script: the run is made, and the exit code is its own."""
-    environment = _environment(place, model_server("x"))
+    environment = environment_of(place, model_server("x"))
     for streams in (">&-", "2>&-", ">&- 2>&-"):
         line = f"{' '.join(COMMAND)} run my_team:team -i topic=x --json {streams}"
         ended = subprocess.run(  # noqa: S602  a shell closes them
@@ -236,15 +217,15 @@ def test_a_command_runs_when_its_streams_are_closed(place: Path, model_server: S
 def test_every_failure_has_its_way_out_when_the_doctor_looks(place: Path, model_server: Servers) -> None:
     """A key that is refused, a model that is not there."""
     server = model_server("yes", api_key="sk-right", models=["there"])
-    environment = _environment(place, server, OPENAI_API_KEY="sk-right")
-    fine = _call(place, environment, "doctor", "--no-ray", "--llm", "openai:there")
+    environment = environment_of(place, server, OPENAI_API_KEY="sk-right")
+    fine = run_command(place, environment, "doctor", "--no-ray", "--llm", "openai:there")
     assert fine.returncode == 0, fine.stdout
     assert "answers and takes the key" in fine.stdout
     assert "openai:there answered in" in fine.stdout
-    wrong = _call(place, environment, "doctor", "--no-ray", "--llm", "openai:not-there")
+    wrong = run_command(place, environment, "doctor", "--no-ray", "--llm", "openai:not-there")
     assert wrong.returncode == 1
     assert "does not know the model or the path" in wrong.stdout
-    refused = _call(
+    refused = run_command(
         place, {**environment, "OPENAI_API_KEY": "sk-wrong"}, "doctor", "--no-ray", "--llm", "openai:there", "--json"
     )
     assert refused.returncode == 1
@@ -258,7 +239,7 @@ def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
 
     S-SEC-31, S-SEC-35, S-SEC-40: the first local instance of a user leaves a token that nobody else can read.
     """
-    environment = _environment(place, OPENAI_API_KEY="")
+    environment = environment_of(place, OPENAI_API_KEY="")
     with program([*COMMAND, "doctor"], log=place / "log", env=environment, cwd=place) as running:
         assert running.process.wait(timeout=PATIENCE_S * 2) == 0, running.text
         assert "ok    Ray             a local instance ran a task" in running.text
@@ -266,4 +247,4 @@ def test_a_small_run_is_made_on_ray_when_the_doctor_looks(place: Path) -> None:
     made = place / ".ray" / "auth_token"
     assert [stat.S_IMODE(each.stat().st_mode) for each in (made, made.parent)] == [0o600, 0o700]
     assert len(bytes.fromhex(made.read_text(encoding="utf-8"))) == 32
-    assert _call(place, _environment(place), "trace").stdout == ""
+    assert run_command(place, environment_of(place), "trace").stdout == ""

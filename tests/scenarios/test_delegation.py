@@ -32,8 +32,9 @@ from ensemble_ray import (
 )
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import agent, answer, call, task
 from tests.scenarios.delegating import ask, asked_of, run_of, told, worker
-from tests.scenarios.teams import Watcher, agent, answer, call, task
+from tests.scenarios.teams import Watcher
 from tests.scenarios.test_tool_loop import Misconfigured, add
 
 

@@ -23,8 +23,9 @@ from ensemble_ray import (
     ToolCallEvent,
 )
 from ensemble_ray.testing import ScriptedModel
+from tests.builders import task
 from tests.scenarios.delegating import Ran, ask, asked_of, run_of, told, worker
-from tests.scenarios.teams import Marks, task
+from tests.scenarios.teams import Marks
 
 allow, reject, modify = DelegationPolicyResult.allow, DelegationPolicyResult.reject, DelegationPolicyResult.modify
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ensemble_ray.llm.local_engine.weights import find_weights
 from ensemble_ray.record.runs import read_facts
+from tests.command_line import ROOT, run_command
 from tests.processes import own_directory, own_environment
 
 pytestmark = pytest.mark.skipif(
@@ -20,7 +20,6 @@ pytestmark = pytest.mark.skipif(
     reason="the embedded model is not installed: ensemble-ray models install",
 )
 
-ROOT = Path(__file__).resolve().parents[2]
 #: Generous: two cores read while other tests run.
 PATIENCE_S = 900.0
 
@@ -32,22 +31,13 @@ def place() -> Iterator[Path]:
         yield directory
 
 
-def _environment(place: Path) -> Mapping[str, str]:
+def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # Proxies are none of a demo's business: whatever went out would fail here.
     nowhere = "http://127.0.0.1:9"
-    return own_environment(place, PYTHONPATH=str(ROOT), HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere, NO_PROXY="127.0.0.1")
-
-
-def _call(place: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  our own command
-        [sys.executable, "-m", "ensemble_ray.cli", *arguments],
-        env=dict(_environment(place)),
-        cwd=place,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=PATIENCE_S,
+    environment = own_environment(
+        place, PYTHONPATH=str(ROOT), HTTP_PROXY=nowhere, HTTPS_PROXY=nowhere, NO_PROXY="127.0.0.1"
     )
+    return run_command(place, environment, *arguments, timeout_s=PATIENCE_S)
 
 
 def test_the_language_reference_is_read_on_ray(place: Path) -> None:

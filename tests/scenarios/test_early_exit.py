@@ -9,18 +9,8 @@ import pytest
 
 from ensemble_ray import Ensemble, ExitEarlyError, ExitReason, Runtime, TaskHandlerContext, tool
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import (
-    PATIENCE_S,
-    Marks,
-    Watcher,
-    agent,
-    by_task,
-    call,
-    task,
-    task_of,
-    until_recorded,
-    wait_for,
-)
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, by_task, task_of, until_recorded, wait_for
 
 
 @tool

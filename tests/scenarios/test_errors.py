@@ -22,7 +22,7 @@ from ensemble_ray import (
     TaskExecutionError,
 )
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
-from tests.scenarios.teams import agent, task
+from tests.builders import agent, task
 
 
 class OwnError(Exception):

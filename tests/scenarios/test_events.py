@@ -31,7 +31,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Watcher, agent, answer, call, task, wait_for
+from tests.builders import agent, answer, call, task
+from tests.scenarios.teams import Watcher, wait_for
 
 
 @tool

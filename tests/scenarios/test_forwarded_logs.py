@@ -10,7 +10,7 @@ from ensemble_ray import Ensemble, tool
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.process.notices import NOTICES
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 
 @tool

@@ -24,7 +24,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks, Watcher
 
 
 class City(BaseModel):

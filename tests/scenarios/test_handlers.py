@@ -30,7 +30,8 @@ from ensemble_ray import (
     run,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, prompt_of, task
+from tests.builders import agent, task
+from tests.scenarios.teams import Marks, Watcher, prompt_of
 
 Handler = Callable[[TaskHandlerContext], object]
 

@@ -26,8 +26,9 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import agent, answer, call, task
 from tests.scenarios.delegating import asked_of, hand, run_of, team, told, worker
-from tests.scenarios.teams import PATIENCE_S, agent, answer, call, task
+from tests.scenarios.teams import PATIENCE_S
 from tests.scenarios.test_log_context import record_fields, seen_by
 
 

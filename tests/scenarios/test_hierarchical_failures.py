@@ -24,8 +24,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import answer, call
 from tests.scenarios.delegating import ask, asked_of, hand, run_of, team, told, worker
-from tests.scenarios.teams import answer, call
 from tests.scenarios.test_tool_loop import Misconfigured
 
 allow, reject, modify = DelegationPolicyResult.allow, DelegationPolicyResult.reject, DelegationPolicyResult.modify

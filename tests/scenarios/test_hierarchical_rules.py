@@ -23,8 +23,9 @@ from ensemble_ray import (
     ToolCallEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import call
 from tests.scenarios.delegating import Ran, asked_of, hand, run_of, team, told, worker
-from tests.scenarios.teams import call, prompt_of
+from tests.scenarios.teams import prompt_of
 
 
 def under(

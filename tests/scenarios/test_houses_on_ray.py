@@ -21,7 +21,8 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task, until
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, until
 
 
 class Where:

@@ -27,7 +27,7 @@ from ensemble_ray import (
 from ensemble_ray.record.tree import render_tree
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.testing import ModelServer, Reply
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 Servers = Callable[..., ModelServer]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray import Ensemble, ExitReason
-from tests.scenarios.teams import PATIENCE_S, agent, task
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

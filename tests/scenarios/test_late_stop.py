@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ensemble_ray import Ensemble, RunState
-from tests.scenarios.teams import PATIENCE_S, agent, task, wait_for
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable

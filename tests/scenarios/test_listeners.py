@@ -19,7 +19,8 @@ from ensemble_ray import (
     TaskStartEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, task, told_by_us, wait_for
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S, Watcher, told_by_us, wait_for
 
 
 def go(runtime: Runtime, *answers: object, **fields: object) -> object:

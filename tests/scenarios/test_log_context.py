@@ -10,7 +10,8 @@ import pytest
 from ensemble_ray import Ensemble, LogContextFilter, Runtime, TaskExecutionError, tool
 from ensemble_ray.process.context import current_log_context, log_context
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, agent, by_task, call, task, told_by_us
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, by_task, told_by_us
 
 
 @tool

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ensemble_ray import Ensemble
+from tests.builders import agent, task
 from tests.scenarios.dying import kill_actor
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, task, until
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable

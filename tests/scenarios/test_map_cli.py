@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +15,9 @@ import pytest
 from ensemble_ray.testing import Fault, ModelServer, Reply
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import TokenUsage
-from tests.processes import own_directory, own_environment, program
+from tests.command_line import COMMAND, PATIENCE_S, environment_of, run_command
+from tests.processes import own_directory, program
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-#: Generous: Ray starts on two cores while other things run.
-PATIENCE_S = 300.0
 ITEMS = 30
 #: Items that are answered before a run is ended.
 FIRST = 10
@@ -37,21 +32,6 @@ def place() -> Iterator[Path]:
         rows = [json.dumps({"id": number, "text": f"review-{number}."}) for number in range(ITEMS)]
         (directory / "reviews.jsonl").write_text("\n".join(rows), encoding="utf-8")
         yield directory
-
-
-def _environment(place: Path, server: ModelServer, runtime: str = "inline") -> Mapping[str, str]:
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    named = {"OPENAI_BASE_URL": server.base_url, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": runtime}
-    return own_environment(place, PYTHONPATH=path, **named)
-
-
-def _call(
-    place: Path, environment: Mapping[str, str], *arguments: str, given: str | None = None
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
-        timeout=PATIENCE_S, input=given,
-    )  # fmt: skip
 
 
 def _rows(path: Path) -> list[dict[str, object]]:
@@ -77,7 +57,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(place: Path, runtime: str, si
         return Reply(text="noted", latency_s=0.0 if request.number < FIRST or has_ended.is_set() else 3600.0)
 
     with ModelServer(script) as server:
-        environment = _environment(place, server, runtime)
+        environment = environment_of(place, server, ENSEMBLE_RAY_RUNTIME=runtime)
         options = ("-p", "Sum {text}", "-o", "rows.jsonl", "-c", str(AT_ONCE), "--run-id", "one")
         command = [*COMMAND, "map", "reviews.jsonl", *options]
         with program(command, log=place / "log", env=environment, cwd=place) as running:
@@ -94,7 +74,7 @@ def test_a_run_that_was_ended_goes_on_where_it_was(place: Path, runtime: str, si
         has_ended.set()
         # On the other runtime than the one that it began with, where that was Ray: starting it costs the most here.
         elsewhere = ("--runtime", "inline") if runtime == "ray" else ()
-        ended = _call(place / "records", environment, "resume", "one", "--quiet", *elsewhere)
+        ended = run_command(place / "records", environment, "resume", "one", "--quiet", *elsewhere)
         assert (ended.returncode, ended.stdout) == (0, ""), ended.stderr
         asked = Counter(map(_text_of, server.requests))
     assert sorted(row["index"] for row in _rows(output)) == list(range(ITEMS))  # type: ignore[type-var]  # numbers
@@ -106,19 +86,19 @@ def test_standard_input_is_read_again_by_a_resume(place: Path) -> None:
     """S-MR-180, S-MR-184: a pipe cannot be; its copy can, and goes with the run's record."""
     given = (place / "reviews.jsonl").read_text(encoding="utf-8")
     with ModelServer(Reply(text="noted", usage=TokenUsage(input_tokens=1500, output_tokens=500))) as server:
-        environment = _environment(place, server)
+        environment = environment_of(place, server)
         command = ("map", "-", "-p", "Sum {text}", "-o", "rows.jsonl", "--run-id", "piped", "-c", "1")
-        ended = _call(place, environment, *command, "--max-tokens", "30000", given=given)
+        ended = run_command(place, environment, *command, "--max-tokens", "30000", given=given)
         assert ended.returncode == 1, ended.stderr
         assert "budget" in ended.stderr
         done = len(_rows(place / "rows.jsonl"))
         assert 0 < done < ITEMS
-        ended = _call(place, environment, "resume", "piped", "--max-tokens", "1000000")
+        ended = run_command(place, environment, "resume", "piped", "--max-tokens", "1000000")
         assert ended.returncode == 0, ended.stderr
         assert len(_rows(place / "rows.jsonl")) == ITEMS
         assert len(server.requests) <= ITEMS + 1
         (copy,) = (place / "records" / "items").iterdir()
-        assert _call(place, environment, "delete", "piped").returncode == 0
+        assert run_command(place, environment, "delete", "piped").returncode == 0
         assert not copy.exists()
 
 
@@ -132,12 +112,14 @@ def test_answers_are_brought_together_and_failures_left_out(place: Path) -> None
 
     mended: list[int] = []
     with ModelServer(script) as server:
-        environment = _environment(place, server)
+        environment = environment_of(place, server)
         command = ("map", "reviews.jsonl", "-p", "Sum {text}", "--dead-letters", "dead.jsonl")
-        ended = _call(place, environment, *command, "--reduce", "Find the themes", "--chunk-size", "30")
+        ended = run_command(place, environment, *command, "--reduce", "Find the themes", "--chunk-size", "30")
         assert (ended.returncode, ended.stdout) == (3, "themes of 29\n"), ended.stderr
         assert "29/30 items, 1 failed, 1 reduced in" in ended.stderr
         mended.append(1)
-        again = _call(place, environment, "map", "--retry-dead", "dead.jsonl", "-p", "Sum {text}", "-o", "more.jsonl")
+        again = run_command(
+            place, environment, "map", "--retry-dead", "dead.jsonl", "-p", "Sum {text}", "-o", "more.jsonl"
+        )
         assert again.returncode == 0, again.stderr
     assert [row["index"] for row in _rows(place / "more.jsonl")] == [7]

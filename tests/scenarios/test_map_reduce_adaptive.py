@@ -21,6 +21,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from tests.builders import call
 from tests.scenarios.mapping import (
     Calls,
     answer,
@@ -34,7 +35,7 @@ from tests.scenarios.mapping import (
     team,
     trace_of,
 )
-from tests.scenarios.teams import Watcher, call, prompt_of, task_of
+from tests.scenarios.teams import Watcher, prompt_of, task_of
 
 
 def weighing(*weights: int, text: str = "") -> ScriptedModel:

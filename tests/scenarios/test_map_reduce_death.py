@@ -26,14 +26,9 @@ from tests.scenarios.dying_map import team as dying_team
 from tests.scenarios.mapping import (
     trace_of,
 )
-from tests.scenarios.teams import until
+from tests.scenarios.teams import recorded_state, until
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def state(home: str, run_id: str) -> RunState:
-    """How the record says that a run stands."""
-    return RunDirectory(Path(home), run_id).state()
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def test_killed_run_goes_on_in_another_process(
     monkeypatch.setenv(MODE, mode)
     monkeypatch.setenv(KEY, "killed")
     _killed("from tests.scenarios.dying_map import main; main()", server, last + 1)
-    assert state(home, RUN_ID) is RunState.INTERRUPTED
+    assert recorded_state(home, RUN_ID) is RunState.INTERRUPTED
     recorded = _recorded(home)
     monkeypatch.setenv(KEY, "resumed")
     output = resume(RUN_ID, dying_team(), runtime="inline")

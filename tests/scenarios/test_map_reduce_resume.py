@@ -47,14 +47,9 @@ from tests.scenarios.mapping import (
     team,
     trace_of,
 )
-from tests.scenarios.teams import PATIENCE_S, Watcher, task_of, until
+from tests.scenarios.teams import PATIENCE_S, Watcher, recorded_state, task_of, until
 
 WHOLE = ["0", "1", "2", "3", "4", "5", "(0+1+2)", "(3+4+5)", "((0+1+2)+(3+4+5))"]
-
-
-def state(home: str, run_id: str) -> RunState:
-    """How the record says that a run stands."""
-    return RunDirectory(Path(home), run_id).state()
 
 
 # In one process.
@@ -75,7 +70,7 @@ def test_run_goes_on_where_it_was_cut(held: str, done: int, home: str) -> None:
     assert len(cut.asked_since) == 9 - done == len(watcher.of(TaskStartEvent))
     assert (len(made) - maps, len(reduced) - reduces) == (max(0, 6 - done), 9 - max(6, done))
     assert output.metrics.total_output_tokens == 90
-    assert (output.exit_reason, state(home, "cut")) == (ExitReason.COMPLETED, RunState.COMPLETED)
+    assert (output.exit_reason, recorded_state(home, "cut")) == (ExitReason.COMPLETED, RunState.COMPLETED)
 
 
 def test_trace_is_whole_when_a_run_went_on() -> None:
@@ -346,7 +341,10 @@ def test_spent_budget_ends_a_fed_run_which_goes_on_with_a_larger_one(home: str) 
     llm = ScriptedModel(otherwise=entry)
     ensemble = mapping(range(20), llm=llm, max_tokens=1000, max_parallel_tasks=1)
     output = ensemble.run(runtime="inline", run_id="spent")
-    assert (output.exit_reason, state(home, "spent")) == (ExitReason.BUDGET_EXHAUSTED, RunState.BUDGET_EXHAUSTED)
+    assert (output.exit_reason, recorded_state(home, "spent")) == (
+        ExitReason.BUDGET_EXHAUSTED,
+        RunState.BUDGET_EXHAUSTED,
+    )
     done = len(llm.calls)
     assert 0 < done <= 10
     assert (len(output.task_outputs), output.metrics.total_tokens) == (done, 100 * done)

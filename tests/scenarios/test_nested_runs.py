@@ -6,7 +6,8 @@ import pytest
 
 from ensemble_ray import ChatResponse, Ensemble, Runtime, TaskHandlerContext, tool
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S
 
 
 class Plain:

@@ -13,8 +13,8 @@ from ensemble_ray import InlineRuntime, ManagerStalledError, TaskExecutionError,
 from ensemble_ray.loader import load_ensemble
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.testing.scripted import Entry
+from tests.builders import call
 from tests.scenarios.delegating import Ran, hand, run_of, told
-from tests.scenarios.teams import call
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TOPIC = {"topic": "the flood in the harbour"}

@@ -26,7 +26,8 @@ from ensemble_ray import (
     TaskStartEvent,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, by_task, prompt_of, task, task_of, wait_for
+from tests.builders import agent, task
+from tests.scenarios.teams import PATIENCE_S, Watcher, by_task, prompt_of, task_of, wait_for
 
 PARALLEL = "parallel"
 
@@ -343,7 +344,7 @@ def test_workflow_is_inferred_when_none_is_chosen(runtime: Runtime) -> None:
 
 def test_a_wide_graph_runs_every_task_once(runtime: Runtime) -> None:
     """S-PAR-12, S-PAR-14, S-MET-24: many tasks at once; totals lose nothing."""
-    from tests.scenarios.teams import answer
+    from tests.builders import answer
 
     model = ScriptedModel(otherwise=lambda asked: answer(task_of(asked), 2, 1))
     leaves = [f"t{n}" for n in range(60)]

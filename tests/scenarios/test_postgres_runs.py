@@ -12,9 +12,9 @@ from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.store_postgres import PostgresStore
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.outputs import RunState
+from tests.builders import agent, task
 from tests.contracts.web_server import closed_port
 from tests.postgres_server import PostgresServer
-from tests.scenarios.teams import agent, task
 
 
 @pytest.fixture(params=["inline", "ray"])

@@ -23,7 +23,7 @@ from ensemble_ray import (
     Workflow,
 )
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
-from tests.scenarios.teams import agent, task
+from tests.builders import agent, task
 
 Servers = Callable[..., ModelServer]
 

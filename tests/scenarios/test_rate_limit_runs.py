@@ -18,7 +18,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, agent, call, task, wait_for
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, wait_for
 
 #: One call, and no other for as long as a test may last.
 ONE = RateLimit.of(1, 3600)

@@ -20,7 +20,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Watcher
 
 
 class Locked:

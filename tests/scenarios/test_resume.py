@@ -31,8 +31,9 @@ from ensemble_ray import (
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, ServedRequest
 from ensemble_ray.values.epochs import OWNER_STEP
+from tests.builders import agent, call, task
 from tests.scenarios.dying_run import DIED, MARKS, MODEL, RUN_ID, answers, team
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, call, task, wait_for
+from tests.scenarios.teams import PATIENCE_S, Watcher, recorded_state, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,14 +90,9 @@ def server(died: Died, home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     return died
 
 
-def state(home: str, run_id: str = RUN_ID) -> RunState:
-    """How the record says that a run stands."""
-    return RunDirectory(Path(home), run_id).state()
-
-
 def test_run_goes_on_when_its_process_died(server: Died, home: str) -> None:
     """S-DUR-30, S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-38: one run, as if nothing had happened; each request once."""
-    assert state(home) is RunState.INTERRUPTED
+    assert recorded_state(home) is RunState.INTERRUPTED
     assert len(server.requests) == 2
     output = resume(RUN_ID, team())
     assert output.raw == "actor + five"
@@ -110,7 +106,7 @@ def test_run_goes_on_when_its_process_died(server: Died, home: str) -> None:
         "Name a word about Ray", "Measure it", "Conclude",
     ]  # fmt: skip
     assert [len(each.llm_interactions) for each in output.trace.task_traces] == [1, 2, 0]
-    assert state(home) is RunState.COMPLETED
+    assert recorded_state(home) is RunState.COMPLETED
 
 
 async def test_run_goes_on_from_async_code(server: Died) -> None:
@@ -138,7 +134,7 @@ def test_definition_is_found_where_it_came_from(
     die(is_placed=True)
     assert resume("latest").raw == "actor + five"
     assert len(server.requests) == 3
-    assert state(home) is RunState.COMPLETED
+    assert recorded_state(home) is RunState.COMPLETED
 
 
 @pytest.mark.usefixtures("server")
@@ -156,7 +152,7 @@ def test_another_definition_is_refused_with_what_differs(server: Died, home: str
     assert "be exact" in str(caught.value)
     assert "be quick" in str(caught.value)
     assert "allow_changes" in str(caught.value)
-    assert (len(server.requests), state(home)) == (2, RunState.INTERRUPTED)
+    assert (len(server.requests), recorded_state(home)) == (2, RunState.INTERRUPTED)
     assert resume(RUN_ID, team()).raw == "actor + five"
 
 
@@ -226,7 +222,7 @@ def test_cancelled_run_can_go_on(home: str) -> None:
     assert output.exit_reason is ExitReason.COMPLETED
     assert len(model.calls) == 3
     assert watcher.lines == ["start two", "complete two"]
-    assert state(home, "hung") is RunState.COMPLETED
+    assert recorded_state(home, "hung") is RunState.COMPLETED
 
 
 def test_failed_run_is_refused_and_told_of_fork() -> None:
@@ -275,7 +271,7 @@ def test_frozen_owner_writes_no_more_when_its_run_was_taken_from_it(home: str) -
     with pytest.raises(Exception, match=rf"epoch {OWNER_STEP}, epoch 0 must stop") as caught:
         run.result(timeout_s=PATIENCE_S)
     assert type(caught.value).__name__ in {"StaleEpochError", "TaskExecutionError"}
-    assert state(home, "frozen") is RunState.COMPLETED
+    assert recorded_state(home, "frozen") is RunState.COMPLETED
     outputs = [fact for fact in RunDirectory(Path(home), "frozen").facts() if fact.kind == "output"]
     assert [fact.epoch for fact in outputs] == [OWNER_STEP]
 

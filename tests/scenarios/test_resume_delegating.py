@@ -26,10 +26,11 @@ from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel, replay
+from tests.builders import agent, call, task
 from tests.scenarios.delegating import hand, told
 from tests.scenarios.delegating import team as hierarchy
 from tests.scenarios.dying_delegations import DIED, LAST, MARKS, MODEL, RUN_ID, answers, team
-from tests.scenarios.teams import PATIENCE_S, Marks, agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -17,7 +17,8 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Watcher, agent, answer, task, wait_for
+from tests.builders import agent, answer, task
+from tests.scenarios.teams import PATIENCE_S, Watcher, wait_for
 
 
 class City(BaseModel):

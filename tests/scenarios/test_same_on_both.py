@@ -26,7 +26,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import agent, answer, call, task
+from tests.builders import agent, answer, call, task
 
 #: Values that differ from run to run, by the name of their field.
 _OF_THE_RUN = {

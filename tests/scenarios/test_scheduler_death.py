@@ -23,8 +23,9 @@ from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Fact
+from tests.builders import agent, call, task
 from tests.scenarios.dying import kill_actor, marks_of, staying, until_recorded
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, until, wait_for
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until, wait_for
 
 
 @tool(timeout=None, effect="none")

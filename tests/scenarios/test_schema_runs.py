@@ -28,7 +28,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import Fault, ModelServer, Reply, ScriptedModel, ServedRequest
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 Servers = Callable[..., ModelServer]
 

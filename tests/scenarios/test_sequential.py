@@ -22,7 +22,8 @@ from ensemble_ray import (
     ValidationError,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import Watcher, agent, prompt_of, task, task_of
+from tests.builders import agent, task
+from tests.scenarios.teams import Watcher, prompt_of, task_of
 
 
 def test_tasks_run_one_at_a_time_in_list_order(runtime: Runtime) -> None:
@@ -197,7 +198,7 @@ def test_context_is_found_when_the_context_task_was_a_template(runtime: Runtime)
 def test_options_hold_for_one_run_only(runtime: Runtime) -> None:
     """S-DOM-68: None keeps the ensemble's value."""
     from ensemble_ray import tool
-    from tests.scenarios.teams import call
+    from tests.builders import call
 
     @tool
     def long_text() -> str:

@@ -22,7 +22,8 @@ from ensemble_ray.limits import breaker
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.testing import Fault, ModelServer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.scenarios.teams import Marks, agent, call, task, until
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks, until
 
 Servers = Callable[..., ModelServer]
 

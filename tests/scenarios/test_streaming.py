@@ -25,7 +25,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ModelServer, Reply, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task, told_by_us
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, told_by_us
 
 
 @tool

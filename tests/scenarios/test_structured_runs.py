@@ -21,7 +21,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Watcher, agent, answer, call, prompt_of, task
+from tests.builders import agent, answer, call, task
+from tests.scenarios.teams import Watcher, prompt_of
 
 
 class City(BaseModel):

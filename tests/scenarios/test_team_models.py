@@ -19,9 +19,9 @@ from ensemble_ray import (
 )
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.testing import ScriptedModel, replay
+from tests.builders import task
 from tests.scenarios.delegating import ask, hand
 from tests.scenarios.mapping import answered, raws, reduce_task
-from tests.scenarios.teams import task
 
 WRITER = Agent(role="Writer", goal="Write")
 PEER = Agent(role="Peer", goal="Help")

@@ -24,7 +24,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, agent, call, task
+from tests.builders import agent, call, task
+from tests.scenarios.teams import PATIENCE_S, Marks, Watcher
 
 
 @tool

@@ -22,7 +22,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedModel
-from tests.scenarios.teams import Marks, Watcher, agent, call, task, told_by_us
+from tests.builders import agent, call, task
+from tests.scenarios.teams import Marks, Watcher, told_by_us
 from tests.scenarios.test_tool_loop import Echo, Misconfigured, add, results_of
 
 

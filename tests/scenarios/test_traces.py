@@ -27,7 +27,8 @@ from ensemble_ray import (
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import PATIENCE_S, agent, answer, call, prompt_of, task, wait_for
+from tests.builders import agent, answer, call, task
+from tests.scenarios.teams import PATIENCE_S, prompt_of, wait_for
 
 #: Sums of rounded parts and rounded sums differ by a microsecond per part.
 ROUNDING = timedelta(microseconds=20)

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from ensemble_ray import Ensemble, GuardrailResult, Task, ValidationError, tool
 from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 if TYPE_CHECKING:
     from ensemble_ray.runs.ports import Runtime

@@ -23,7 +23,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 
 class City(BaseModel):

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,9 @@ import pytest
 from ensemble_ray.testing import ModelServer
 from ensemble_ray.testing.model_server import Answer, ServedRequest
 from ensemble_ray.values.messages import ToolCall
-from tests.processes import own_directory, own_environment
+from tests.command_line import environment_of, run_command
+from tests.processes import own_directory
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
-PATIENCE_S = 300.0
 TEAM = """
 import os, signal
 from pathlib import Path
@@ -64,29 +59,19 @@ def _script(request: ServedRequest) -> Answer:
     return ToolCall("call-0", "pay", json.dumps({"item": item}))
 
 
-def _call(place: Path, environment: Mapping[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603  our own command
-        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
-        timeout=PATIENCE_S,
-    )  # fmt: skip
-
-
 @pytest.mark.parametrize("options", [ADAPTIVE, PIPELINED])
 def test_an_unknown_outcome_shows_in_the_trace_of_a_map_reduce(place: Path, options: str) -> None:
     """S-DUR-26: while the run is interrupted, and for good after it went on; in the level, by its task, and as data."""
     (place / "paying.py").write_text(TEAM.replace("**OPTIONS", f"**{options}"), encoding="utf-8")
     with ModelServer(_script) as server:
-        path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-        environment = own_environment(
-            place, PYTHONPATH=path, OPENAI_BASE_URL=server.base_url, OPENAI_API_KEY="sk-x", ENSEMBLE_RAY_RUNTIME="inline"
-        )  # fmt: skip
-        killed = _call(place, environment, "run", "paying:team", "--run-id", "one")
+        environment = environment_of(place, server)
+        killed = run_command(place, environment, "run", "paying:team", "--run-id", "one")
         assert killed.returncode == -signal.SIGKILL, killed.stderr
-        interrupted = _call(place, environment, "trace", "one")
-        resumed = _call(place, environment, "resume", "one", "--quiet")
+        interrupted = run_command(place, environment, "trace", "one")
+        resumed = run_command(place, environment, "resume", "one", "--quiet")
         assert resumed.returncode == 0, resumed.stderr
-        completed = _call(place, environment, "trace", "one")
-        data = json.loads(_call(place, environment, "trace", "one", "--json").stdout)
+        completed = run_command(place, environment, "trace", "one")
+        data = json.loads(run_command(place, environment, "trace", "one", "--json").stdout)
     call = 'map-1: pay({"item": "1"}) -> '
     assert f"{call}No result was recorded: the run ended during this call  [unknown]" in interrupted.stdout
     assert f"{call}Outcome unknown: this call of 'pay' was begun" in completed.stdout

@@ -9,7 +9,8 @@ import pytest
 
 from ensemble_ray import AgentExecutionError, Ensemble, TaskExecutionError, tool
 from ensemble_ray.process.loop import library_loop, run_blocking
-from tests.scenarios.teams import PATIENCE_S, agent, answer, call, task
+from tests.builders import agent, answer, call, task
+from tests.scenarios.teams import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,7 +32,7 @@ from ensemble_ray import (
 from ensemble_ray.record.runs import read_facts
 from ensemble_ray.testing import Fault, ModelServer, ScriptedModel
 from ensemble_ray.values.error_data import error_from
-from tests.scenarios.teams import agent, call, task
+from tests.builders import agent, call, task
 
 HERE = "test_user_errors.py"
 Servers = Callable[..., ModelServer]

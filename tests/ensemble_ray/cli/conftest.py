@@ -2,58 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ensemble_ray.cli.app import invoke
-
-
-@dataclass(frozen=True)
-class Called:
-    """What a command did."""
-
-    code: int
-    #: on standard output
-    printed: str
-    #: on standard error
-    said: str
-
-
-Call = Callable[..., Called]
+from tests.command_line import Call, calling, work_in
 
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
     """Calls a command with these arguments."""
-
-    def call(*arguments: str) -> Called:
-        capsys.readouterr()
-        code = invoke(arguments)
-        printed, said = capsys.readouterr()
-        return Called(code, printed, said)
-
-    return call
+    return calling(capsys)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory; what is imported from it is forgotten with the test. Runs are inline."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    monkeypatch.setenv("ENSEMBLE_RAY_RUNTIME", "inline")
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    known = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    yield from work_in(tmp_path, monkeypatch)
 
 
 TEAM = '''

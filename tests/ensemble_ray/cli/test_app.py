@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 COMMANDS = ("run", "plan", "trace", "demo", "doctor", "models", "schema", "version")
 

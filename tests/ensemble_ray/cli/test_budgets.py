@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.loader import load_ensemble
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 TEAM = """
 from ensemble_ray import Agent, CostConfiguration, Ensemble, Task

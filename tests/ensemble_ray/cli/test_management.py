@@ -15,7 +15,7 @@ from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 TEAM = """
 from pathlib import Path

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader import load_ensemble
+from tests.command_line import work_in
 
 #: Makes a team from the text of a YAML file.
 Load = Callable[[str], Ensemble]
@@ -22,16 +21,7 @@ Refused = Callable[[str], list[str]]
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The current directory; what is imported from it is forgotten with the test."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
-        monkeypatch.delenv(name, raising=False)
-    known = set(sys.modules)
-    yield tmp_path
-    for name in set(sys.modules) - known:
-        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
-            del sys.modules[name]
+    yield from work_in(tmp_path, monkeypatch)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from ensemble_ray.cli.commands.checks import (
     check_records,
 )
 from ensemble_ray.cli.commands.doctor import finding_lines
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 
 def test_this_python_and_its_packages_are_fine() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ensemble_ray.cli.commands.plan import levels_of
 from ensemble_ray.plan.plan import Node, Plan
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 
 def test_levels_agents_tools_and_models_are_shown(call: Call, team: str) -> None:

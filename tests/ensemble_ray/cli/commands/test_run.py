@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray.cli.inputs.arguments import read_inputs
 from ensemble_ray.errors import ValidationError
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 INPUTS = ("-i", "topic=tides", "--input", "audience=children")
 

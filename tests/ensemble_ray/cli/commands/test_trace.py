@@ -11,7 +11,7 @@ from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 from tests.ensemble_ray.record.facts_of_fed_runs import begun as fed
 from tests.ensemble_ray.record.facts_of_fed_runs import pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, ended, fact, output

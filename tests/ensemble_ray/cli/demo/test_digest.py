@@ -8,7 +8,7 @@ from ensemble_ray.cli.demo.digest import BUDGET_TOKENS, digest_team, render_dige
 from ensemble_ray.cli.demo.passages import Passage
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import ChatResponse, TokenUsage
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 
 def _passages(count: int) -> list[Passage]:

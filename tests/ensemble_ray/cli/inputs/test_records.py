@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray.cli.inputs.records import age_of, say_where, where
 from ensemble_ray.values.value import utc_now
-from tests.ensemble_ray.cli.conftest import Call
+from tests.command_line import Call
 
 
 @pytest.mark.parametrize(

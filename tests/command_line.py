@@ -1,0 +1,86 @@
+"""The command line as tests call it: in this process, or as a program of its own that is led nowhere else.
+
+In: arguments. Out: exit code, standard output, standard error. Never: a program without a limit of its time.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ensemble_ray.cli.app import invoke
+from ensemble_ray.testing import ModelServer
+from tests.processes import own_environment
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The command line as a program.
+COMMAND = (sys.executable, "-m", "ensemble_ray.cli")
+#: Generous: Ray starts on two cores while other things run.
+PATIENCE_S = 300.0
+
+
+class Called(NamedTuple):
+    """What a command did."""
+
+    code: int
+    #: on standard output
+    printed: str
+    #: on standard error
+    said: str
+
+
+Call = Callable[..., Called]
+
+
+def calling(capsys: pytest.CaptureFixture[str]) -> Call:
+    """Return what calls a command in this process."""
+
+    def call(*arguments: str) -> Called:
+        capsys.readouterr()
+        code = invoke(arguments)
+        return Called(code, *capsys.readouterr())
+
+    return call
+
+
+def work_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Make it the current directory; afterwards forget what was imported from it. Runs are inline."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    monkeypatch.setenv("ENSEMBLE_RAY_RUNTIME", "inline")
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    known = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - known:
+        if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def environment_of(place: Path, server: ModelServer | None = None, **more: str) -> dict[str, str]:
+    """Return the environment of a program whose files are in that place and whose models at that server; inline."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    url = {} if server is None else {"OPENAI_BASE_URL": server.base_url}
+    given = {"PYTHONPATH": path, "OPENAI_API_KEY": "sk-of-a-test", "ENSEMBLE_RAY_RUNTIME": "inline", **url, **more}
+    return own_environment(place, **given)
+
+
+def run_command(
+    place: Path,
+    environment: Mapping[str, str],
+    *arguments: str,
+    given: str | None = None,
+    timeout_s: float = PATIENCE_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, in that place, with that on its standard input."""
+    return subprocess.run(  # noqa: S603  our own command
+        [*COMMAND, *arguments], env=dict(environment), cwd=place, capture_output=True, text=True, check=False,
+        timeout=timeout_s, input=given,
+    )  # fmt: skip
