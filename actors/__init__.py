@@ -1,4 +1,4 @@
 """Actors on Ray: thin hands around the pure core. They know no rules; `ensemble_ray` decides.
 
-`spawn` alone makes actors of plain classes; `handles` dresses actor handles as the core's ports.
+`spawn` alone makes actors of plain classes; whoever wants one brings the class.
 """

@@ -22,6 +22,7 @@ from ensemble_ray.actors.driver.packing import bodies_of, pack_submission
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link.failures import last_line, ours
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.plan.placement import most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -185,7 +186,7 @@ class RayRuntime:
         if join_or_start(address, self._init_options) and address == LOCAL:
             # Nobody else uses it, and starting the next run's processes would cost a second each.
             self._keeps_warm = True
-        return spawn.scheduler()
+        return spawn.scheduler(SchedulerActor)
 
     def _with_logs(self, request: RunRequest) -> RunRequest:
         return replace(request, context=replace(request.context, forwards_logs=self._log_to_driver))

@@ -12,9 +12,11 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.failures import last_line
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import RecordLocation
+from ensemble_ray.actors.shared.journal import Group, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -23,11 +25,9 @@ from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.messages import Fact
 
-__all__ = ["Group", "RemoteJournal", "open_journal"]
+__all__ = ["RemoteJournal", "open_journal"]
 
 _log = bounded_logger(__name__)
-#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
-Group = tuple[Sequence[Fact], int, int]
 
 
 async def open_journal(location: RecordLocation | None, run_id: str, *, writer: str, is_buffered: bool) -> Journal:
@@ -37,9 +37,8 @@ async def open_journal(location: RecordLocation | None, run_id: str, *, writer: 
     address = location.address
     if address.url or ray.get_runtime_context().get_node_id() == location.node_id:
         return await store_at(address).join(run_id, writer=writer, is_buffered=is_buffered)
-    from ensemble_ray.actors.spawn import journal_actor  # actors make each other
-
-    return RemoteJournal(journal_actor(location.node_id), address, run_id, writer=writer, is_buffered=is_buffered)
+    actor = spawn.journal_actor(JournalActor, location.node_id)
+    return RemoteJournal(actor, address, run_id, writer=writer, is_buffered=is_buffered)
 
 
 class RemoteJournal:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
 
+from ensemble_ray.actors import spawn
+from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.errors import IllegalStateError
 
 if TYPE_CHECKING:
@@ -38,9 +40,7 @@ class RemoteLimiter:
     async def _deliver(self, method: str, message: object) -> Any:
         try:
             if self._actor is None:
-                from ensemble_ray.actors.spawn import rate_limiter
-
-                self._actor = rate_limiter()
+                self._actor = spawn.rate_limiter(RateLimiter)
             return await getattr(self._actor, method).remote(message)
         except ray.exceptions.RayActorError as error:
             raise ConnectionError(f"the cluster's rate limiter cannot be reached: {error}") from error

@@ -15,6 +15,7 @@ from typing import Any, cast
 import ray
 import ray.exceptions
 
+from ensemble_ray.actors import spawn
 from ensemble_ray.errors import ValidationError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
@@ -60,10 +61,8 @@ async def load_everywhere(bodies: Mapping[str, bytes]) -> None:
 
 async def _load_on(node: str, bodies: Mapping[str, bytes]) -> list[tuple[str, str]] | None:
     """Return what that node could not load, and why; None where it cannot be asked, which a run may not even notice."""
-    from ensemble_ray.actors.spawn import load_on
-
     try:
-        asked: Any = load_on(node).remote(bodies)
+        asked: Any = spawn.on_node(load_all, node).remote(bodies)
         return cast("list[tuple[str, str]]", await asyncio.wait_for(asked, _PATIENCE_S))
     except (ray.exceptions.RayError, TimeoutError) as error:
         _log.warning("Node %s cannot be asked to load a run in advance: %s", node, one_line(message_of(error)))

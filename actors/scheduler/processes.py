@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +17,9 @@ import ray
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.background_tasks import BackgroundTasks
 from ensemble_ray.actors.link.endpoints import EndpointBoard
+from ensemble_ray.actors.worker.agent import AgentActor
+from ensemble_ray.actors.worker.callable_host import CallableHost
+from ensemble_ray.actors.worker.manager import ManagerActor
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.limits.steps import HolderGone
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -29,6 +32,11 @@ _log = bounded_logger(__name__)
 IDLE_S = 120.0
 #: What a process is for; it is never used for anything else.
 ProcessType = Literal["agent", "manager", "callables"]
+_CLASSES: Mapping[ProcessType, type[object]] = {
+    "agent": AgentActor,
+    "manager": ManagerActor,
+    "callables": CallableHost,
+}
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -73,7 +81,7 @@ class ProcessPool:
                     process.timer.cancel()
                 return process
         name = f"{process_type}-{new_object_id()[:8]}"
-        handle = _start(process_type, name, is_spread=is_spread)
+        handle = spawn.disposable(_CLASSES[process_type], name, is_spread=is_spread)
         process = Process(handle=handle, name=name, type=process_type, is_spread=is_spread)
         self._living.add(process)
         for update in self._board.current(asyncio.get_running_loop().time()):
@@ -139,16 +147,6 @@ class ProcessPool:
             if was_alive and process.on_death is not None:
                 process.on_death(process, error)
             _leave(process.name)
-
-
-def _start(process_type: ProcessType, name: str, *, is_spread: bool) -> Any:
-    match process_type:
-        case "agent":
-            return spawn.agent_actor(name, is_spread=is_spread)
-        case "manager":
-            return spawn.manager_actor(name)
-        case "callables":
-            return spawn.callable_host(name)
 
 
 def _leave(name: str) -> None:

@@ -27,6 +27,7 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
+from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.errors import RunExistsError, message_of
 from ensemble_ray.limits.endpoints import EndpointUpdate
@@ -98,7 +99,7 @@ class SchedulerActor(LineService, SessionService):
         begun = self._ended.get(run_id)
         if (begun is not None and not begun.done()) or run_id in self._dynamic:
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
-        hub = spawn.event_hub() if submission.is_connected else None
+        hub = spawn.event_hub(EventHub) if submission.is_connected else None
         run = await self._begin(submission, hub)
         if hub is not None:
             await begin_events(hub, run_id)
@@ -180,7 +181,7 @@ class SchedulerActor(LineService, SessionService):
                 continue  # it went on before the store was out of reach
             again = replace(submission, reason=SubmissionReason.RESTARTED)
             try:
-                run = await self._begin(again, spawn.event_hub() if again.is_connected else None)
+                run = await self._begin(again, spawn.event_hub(EventHub) if again.is_connected else None)
             except Exception as error:  # noqa: BLE001  one run that cannot go on must not keep the others from it
                 _log.error("Run %s cannot go on after the scheduler's death: %s", again.run_id, message_of(error))
                 # Its driver, if there is one, submits it again and hears why; no later scheduler is to begin it.

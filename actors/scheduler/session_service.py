@@ -13,6 +13,7 @@ from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import SessionLimits
+from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.errors import EnsembleError, RunExistsError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
 
@@ -50,7 +51,7 @@ class SessionService:
             if driver_of(held.session) != driver_of(opening.session) and opening.location is None:
                 raise RunExistsError(f"Run '{opening.run_id}' is running: wait for its end, or choose another run_id")
             await self._end(held, keep=False)
-        hub = spawn.event_hub() if opening.is_connected else None
+        hub = spawn.event_hub(EventHub) if opening.is_connected else None
         run = DynamicRun(opening, self._pool, hub=hub, limits=self._limits())
         self._dynamic[opening.run_id] = run
         watch = self._watches[run.session] = asyncio.get_running_loop().create_task(self._watch(run))

@@ -9,13 +9,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from ensemble_ray.actors.link.journal import Group
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.messages import Fact
 
-__all__ = ["JournalActor"]
+__all__ = ["Group", "JournalActor"]
+
+#: What one call appended: facts, their epoch, and how safe they must be before it returns (`Until`).
+Group = tuple[Sequence[Fact], int, int]
 
 
 class JournalActor:

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.accounts import shared_spending
 from ensemble_ray.actors.link.endpoints import EndpointUpdateSender
 from ensemble_ray.actors.link.events import HubSink
@@ -19,6 +20,7 @@ from ensemble_ray.actors.link.limiter import RemoteLimiter
 from ensemble_ray.actors.link.packing import load_agent
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
 from ensemble_ray.actors.link.wire import RecordLocation, WireOrder, WireReport
+from ensemble_ray.actors.worker.cpu import RayCpuPool
 from ensemble_ray.actors.worker.driver_services import RemoteDriverServices, ReportedToolMetrics
 from ensemble_ray.actors.worker.log_forwarding import LineForwarder
 from ensemble_ray.actors.worker.peers import RemotePeers
@@ -56,18 +58,15 @@ class AgentActor:
     """Hosts agents."""
 
     def __init__(self, name: str) -> None:
-        from ensemble_ray.actors.spawn import cpu_call, existing
-        from ensemble_ray.actors.worker.cpu import RayCpuPool
-
         freeze_modules()
         self._name = name
-        self._scheduler = existing("scheduler")
+        self._scheduler = spawn.existing("scheduler")
         self._host = TaskHost(ReportSender(self._scheduler, name))
         process_endpoints().share = EndpointUpdateSender(self._scheduler, name).send
         self._forwarder = LineForwarder(self._scheduler)
         self._remote_limiter = RemoteLimiter()
         self._limiter = LeasingLimiter(self._remote_limiter, holder=name)
-        self._cpu = RayCpuPool(cpu_call())
+        self._cpu = RayCpuPool(spawn.cpu_call())
         self._bound: dict[str, asyncio.Future[None]] = {}
         #: run -> the way to its callables
         self._remote_callables: dict[str, RemoteCallables] = {}

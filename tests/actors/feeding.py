@@ -12,6 +12,7 @@ from ensemble_ray import Agent, ChatMessage, ChatResponse, OnUnknown, Task
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.ports import EventSink
@@ -141,7 +142,7 @@ class Driver:
 
 async def in_scheduler(look: Any) -> Any:
     """What a function finds in the scheduler's process."""
-    return await spawn.scheduler().__ray_call__.remote(look)
+    return await spawn.scheduler(SchedulerActor).__ray_call__.remote(look)
 
 
 async def at_work(marks: Marks, count: int) -> list[int]:

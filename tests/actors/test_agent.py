@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from ensemble_ray.actors import spawn
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.errors import ValidationError
@@ -22,7 +23,7 @@ FRAME = RunFrame(run_id="run-1", workflow="sequential", total_tasks=1)
 def house(ray_cluster: str, monkeypatch: pytest.MonkeyPatch) -> AgentActor:
     """One in this process."""
     del ray_cluster
-    spawn.scheduler()
+    spawn.scheduler(SchedulerActor)
     monkeypatch.setattr(agent, "freeze_modules", lambda: None)
     monkeypatch.setattr(process_endpoints(), "share", process_endpoints().share)  # set by it, and set back
     return AgentActor("house")

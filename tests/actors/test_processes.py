@@ -14,6 +14,7 @@ import ray.exceptions
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool
+from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.limits.limiter_service import Acquire
 from ensemble_ray.limits.steps import Dismiss, Grant, Requested
 from ensemble_ray.values.ids import new_object_id
@@ -83,7 +84,7 @@ async def test_death_is_told_once_and_frees_permits_when_a_process_is_killed(ray
 
     busy.on_death = idle.on_death = on_death
     pool.put_back(idle, keep=True)
-    limiter, bucket, limit = spawn.rate_limiter(), new_object_id(), RateLimit.of(1, 3600.0)
+    limiter, bucket, limit = spawn.rate_limiter(RateLimiter), new_object_id(), RateLimit.of(1, 3600.0)
 
     def acquire(holder: str, waiter: str) -> Any:
         request = Requested(holder=holder, waiter=waiter, timeout_s=PATIENCE_S)

@@ -10,6 +10,7 @@ import pytest
 from ensemble_ray import RateLimit
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.link.limiter import RemoteLimiter
+from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.errors import IllegalStateError, RateLimitTimeoutError
 from ensemble_ray.limits.lease import LeasingLimiter
 from ensemble_ray.values.ids import new_object_id
@@ -36,8 +37,8 @@ async def test_callers_go_on_when_the_limiter_was_killed(ray_cluster: str) -> No
     """S-SET-36: it comes back with empty buckets; nobody fails as long as there is time."""
     limiter = LeasingLimiter(RemoteLimiter())
     await limiter.acquire(new_object_id(), HOURLY, timeout_s=60.0)
-    pid: int = await spawn.rate_limiter().__ray_call__.remote(lambda _: os.getpid())
+    pid: int = await spawn.rate_limiter(RateLimiter).__ray_call__.remote(lambda _: os.getpid())
     os.kill(pid, signal.SIGKILL)
     await limiter.acquire(new_object_id(), HOURLY, timeout_s=60.0)
-    assert await spawn.rate_limiter().__ray_call__.remote(lambda _: os.getpid()) != pid
+    assert await spawn.rate_limiter(RateLimiter).__ray_call__.remote(lambda _: os.getpid()) != pid
     await limiter.close()

@@ -24,6 +24,7 @@ from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.link import reach
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.record.stores import StoreAddress, store_at
@@ -247,7 +248,7 @@ async def test_first_driver_stops_when_another_takes_its_run_over(runtime: RayRu
             await second.until(1)
             with pytest.raises(EnsembleError, match="Run taken was taken over"):
                 await first.executor.failed
-            assert "taken" in await spawn.scheduler().states.remote()
+            assert "taken" in await spawn.scheduler(SchedulerActor).states.remote()
         assert second.results["map-0"].status == "completed"
     await owned.close(RunState.COMPLETED)
 

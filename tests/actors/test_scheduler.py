@@ -25,6 +25,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.runtime import RayRuntime
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task
@@ -34,7 +35,7 @@ from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until
 @pytest.fixture
 async def runtime(ray_cluster: str) -> AsyncIterator[RayRuntime]:
     """A runtime that keeps its processes and finds none of others'."""
-    await spawn.scheduler().evict_idle.remote()
+    await spawn.scheduler(SchedulerActor).evict_idle.remote()
     async with RayRuntime() as warm:
         yield warm
 
@@ -76,7 +77,7 @@ async def test_second_run_is_refused_when_one_of_that_id_runs(ray_runtime: RayRu
     off = RunOptions(durability="off")
     begun = Ensemble(tasks=[handled("wait", wait)]).start(runtime=ray_runtime, run_id="twice", options=off)
     until(lambda: "begun" in marks.lines, "the first run")
-    assert "twice" in await spawn.scheduler().states.remote()
+    assert "twice" in await spawn.scheduler(SchedulerActor).states.remote()
     with pytest.raises(RunExistsError, match="Run 'twice' is running: wait for its end") as caught:
         await Ensemble(tasks=[handled("other", str)]).arun(runtime=RayRuntime(), run_id="twice", options=off)
     assert type(caught.value) is RunExistsError
@@ -160,6 +161,6 @@ async def test_process_serves_the_next_run_when_it_was_left_in_order(runtime: Ra
     marks = Marks(tmp_path / "marks")
     first = await process_of(runtime, marks)
     assert await process_of(runtime, marks) == first
-    await spawn.scheduler().evict_idle.remote()
+    await spawn.scheduler(SchedulerActor).evict_idle.remote()
     place = Path("/proc", str(first))
     await asyncio.to_thread(until, lambda: not place.exists(), "the end of the process")

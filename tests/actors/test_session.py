@@ -14,6 +14,7 @@ from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.packing import unpack_output
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireReport
 from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.plan import Node, Plan
@@ -63,7 +64,7 @@ def late(epoch: int) -> WireReport:
 async def test_only_the_newest_dispatch_of_a_task_is_heard(ray_cluster: str, tmp_path: Path) -> None:
     """S-DUR-31, S-DUR-16, S-PAR-12: the task of a dead process is handed out under a higher epoch, and told once."""
     del ray_cluster
-    spawn.scheduler()  # agents know whom to report to
+    spawn.scheduler(SchedulerActor)  # agents know whom to report to
     marks, address = Marks(tmp_path / "marks"), StoreAddress(home=str(tmp_path))
     owned = await store_at(address).begin(RUN)
     owner = Owner(submission_of(marks, address), ProcessPool(), max_own=1)

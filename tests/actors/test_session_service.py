@@ -17,6 +17,7 @@ from ensemble_ray.actors.link.wire import OrderBatch, SessionOpening, WireReport
 from ensemble_ray.actors.scheduler import dynamic_run
 from ensemble_ray.actors.scheduler.dynamic_run import DynamicRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.execute.orders import RunFrame, TaskOrder
@@ -81,7 +82,7 @@ class Bench:
 @pytest.fixture
 async def bench(ray_cluster: str) -> AsyncIterator[Bench]:
     """One on this loop, its run opened."""
-    spawn.scheduler()  # agents know whom to report to
+    spawn.scheduler(SchedulerActor)  # agents know whom to report to
     made = Bench()
     assert await made.service.open_session(OPENING) is None
     yield made

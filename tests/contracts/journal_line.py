@@ -9,7 +9,8 @@ def line_to(address: StoreAddress, run_id: str, writer: str) -> Journal:
     import ray  # only tests that ask for the cluster pay for it
 
     from ensemble_ray.actors.link.journal import RemoteJournal
+    from ensemble_ray.actors.shared.journal import JournalActor
     from ensemble_ray.actors.spawn import journal_actor
 
     node_id = str(ray.get_runtime_context().get_node_id())
-    return RemoteJournal(journal_actor(node_id), address, run_id, writer=writer)
+    return RemoteJournal(journal_actor(JournalActor, node_id), address, run_id, writer=writer)

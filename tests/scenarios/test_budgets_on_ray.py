@@ -19,6 +19,7 @@ from ensemble_ray import (
     TokenUsage,
 )
 from ensemble_ray.actors import spawn
+from ensemble_ray.actors.shared.rate_limiter import RateLimiter
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.testing import ModelServer, ScriptedCall, ScriptedModel
 from tests.builders import agent, answer, call, task
@@ -86,5 +87,5 @@ def test_requests_that_make_agents_draw_from_the_same_account(ray_runtime: Runti
 
 
 async def _limiters_process() -> int:
-    pid: int = await spawn.rate_limiter().__ray_call__.remote(lambda _: os.getpid())
+    pid: int = await spawn.rate_limiter(RateLimiter).__ray_call__.remote(lambda _: os.getpid())
     return pid

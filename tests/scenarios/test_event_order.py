@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray import FileChangedEvent
 from ensemble_ray.actors.link.events import HubSink
+from ensemble_ray.actors.shared.event_hub import EventHub
 from ensemble_ray.actors.spawn import event_hub
 from ensemble_ray.values.ids import new_run_id
 
@@ -33,7 +34,7 @@ def changed(number: int) -> FileChangedEvent:
 
 async def test_events_keep_their_order_when_some_are_large(ray_runtime: RayRuntime) -> None:
     """S-PAR-41, S-EVT-7: Ray itself starts a large call after small ones that were sent later."""
-    hub: Any = event_hub()
+    hub: Any = event_hub(EventHub)
     run_id = new_run_id()
     sink = HubSink(hub, run_id, frozenset({FileChangedEvent.method}))
     for number in range(EVENTS):
