@@ -17,9 +17,9 @@ from actors.failures import last_line
 from actors.wire import RunPlace
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Until
-from ensemble_ray.record.journal import EpochGate, MemoryJournal, fence_of
+from ensemble_ray.record.journal import EpochGate, MemoryJournal
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress, store_at
 
@@ -184,7 +184,9 @@ class JournalLine:
             results = [error] * len(taken)
         for (facts, epoch, _, arrived), refused in zip(taken, cast("list[Exception | None]", results), strict=True):
             if isinstance(refused, StaleEpochError):
-                for fence in map(fence_of, facts):  # all of it is lost: none of its instances goes on without it
+                for fence in (
+                    fact.fence for fact in facts
+                ):  # all of it is lost: none of its instances goes on without it
                     self._gate.learn(fence, epoch + 1)
                 self._gate.learn(refused.name, refused.newest)
             elif refused is not None:

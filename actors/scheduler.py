@@ -234,7 +234,7 @@ class SchedulerActor(LineDesk):
                 owned = await own_run(
                     store,
                     run_id,
-                    origin=package.header.get("origin"),
+                    origin=package.header.origin,
                     durability=package.frame.durability,
                     is_resumed=package.is_resumed,
                     takes_over=package.takes_over,

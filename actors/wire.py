@@ -21,7 +21,8 @@ from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.reports import report_of
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
@@ -86,7 +87,7 @@ class RunPackage:
     run_id: str
     plan: Plan
     frame: RunFrame
-    header: Mapping[str, object]
+    header: PlanRecorded
     #: effects of before scheduling
     earlier: Sequence[Fact] = ()
     agents: Sequence[AgentCargo]

@@ -111,7 +111,7 @@ class InlineRuntime:
             owned = await own_run(
                 store_at(self.store_address),
                 request.run_id,
-                origin=request.header.get("origin"),
+                origin=request.header.origin,
                 durability=request.frame.durability,
                 is_resumed=request.is_resumed,
                 takes_over=request.takes_over,

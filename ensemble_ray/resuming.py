@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.definition.durability import Durability
@@ -16,6 +16,8 @@ from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.loader import load_source
 from ensemble_ray.loop import bridge, run_blocking
@@ -33,9 +35,9 @@ from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.origin import Origin
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.messages import Fact
     from ensemble_ray.run_handle import Run
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
@@ -140,7 +142,7 @@ async def begin_again(
     header, is_completed = head.header, head.state is RunState.COMPLETED
     options = options_again(told, options)
     again = definition.with_options(options)
-    past = await _past(store, found.run_id, again, is_fed=head.is_fed)
+    past = await _past(store, found.run_id, again, is_dynamic=head.is_dynamic)
     if head.state is RunState.BUDGET_EXHAUSTED:
         check_larger(found.run_id, recorded_budget(told), _budget(again), past.spent)
     if again.durability is Durability.OFF and not is_completed:
@@ -148,8 +150,8 @@ async def begin_again(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
     return definition.begin(
-        cast("Mapping[str, object]", header.get("inputs") or {}),
-        runtime=runtime or cast("str", header.get("runtime") or None),
+        header.inputs or {},
+        runtime=runtime or header.runtime or None,
         run_id=found.run_id,
         options=options,
         is_watched=is_watched,
@@ -170,18 +172,18 @@ async def begin_again(
 class _Past:
     """What a run did until now, as far as it matters before it goes on."""
 
-    answers: Mapping[str, Sequence[Fact]]
+    answers: Mapping[str, Sequence[Fact[ModelAnswered]]]
     progress: Progress
     #: where it has a budget now
     spent: Amount
 
 
-async def _past(store: RunStore, run_id: str, definition: Runnable, *, is_fed: bool) -> _Past:
+async def _past(store: RunStore, run_id: str, definition: Runnable, *, is_dynamic: bool) -> _Past:
     """What is recorded of a run; of a fed one, whose own reader takes the rest, not more than is counted here."""
     has_budget, costs = _budget(definition) is not None, definition.cost_configuration
     done = await tasks_done(store, run_id)
-    calls = store.read(run_id, kinds=("model",))
-    if not is_fed:
+    calls = store.read(run_id, kinds=kinds_of(ModelAnswered))
+    if not is_dynamic:
         facts = [fact async for page in calls for fact in page]
         return _Past(answers_before(facts), done, spent_of(facts, costs) if has_budget else NOTHING)
     spent = NOTHING
@@ -199,7 +201,7 @@ async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> Ru
     """The run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
-    if (await read_head(store, found.run_id)).header.get("runtime") != "ray":
+    if (await read_head(store, found.run_id)).header.runtime != "ray":
         return found
     _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
     for _ in range(int(_ENDING_S)):
@@ -213,9 +215,9 @@ async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> Ru
 def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
     """Refuse what cannot go on, and say what can be done instead."""
     run_id = found.run_id
-    if head.is_fed and (refusal := refusal_of(head)):
+    if head.is_dynamic and (refusal := refusal_of(head)):
         raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")
-    if head.state is RunState.FAILED and not head.is_fed:
+    if head.state is RunState.FAILED and not head.is_dynamic:
         raise ValidationError(
             f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
             f"failed: ensemble-ray fork {run_id} --from TASK"
@@ -226,14 +228,14 @@ def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
             f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
             "with take_over=True (--take-over)"
         )
-    if not head.header:
+    if head.header.is_empty:
         raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
 
 
 def _check_kind(run_id: str, definition: Runnable, head: RunHead) -> None:
     """Refuse a definition of another kind than the run's."""
     has_plan = _has_plan(definition)
-    if has_plan is not head.is_fed:
+    if has_plan is not head.is_dynamic:
         return
     told = ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
     raise ValidationError(

@@ -22,6 +22,8 @@ from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.execute.recorded_model import RecordedModel
 from ensemble_ray.execute.spending import Spending, spending_here
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.ids import new_run_id
 from ensemble_ray.limits.budget import NOTHING, Amount, RunBudget
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
@@ -42,7 +44,8 @@ from ensemble_ray.tools.tool import NoOpToolMetrics
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.trace import CaptureMode
 
@@ -55,10 +58,10 @@ _log = bounded_logger(__name__)
 class Resumption:
     """That a run is in the record already and goes on."""
 
-    #: data of its first fact
-    header: Mapping[str, object]
+    #: its first fact
+    header: PlanRecorded
     #: recorded answers of before scheduling, by effect name, in the order of the calls
-    answers: Mapping[str, Sequence[Fact]]
+    answers: Mapping[str, Sequence[Fact[ModelAnswered]]]
     #: how many tasks have recorded outputs
     recorded_tasks: int = 0
     #: how many of them are of items of a map-reduce
@@ -119,7 +122,7 @@ class Run(RunLife):
         self._options = options
         self._resumption = resumption
         #: recorded answers of before scheduling, by effect name
-        self._answers: Mapping[str, Sequence[Fact]] = {} if resumption is None else resumption.answers
+        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {} if resumption is None else resumption.answers
         self._handle: RunHandle | None = None
         self._synthesizing: asyncio.Task[Mapping[str, Agent]] | None = None
         self._begin()
@@ -279,7 +282,7 @@ class Run(RunLife):
         )
         # It is for the record, and to be compared with that of an earlier run of the same id.
         is_needed = definition.durability is not Durability.OFF or self._is_named
-        header = self._header(planned, mode) if is_needed else {}
+        header = self._header(planned, mode) if is_needed else PlanRecorded()
         return RunRequest(
             run_id=self.id,
             planned=planned,
@@ -295,7 +298,7 @@ class Run(RunLife):
             called_off=self._called_off,
         )
 
-    def _header(self, planned: Planned, mode: CaptureMode) -> dict[str, object]:
-        """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
+    def _header(self, planned: Planned, mode: CaptureMode) -> PlanRecorded:
+        """Return the record's first fact: everything that tells whether, and with what, the run can go on."""
         told = run_data(planned, self._definition)
         return self._first_data(told, self._options, self._origin, mode)

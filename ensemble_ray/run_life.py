@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
@@ -18,20 +19,20 @@ from ensemble_ray.delivery import Delivery, listeners_of
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.event_log import EventLog, EventStream
 from ensemble_ray.events import EnsembleCompletedEvent, Event
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.retention import apply_retention
-from ensemble_ray.record.run_budget import budget_data
+from ensemble_ray.record.run_budget import budget_of
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.runtime import Runtime, connect
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.definition.run_rules import RunOptions, Watched
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.trace import CaptureMode
 
 __all__ = ["Interrupted", "RunLife"]
@@ -81,20 +82,20 @@ class RunLife:
         return next((str(found) for found in trace_ids if found is not None), None)
 
     def _first_data(
-        self, told: Mapping[str, object], options: RunOptions | None, origin: Origin, mode: CaptureMode
-    ) -> dict[str, object]:
-        """Data of the record's first fact: what is `told` of what will run, and with what else the run can go on."""
+        self, told: PlanRecorded, options: RunOptions | None, origin: Origin, mode: CaptureMode
+    ) -> PlanRecorded:
+        """Return the record's first fact: what is `told` of what will run, and with what else the run can go on."""
         declared = self._declared
-        return {
-            **told,
-            "ensemble_id": self.id,
-            "options": {} if options is None else options.model_dump(mode="json", exclude_none=True),
-            **budget_data(RunBudget.of(declared.max_tokens, declared.max_cost)),
-            "origin": origin.place,
-            "overrides": dict(origin.overrides),
-            "runtime": self._runtime.name,
-            "capture_mode": mode.value,
-        }
+        return replace(
+            told,
+            ensemble_id=self.id,
+            options={} if options is None else options.model_dump(mode="json", exclude_none=True),
+            budget=budget_of(RunBudget.of(declared.max_tokens, declared.max_cost)),
+            origin=origin.place,
+            overrides=dict(origin.overrides),
+            runtime=self._runtime.name,
+            capture_mode=mode.value,
+        )
 
     async def _run(self) -> EnsembleOutput:
         """The work itself, on the library's loop."""

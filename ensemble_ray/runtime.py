@@ -6,19 +6,21 @@ The only import of `actors` in the core stands in `ray_runtime_class`, inside th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.config import Settings
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.facts.runs import PlanRecorded
 
 if TYPE_CHECKING:
     from actors.runtime import RayRuntime
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
@@ -33,8 +35,8 @@ class RunRequest:
     run_id: str
     planned: Planned
     frame: RunFrame
-    #: data of the record's first fact
-    header: Mapping[str, object]
+    #: the record's first fact, but for its time; an empty one for a run that is recorded nowhere
+    header: PlanRecorded
     #: takes the run's events in this process
     events: EventSink
     #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)

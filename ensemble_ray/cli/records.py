@@ -89,7 +89,7 @@ async def _next_of(run: RunSummary) -> str | None:
     from ensemble_ray.record.map_reduce_fold import refusal_of
     from ensemble_ray.record.run_head import read_head
 
-    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_fed:
+    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_dynamic:
         return None if refusal_of(head) else _AGAIN
     return _NEXT.get(run.state.value)
 

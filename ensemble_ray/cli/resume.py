@@ -101,5 +101,5 @@ def runtime_of(choice: RuntimeName | None, head: RunHead) -> str:
     """Where the run goes on: as chosen, else where it ran, else as the environment says."""
     from ensemble_ray.config import Settings
 
-    recorded = head.header.get("runtime")
+    recorded = head.header.runtime
     return choice.value if choice else str(recorded or Settings.from_environment().runtime)

@@ -129,6 +129,6 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
                 parent = (await read_head(store, run.run_id)).forked_from
             except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
                 return None, None, message_of(error) if await store.summary(run.run_id) is not None else "", None
-            return progress.done, progress.total, "", parent
+            return progress.done, progress.total, "", None if parent is None else parent._asdict()
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

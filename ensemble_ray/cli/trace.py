@@ -12,7 +12,7 @@ from ensemble_ray.cli.terminal import FINE, say, show, show_json, show_json_text
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.map_reduce_view import FedView
     from ensemble_ray.record.stores import RunStore, RunSummary
     from ensemble_ray.record.tree import TreeRow
@@ -83,7 +83,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
-    if task is None and head.is_fed:
+    if task is None and head.is_dynamic:
         with located(named.place):
             view = run_blocking(_view(store, named, is_partial=is_partial))
             rows, data = tuple(view.rows()), view.data()
@@ -101,7 +101,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     with located(named.place):
         found = fold_trace(facts)
     if head.forked_from is not None:
-        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from})
+        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     if as_json:
         show_json_text(found.to_json())
     else:
@@ -128,13 +128,14 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.ids import RUN, task_instance
+    from ensemble_ray.record.run_head import HEAD_KINDS
 
     facts: list[Fact] = []
     is_known = False
     async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
             key = task_instance(fact.name).rpartition("#")[0]
-            if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
+            if key == task or (fact.name == RUN and fact.kind in HEAD_KINDS):
                 facts.append(fact)
                 is_known |= key == task
     if not is_known:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.recorded import resume_data
+from ensemble_ray.facts.fact import Fact, FactData
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.ids import RUN, instance_of
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import ExitReason
 from ensemble_ray.ports import Until
 from ensemble_ray.schedule import machine_for
@@ -30,7 +30,6 @@ from ensemble_ray.schedule.stimuli import (
     TaskCompleted,
     TaskExited,
     TaskFailed,
-    stimulus_fields,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ class RunConductor(Generic[Output, Failure]):
         *,
         run_id: str,
         plan: Plan,
-        header: Mapping[str, object],
+        header: PlanRecorded,
         journal: Journal,
         clock: Clock,
         houses: Houses[Output],
@@ -162,7 +161,7 @@ class RunConductor(Generic[Output, Failure]):
         Args:
             run_id: The run's id.
             plan: What to run.
-            header: Data of the record's first fact; see the record format.
+            header: The record's first fact, but for its time.
             journal: Where facts go.
             clock: Time.
             houses: Where tasks run.
@@ -193,7 +192,7 @@ class RunConductor(Generic[Output, Failure]):
         self._is_draining = False
         self._telling = asyncio.Lock()
         self._ending: EndRun | None = None
-        self._errors: list[dict[str, str]] = []
+        self._errors: list[RecordedError] = []
         self._started_at = clock.now()
         self.ended: asyncio.Future[Conducted[Output, Failure]] = asyncio.get_running_loop().create_future()
 
@@ -203,7 +202,7 @@ class RunConductor(Generic[Output, Failure]):
             await self._go_on(self._resumed)
             return
         self._started_at = self._clock.now()
-        first = self._fact("plan", RUN, {**self._header, "started_at": self._started_at})
+        first = self._fact(RUN, replace(self._header, started_at=self._started_at))
         await self._journal.append((first, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         await self._tell([RunStarted(at=self._started_at)])
         await self._drain()
@@ -211,7 +210,7 @@ class RunConductor(Generic[Output, Failure]):
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> None:
         """Tell the machine again what it was told, then start what is not resolved."""
         self._started_at = resumed.started_at
-        note = self._fact("resume", RUN, resume_data(self._header, is_restart=resumed.is_restart))
+        note = self._fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
         await self._journal.append((note, *self._earlier), epoch=self._epoch, until=Until.WRITTEN)
         ending: EndRun | None = None
         is_cancelled = False
@@ -313,7 +312,7 @@ class RunConductor(Generic[Output, Failure]):
                             key=report.key, at=report.at, failure=report.failure, completed_before=len(self._outputs)
                         )
                     )
-                self._errors.append({"key": report.key, "error_type": report.error_type, "message": report.message})
+                self._errors.append(RecordedError(report.key, report.error_type, report.message))
                 return TaskFailed(at=report.at, key=report.key, error_type=report.error_type, message=report.message)
             case "exited":
                 self._unfinished.extend(() if report.failure is None else (report.failure,))
@@ -340,13 +339,11 @@ class RunConductor(Generic[Output, Failure]):
     def _told(self, stimulus: Stimulus, more: int) -> Fact:
         """The fact of a stimulus; `more` says how many of the same group follow, since a group is told at once."""
         key: str = getattr(stimulus, "key", "")
-        fields = stimulus_fields(stimulus)
-        data = {**fields, "more": more} if more else fields
-        return self._fact("stimulus", instance_of(key) if key else RUN, data, stimulus.at)
+        return self._fact(instance_of(key) if key else RUN, StimulusRecorded.of(stimulus, more=more), stimulus.at)
 
-    def _fact(self, kind: str, name: str, data: Mapping[str, object], at: float | None = None) -> Fact:
+    def _fact(self, name: str, data: FactData, at: float | None = None) -> Fact:
         moment = self._clock.now() if at is None else at
-        return Fact(run=self.run_id, kind=kind, name=name, at=moment, data=data, epoch=self._epoch)
+        return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self._epoch)
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
         starting: list[Assignment[Output]] = []
@@ -393,8 +390,8 @@ class RunConductor(Generic[Output, Failure]):
             failures=list(self._failed),
             unfinished=list(self._unfinished),
         )
-        end = {"state": instruction.state.value, "exit_reason": instruction.exit_reason.value, "errors": self._errors}
-        last = self._fact("end", RUN, end, conducted.completed_at)
+        end = RunEnded(state=instruction.state, exit_reason=instruction.exit_reason, errors=self._errors)
+        last = self._fact(RUN, end, conducted.completed_at)
         await self._journal.append((last,), epoch=self._epoch, until=Until.WRITTEN)
         if not self.ended.done():
             self.ended.set_result(conducted)

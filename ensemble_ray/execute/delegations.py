@@ -36,7 +36,7 @@ from ensemble_ray.execute.delegation_gates import Gate, ManagerGate, PeerGate, R
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import as_mapping, trace_of, typed_output
+from ensemble_ray.execute.recorded import recorded_output, recorded_trace
 from ensemble_ray.ids import delegated_instance
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import HierarchyRules
@@ -182,12 +182,9 @@ class Delegations:
         known = await self._scope.ports.journal.known(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
-            failed = known.get((order.instance, "task_failed"))
-            return replace(self._failed_result(order, error), trace=None if failed is None else trace_of(failed))
-        fact = known.get((order.instance, "output"))
-        if fact is not None:
-            output = typed_output(as_mapping(fact.data.get("output")))
-        else:  # in a run whose facts are written later (durability `run`), the last ones may be lost
+            return replace(self._failed_result(order, error), trace=recorded_trace(known, order.instance))
+        output = recorded_output(known, order.instance)
+        if output is None:  # in a run whose facts are written later (durability `run`), the last ones may be lost
             output = TaskOutput(
                 raw=recorded.text,
                 task_description=order.task.description,

@@ -11,9 +11,9 @@ from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
 from ensemble_ray.outputs import ExitReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-__all__ = ["exhaustion_told", "exit_of", "reason_of", "recorded_reason"]
+__all__ = ["exhaustion_told", "exit_of", "reason_of"]
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -38,11 +38,3 @@ def exhaustion_told(errors: Iterable[BaseException | None]) -> str:
     """
     spent = (error for error in errors if isinstance(error, BudgetExhaustedError) and str(error))
     return next(map(message_of, spent), "Budget exhausted")
-
-
-def recorded_reason(data: Mapping[str, object]) -> ExitReason:
-    """The reason that stands in the data of a fact; earlier records only say whether the time was up."""
-    told = data.get("reason")
-    if told in set(ExitReason):
-        return ExitReason(str(told))
-    return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY

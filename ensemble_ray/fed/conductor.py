@@ -19,13 +19,15 @@ from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.error_texts import brief, message_of
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.items import ItemsRecorded
 from ensemble_ray.fed.failures import FailureLog, failure_of
 from ensemble_ray.fed.jobs import Jobs, as_error
 from ensemble_ray.fed.making import NotMade
 from ensemble_ray.fed.ports import FedEnded, FedFailure
+from ensemble_ray.ids import RUN
 from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.provider_errors import is_refusal
-from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.map_reduce_words import (
     Begun,
     CancelRequested,
@@ -225,9 +227,8 @@ class MapReduceConductor:
         taken = await intake.pull(min(count, room))
         now = self._envelope.clock.now()
         if taken.is_news:
-            run_id, all_told = self._envelope.run_id, taken.is_exhausted
-            told = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=all_told)
-            await self._envelope.append(told)
+            told = ItemsRecorded.of(taken.indices, taken.digests, are_all=taken.is_exhausted)
+            await self._envelope.append(Fact(run=self._envelope.run_id, name=RUN, at=now, data=told))
         for number, entry in taken.refused.items():
             self._lose_item(number, entry.text, entry.error, now)
         pulled = ItemsPulled(at=now, count=taken.count, is_exhausted=taken.is_exhausted)

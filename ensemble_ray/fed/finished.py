@@ -7,9 +7,9 @@ compared, since an answer is of those items only. Never: a factory called, a mod
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.fed.feeding import opened
 from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.ports import FedEnded
@@ -18,11 +18,11 @@ from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.run_head import read_head
-from ensemble_ray.record.task_fold import as_text
 from ensemble_ray.schedule.map_reduce_words import EndFed
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.fed.bodies import FedBodies
     from ensemble_ray.fed.watch import RunWatch
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
@@ -47,7 +47,7 @@ async def finished(
     run_id: str,
     definition: MapDefinition,
     *,
-    header: Mapping[str, object] | None,
+    header: PlanRecorded | None,
     bodies: FedBodies,
     open_watch: OpenWatch,
 ) -> FedEnded | None:
@@ -57,7 +57,7 @@ async def finished(
         store: Has the records.
         run_id: The id.
         definition: What is to be run.
-        header: Data of the first fact that the run would record; None: that has been compared.
+        header: The first fact that the run would record; None: that has been compared.
         bodies: Get its outputs.
         open_watch: Opens what hears of its items; rows and dead letters that its files lack are written again.
 
@@ -98,9 +98,9 @@ async def _recorded_end(record: RecoveredRun, reader: ItemReader, bodies: FedBod
         await watch.written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
-    reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
+    reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
     return FedEnded(
-        ending=EndFed(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
+        ending=EndFed(state=RunState.COMPLETED, exit_reason=reason),
         started_at=head.started_at,
         completed_at=head.started_at,
         failures=[failure for failure in failures if failure is not None],

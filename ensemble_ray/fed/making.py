@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.facts.fact import Fact, FactData
+from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.fed.bodies import node_type
-from ensemble_ray.ids import instance_of
+from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
+from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from ensemble_ray.fed.intake import Intake
     from ensemble_ray.fed.ports import FedFactories, FedRecord
     from ensemble_ray.fed.tasks import MadeTask, TaskMaker
-    from ensemble_ray.messages import Fact
     from ensemble_ray.outputs import TaskOutput
     from ensemble_ray.ports import Clock, Journal
     from ensemble_ray.schedule.map_reduce_words import StartReduce
@@ -163,9 +164,8 @@ class OrderMaker:
         level, number = group.level, group.number
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
-        at = self._envelope.clock.now()
-        fact = group_fact(self._envelope.run_id, at, key=key, level=level, number=number, inputs=inputs)
-        await self._envelope.append(fact, until=Until.WRITTEN)
+        data = GroupRecorded(level=level, number=number, inputs=inputs, is_final=group.is_final)
+        await self._envelope.append(self._fact(instance_of(key), data), until=Until.WRITTEN)
         async with self._turn:
             if is_unwanted(level, number):
                 return []
@@ -183,8 +183,11 @@ class OrderMaker:
             if asked := self._maker.taken_facts():
                 await self._envelope.append(*asked, until=Until.WRITTEN)
         if fresh := self._bodies.meet([each.agent for each in made if each.agent is not None]):
-            await self._envelope.append(agents_fact(self._envelope.run_id, self._envelope.clock.now(), fresh))
+            await self._envelope.append(self._fact(RUN, AgentsJoined.of(fresh)))
         return made
+
+    def _fact(self, name: str, data: FactData) -> Fact:
+        return Fact(run=self._envelope.run_id, name=name, at=self._envelope.clock.now(), data=data)
 
     def _work(self, made: MadeTask, level: int, number: int, kind: str, context: Sequence[TaskOutput] = ()) -> Work:
         occurrence = 0 if self._record is None else self._record.occurrence(level, number)

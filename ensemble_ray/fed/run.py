@@ -20,8 +20,10 @@ from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.events import EnsembleStartedEvent
 from ensemble_ray.execute.kinds import Kinds
-from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.recorded_model import RecordedModel
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.conductor import FedParts, MapReduceConductor
 from ensemble_ray.fed.factories import DefinitionFactories, DirectFactory
@@ -42,7 +44,6 @@ from ensemble_ray.inline import SystemClock, own_run, watch_for_cancel
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.limits.budget import NOTHING, RunBudget
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
@@ -106,7 +107,7 @@ class MapReduceRun(RunLife):
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._budget = RunBudget.of(chosen.max_tokens, chosen.max_cost)
         self._spending: Spending | None = None
-        self._answers: Mapping[str, Sequence[Fact]] = {}
+        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}
         self._clock = SystemClock()
         self._begin()
 
@@ -199,7 +200,7 @@ class MapReduceRun(RunLife):
         collects = definition.item_policy == "collect"
         return assemble_fed(frame, ended, self._bodies, self._items.failed_items if collects else ())
 
-    async def _recorded_end(self, header: Mapping[str, object]) -> FedEnded | None:
+    async def _recorded_end(self, header: PlanRecorded) -> FedEnded | None:
         """How a finished run of that id ended; it is not run again (S-SET-39). None for a run that begins or goes on."""
         resumption = self._resumption
         if not (self._is_named if resumption is None else resumption.is_completed):
@@ -227,7 +228,7 @@ class MapReduceRun(RunLife):
             reads_earlier=False,
         )
 
-    async def _conducted(self, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode) -> FedEnded:
+    async def _conducted(self, owned: OwnedRun | None, header: PlanRecorded, mode: CaptureMode) -> FedEnded:
         """Everything between the beginning of the record and its end."""
         record = None
         if self._resumption is not None:
@@ -236,12 +237,8 @@ class MapReduceRun(RunLife):
             self._answers = record.facts.answers
         journal = ForgetfulJournal(self.id) if owned is None else owned.journal
         epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
-        kind, data = (
-            ("plan", {**header, "started_at": now})
-            if record is None
-            else ("resume", resume_data(header, is_restart=False))
-        )
-        first = Fact(run=self.id, kind=kind, name=RUN, at=now, data=data, epoch=epoch)
+        data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
+        first = Fact(run=self.id, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
         async with contextlib.AsyncExitStack() as stack:
             found = await self._opened()
@@ -361,26 +358,22 @@ class MapReduceRun(RunLife):
         """Put the end on record."""
         if owned is None:
             return
-        errors = [
-            {"key": "", "error_type": type(failure.error).__name__, "message": message_of(failure.error)}
-            for failure in ended.failures
-        ]
         ending = ended.ending
-        data = {
-            "state": ending.state.value,
-            "exit_reason": ending.exit_reason.value,
-            "failure": ending.failure,
-            "errors": errors,
-        }
-        last = Fact(run=self.id, kind="end", name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
+        data = RunEnded(
+            state=ending.state,
+            exit_reason=ending.exit_reason,
+            failure=ending.failure,
+            errors=[RecordedError("", type(each.error).__name__, message_of(each.error)) for each in ended.failures],
+        )
+        last = Fact(run=self.id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)
 
     def _recorded(self, name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
         """The model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
         return RecordedModel(model, self.id, name, note, known=self._answers.get(name, ()), spending=self._spending)
 
-    def _header(self, mode: CaptureMode) -> dict[str, object]:
-        """Data of the record's first fact: everything that tells whether, and with what, the run can go on."""
+    def _header(self, mode: CaptureMode) -> PlanRecorded:
+        """Return the record's first fact: everything that tells whether, and with what, the run can go on."""
         definition = self._definition
         data = fed_run_data(
             definition,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import ChatModel
 
 __all__ = ["MadeTask", "TaskMaker"]

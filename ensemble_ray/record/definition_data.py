@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 import pydantic
 
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import full_name
 from ensemble_ray.record.callable_identity import class_identity, identity_of
 from ensemble_ray.record.digest import digest_of
@@ -65,18 +66,18 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
     return data
 
 
-def run_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """What a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
+def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
+    """Return what a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
     plan = planned.plan
     data, told = plan.to_dict(), definition_data(planned, definition)
-    return {
-        "plan": data,
-        "definition": told,
-        "workflow": plan.shown_workflow,
-        "inputs": dict(plan.inputs),
-        "agents": [summary.model_dump(mode="json") for summary in summaries(plan)],
-        "digest": digest_of({"plan": data, "definition": told}),
-    }
+    return PlanRecorded(
+        plan=data,
+        definition=told,
+        workflow=plan.shown_workflow,
+        inputs=dict(plan.inputs),
+        agents=[summary.model_dump(mode="json") for summary in summaries(plan)],
+        digest=digest_of({"plan": data, "definition": told}),
+    )
 
 
 def task_data(task: Task) -> dict[str, object]:

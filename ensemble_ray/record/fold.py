@@ -8,25 +8,23 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.ids import delegating_call, instance_of
-from ensemble_ray.messages import Fact
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.record.journal import LOSS, RUN, instance_of_fact
 from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import violation_trace
-from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text, lost_told
+from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values import utc_of
-
-_E = TypeVar("_E", bound=StrEnum)
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
@@ -73,11 +71,13 @@ class RunFold:
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
+        self._header = PlanRecorded()
+        #: the plan as it is recorded
         self._plan: Mapping[str, object] = {}
         #: places of the plan's tasks by key, and roles of its agents by key; the manager's is nobody's to ask
         self._nodes: Mapping[str, Mapping[str, object]] = {}
         self._roles: Mapping[str, str] = {}
-        self._end: Mapping[str, object] | None = None
+        self._end: RunEnded | None = None
         self._started_at: float | None = None
         self._last_at = 0.0
         self._tasks: dict[str, TaskFold] = {}
@@ -96,22 +96,24 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
-        instance = instance_of_fact(fact)
-        if fact.kind == "plan":
-            self._plan = fact.data
-            self._read_places(as_mapping(fact.data.get("plan")))
-            self._started_at = as_number(fact.data.get("started_at"), fact.at)
-        elif fact.kind == "end":
-            self._end = fact.data
-            self._last_at = max(fact.at, self._started_at or 0.0)
-        elif fact.kind == "resume":
-            self._end = None  # it goes on: a cancelled run ended, and has not ended any more
-        elif fact.kind == LOSS:
-            self._lost.append(lost_told(fact.data))
-        elif instance != RUN:
-            if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
-                self._completed.append(instance)
-            self._fold_of(instance).take(fact)
+        match fact.data:
+            case PlanRecorded(plan=plan, started_at=started_at) as header:
+                self._header, self._plan = header, plan or {}
+                self._read_places(self._plan)
+                self._started_at = fact.at if started_at is None else started_at
+            case RunEnded() as end:
+                self._end = end
+                self._last_at = max(fact.at, self._started_at or 0.0)
+            case RunResumed():
+                self._end = None  # it goes on: a cancelled run ended, and has not ended any more
+            case LossAccepted(reason=reason):
+                self._lost.append(reason)
+            case told if not fact.is_of_run:
+                if isinstance(told, StimulusRecorded) and told.is_completion:
+                    self._completed.append(fact.instance)
+                self._fold_of(fact.instance).take(fact)
+            case _:
+                pass
 
     def _read_places(self, plan: Mapping[str, object]) -> None:
         agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
@@ -134,12 +136,13 @@ class RunFold:
     @property
     def state(self) -> RunState:
         """How the run ended; without an end it was interrupted."""
-        return _one_of(RunState, self._end, "state", RunState.INTERRUPTED)
+        return RunState.INTERRUPTED if self._end is None else self._end.state or RunState.INTERRUPTED
 
     @property
     def exit_reason(self) -> ExitReason:
         """Why the run ended."""
-        return _one_of(ExitReason, self._end, "exit_reason", _USUAL_REASONS.get(self.state, ExitReason.COMPLETED))
+        usual = _USUAL_REASONS.get(self.state, ExitReason.COMPLETED)
+        return usual if self._end is None else self._end.exit_reason or usual
 
     @property
     def tasks(self) -> Mapping[str, TaskFold]:
@@ -154,17 +157,18 @@ class RunFold:
     @property
     def is_hierarchical(self) -> bool:
         """Whether its only task is a manager's (S-HIER-1)."""
-        return bool(as_mapping(self._plan.get("plan")).get("hierarchy"))
+        return bool(self._plan.get("hierarchy"))
 
     @property
     def capture_mode(self) -> CaptureMode:
         """What the run captured."""
-        return _one_of(CaptureMode, self._plan, "capture_mode", CaptureMode.OFF)
+        told = self._header.capture_mode
+        return CaptureMode(told) if told in set(CaptureMode) else CaptureMode.OFF
 
     @property
-    def header(self) -> Mapping[str, object]:
-        """The data of the first fact: plan, inputs, digest, origin; empty when it is not recorded."""
-        return self._plan
+    def header(self) -> PlanRecorded:
+        """The run's first fact; an empty one when it is not recorded."""
+        return self._header
 
     def trace(self) -> ExecutionTrace:
         """The run's trace so far.
@@ -173,7 +177,7 @@ class RunFold:
             RecordError: no facts were taken, or their data is damaged.
         """
         run_id, started = self._begun()
-        plan = as_mapping(self._plan.get("plan"))
+        header = self._header
         tasks = [(fold, self._nodes.get(fold.key, {})) for fold in self._in_order()]
         by_task = [(fold.key, self._traces(fold, node, self.state.value)) for fold, node in tasks]
         traces = tuple(each for _, of_task in by_task for each in of_task)
@@ -184,19 +188,19 @@ class RunFold:
         completed = max(self._last_at, started)
         return ExecutionTrace(
             capture_mode=self.capture_mode,
-            ensemble_id=as_text(self._plan.get("ensemble_id"), run_id),
-            workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
+            ensemble_id=header.ensemble_id or run_id,
+            workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
             started_at=utc_of(started),
             completed_at=utc_of(completed),
             total_duration=utc_of(completed) - utc_of(started),
-            inputs={name: str(value) for name, value in as_mapping(self._plan.get("inputs")).items()},
-            agents=tuple(_agent(each) for each in map(as_mapping, as_sequence(self._plan.get("agents")))),
+            inputs={name: str(value) for name, value in (header.inputs or {}).items()},
+            agents=tuple(_agent(each) for each in header.agents or ()),
             task_traces=traces,
             metrics=metrics,
             total_cost_estimate=metrics.total_cost_estimate,
             map_reduce_levels=level_summaries(traces),
             errors=(*(_error(fold, node) for fold, node in tasks if fold.failure is not None), *self._run_errors()),
-            trace_id=as_text((self._end or {}).get("trace_id")) or None,
+            trace_id=(self._end and self._end.trace_id) or None,
             metadata={
                 **({} if self.state is RunState.COMPLETED else {"state": self.state.value}),
                 **({"lost": list(self._lost)} if self._lost else {}),
@@ -231,7 +235,7 @@ class RunFold:
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
             return ()
         given = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
-        required = as_sequence(as_mapping(as_mapping(self._plan.get("plan")).get("hierarchy")).get("required_workers"))
+        required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
         return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), given)
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
@@ -279,7 +283,7 @@ class RunFold:
 
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
-        if "shown_as" in as_mapping(self._plan.get("plan")):
+        if "shown_as" in self._plan:
             return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_known]
         told = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
 
@@ -291,15 +295,15 @@ class RunFold:
 
     def _run_errors(self) -> Iterable[ErrorTrace]:
         """What the end tells of and no task: errors of the run itself."""
-        told = {(f.data.get("error_type"), f.data.get("message")) for t in self._tasks.values() if (f := t.failure)}
-        for error in map(as_mapping, as_sequence((self._end or {}).get("errors"))):
-            if (error.get("error_type"), error.get("message")) not in told:
+        told = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
+        for error in () if self._end is None else self._end.errors:
+            if (error.error_type, error.message) not in told:
                 yield ErrorTrace(
-                    agent_role=as_text(error.get("agent_role")),
-                    task_description=as_text(error.get("task_description"), as_text(error.get("key"))),
-                    error_type=as_text(error.get("error_type"), "Exception"),
-                    message=as_text(error.get("message")),
-                    stack_trace=as_text(error.get("stack_trace")),
+                    agent_role=error.agent_role,
+                    task_description=error.task_description or error.key,
+                    error_type=error.error_type or "Exception",
+                    message=error.message,
+                    stack_trace=error.stack_trace,
                     occurred_at=utc_of(self._last_at),
                 )
         if violations := self._violations():
@@ -322,7 +326,7 @@ def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
     if failure is None:
         msg = "only failed tasks have an error"
         raise IllegalStateError(msg)
-    given = failure.data.get("trace")
+    given = failure.data.trace
     if isinstance(given, TaskTrace):
         role, description = given.agent_role, given.task_description
     else:
@@ -332,9 +336,9 @@ def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
     return ErrorTrace(
         agent_role=role,
         task_description=description,
-        error_type=as_text(failure.data.get("error_type"), "Exception"),
-        message=as_text(failure.data.get("message")),
-        stack_trace=as_text(failure.data.get("stack_trace")),
+        error_type=failure.data.error_type,
+        message=failure.data.message,
+        stack_trace=failure.data.stack_trace or "",
         occurred_at=utc_of(failure.at),
     )
 
@@ -348,10 +352,3 @@ def _agent(data: Mapping[str, object]) -> AgentSummary:
         tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
         allow_delegation=data.get("allow_delegation") is True,
     )
-
-
-def _one_of(kind: type[_E], data: Mapping[str, object] | None, name: str, default: _E) -> _E:
-    try:
-        return kind(as_text((data or {}).get(name)))
-    except ValueError:
-        return default

@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.ids import instance_of, task_instance
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
+from ensemble_ray.ids import RUN, instance_of, task_instance
 from ensemble_ray.plan.planner import SYNTHESIZED
 from ensemble_ray.record.digest import differences
-from ensemble_ray.record.journal import RUN, instance_of_fact
-from ensemble_ray.record.spent import COPIED
-from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan
@@ -84,8 +84,8 @@ def _with_dependents(plan: Plan, keys: set[str]) -> set[str]:
 
 
 def reused_differences(
-    recorded: Mapping[str, object],
-    current: Mapping[str, object],
+    recorded: PlanRecorded,
+    current: PlanRecorded,
     reused: Sequence[str],
     *,
     asked: Collection[str] = (),
@@ -93,8 +93,8 @@ def reused_differences(
     """How what is reused is defined otherwise than it was, one line per path; empty when it is not.
 
     Args:
-        recorded: Data of the run's first fact.
-        current: Data of the first fact that the definition at hand would record.
+        recorded: The run's first fact.
+        current: The first fact that the definition at hand would record.
         reused: Keys of the tasks whose outputs are used.
         asked: Keys of the agents that those tasks handed work to (`asked_agents`).
     """
@@ -106,25 +106,27 @@ def asked_agents(facts: Iterable[Fact], reused: Collection[str]) -> set[str]:
     """Keys of the agents that these tasks handed work to, and those these asked."""
     kept = {instance_of(key) for key in reused}
     return {
-        as_text(fact.data.get("worker"))
+        fact.data.worker
         for fact in facts
-        if fact.kind == "delegation" and task_instance(fact.name) in kept and fact.data.get("worker") is not None
+        if isinstance(fact.data, DelegationDecided)
+        and task_instance(fact.name) in kept
+        and fact.data.worker is not None
     }
 
 
-def _nodes(header: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
-    nodes = as_sequence(as_mapping(header.get("plan")).get("nodes"))
+def _nodes(header: PlanRecorded) -> dict[str, Mapping[str, object]]:
+    nodes = as_sequence((header.plan or {}).get("nodes"))
     return {as_text(node.get("key")): node for node in map(as_mapping, nodes)}
 
 
 def _parts(
-    header: Mapping[str, object], keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
+    header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
     """What of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
 
     Of tasks whose agents are not made yet it is not known who does them.
     """
-    plan, definition, nodes = as_mapping(header.get("plan")), as_mapping(header.get("definition")), _nodes(header)
+    plan, definition, nodes = header.plan or {}, header.definition or {}, _nodes(header)
     told, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
     places = {as_text(agent.get("key")): agent for agent in map(as_mapping, as_sequence(plan.get("agents")))}
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
@@ -162,12 +164,14 @@ def copied_facts(
     half_kept = {instance_of(key) for key in made_again}
     copies: list[Fact] = []
     for fact in facts:
-        instance = task_instance(instance_of_fact(fact))
-        is_reused = instance in kept and (fact.kind != "stimulus" or fact.data.get("type") == "TaskCompleted")
-        if instance == RUN or not (is_reused or (instance in half_kept and fact.name.endswith("/synthesis"))):
+        instance = task_instance(fact.instance)
+        data = fact.data
+        is_reused = instance in kept and (not isinstance(data, StimulusRecorded) or data.is_completion)
+        if instance == RUN or not (is_reused or (instance in half_kept and is_making_agent(fact))):
             continue
-        data = {name: value for name, value in fact.data.items() if name != "more"}  # groups are torn apart here
-        if fact.kind == "model":  # the run that is forked paid for it (S-BUD-9)
-            data[COPIED] = True
+        if isinstance(data, StimulusRecorded):
+            data = replace(data, more=0)  # groups are torn apart here
+        elif isinstance(data, ModelAnswered):
+            data = replace(data, is_copied=True)  # the run that is forked paid for it (S-BUD-9)
         copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
     return copies

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.effects import ToolIntended
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.journal import EpochGate, fence_of
+from ensemble_ray.record.journal import EpochGate
 from ensemble_ray.record.rendering import body_digest, text_of
 from ensemble_ray.record.writer import group_writer
 from ensemble_ray.threads import threads
@@ -272,9 +273,10 @@ class SqliteJournal:
             return digest
 
         unit.rows = [
-            (fact.kind, fact.name, fence_of(fact), fact.at, unit.epoch, text_of(fact.data, keep)) for fact in unit.facts
+            (fact.kind, fact.name, fact.fence, fact.at, unit.epoch, text_of(fact.data.to_data(), keep))
+            for fact in unit.facts
         ]
-        unit.has_effect = any(f.kind == "tool_intent" and f.data.get("effect") != "none" for f in unit.facts)
+        unit.has_effect = any(isinstance(f.data, ToolIntended) and f.data.effect != "none" for f in unit.facts)
         unit.facts = ()
 
     def _is_committed(self, group: list[_Unit]) -> bool:

@@ -16,14 +16,13 @@ import json
 import re
 import shutil
 import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.commit_count import CommitCount, read_count
-from ensemble_ray.record.journal import LOSS
 from ensemble_ray.record.rendering import BODY_MARK, body_digest, stored_text
 from ensemble_ray.record.wal_scan import LogScan, scan_log
 
@@ -56,16 +55,17 @@ class Loss:
     #: whether an effect on the world may have been begun in what is lost
     has_effect: bool = True
 
-    def data(self) -> dict[str, object]:
-        """What is recorded of it when it is accepted."""
-        return {
-            "last": self.last,
-            "expected": self.expected,
-            "gap": self.gap,
-            "texts": self.texts,
-            "has_effect": self.has_effect,
-            "reason": self.told(),
-        }
+    def accepted(self, kept: str | None) -> LossAccepted:
+        """Return the fact of its acceptance; `kept` is the name of the copy of its log."""
+        return LossAccepted(
+            last=self.last,
+            expected=self.expected,
+            gap=self.gap,
+            texts=self.texts,
+            has_effect=self.has_effect,
+            reason=self.told(),
+            kept=kept,
+        )
 
     def told(self) -> str:
         """Say what is lost, and where."""
@@ -145,9 +145,9 @@ def find_loss(
     is_cut = is_short(connection, count, path)
     accepted = _accepted(connection) if gap or is_cut or has_texts else []
     texts = _missing_texts(connection) if has_texts and not accepted else 0
-    gap -= sum(_number(loss.get("gap")) for _, loss in accepted)
+    gap -= sum(loss.gap for _, loss in accepted)
     known = count.committed if count is not None else None
-    if is_cut and accepted and accepted[-1][0] == last and accepted[-1][1].get("expected") == known:
+    if is_cut and accepted and accepted[-1][0] == last and accepted[-1][1].expected == known:
         is_cut = False  # it was accepted by a process that ended before it could note that
     if gap <= 0 and not is_cut and not texts:
         return None
@@ -160,30 +160,30 @@ def find_loss(
         log=_scan(log_of(path)),
         has_effect=gap > 0
         or (is_cut and (count is None or count.effect > int(last)))
-        or any(loss.get("has_effect") is not False for _, loss in accepted),
+        or any(loss.has_effect for _, loss in accepted),
     )
 
 
-def _accepted(connection: sqlite3.Connection) -> list[tuple[int, Mapping[str, object]]]:
+def _accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
     """Positions and data of the losses that are on record, in order."""
     statement = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
-    found: list[tuple[int, Mapping[str, object]]] = []
-    for seq, text in connection.execute(statement, (LOSS,)):
-        found.append((int(seq), _data_of(text)))
+    found: list[tuple[int, LossAccepted]] = []
+    for seq, text in connection.execute(statement, (LossAccepted.FENCE,)):
+        found.append((int(seq), _loss_in(text)))
     return found
 
 
 def gap_of(text: object) -> int:
     """Return how many facts before its own an accepted loss tells of, by the JSON text of its data."""
-    return _number(_data_of(text).get("gap"))
+    return _loss_in(text).gap
 
 
-def _data_of(text: object) -> Mapping[str, object]:
+def _loss_in(text: object) -> LossAccepted:
     try:
         read: object = json.loads(str(text))
+        return LossAccepted.from_data(cast("dict[str, object]", read) if isinstance(read, dict) else {}, 0.0)
     except ValueError:  # the reader of that fact is told
-        return {}
-    return cast("dict[str, object]", read) if isinstance(read, dict) else {}
+        return LossAccepted.from_data({}, 0.0)
 
 
 def _missing_texts(connection: sqlite3.Connection) -> int:
@@ -215,10 +215,6 @@ def keep_log(path: Path) -> Path | None:
     shutil.copyfile(log, half)
     half.replace(kept)
     return kept
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 def _scan(log: Path) -> LogScan | None:

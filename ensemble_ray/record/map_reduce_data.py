@@ -12,32 +12,24 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, cast
+from typing import cast
 
 import pydantic
 
-from ensemble_ray.errors import RecordError
-from ensemble_ray.ids import RUN, instance_of
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.callable_identity import identity_of
 from ensemble_ray.record.definition_data import model_data
 from ensemble_ray.record.digest import digest_of
-from ensemble_ray.trace import AgentSummary, jsonable
+from ensemble_ray.trace import jsonable
 
 __all__ = [
-    "AGENTS_KIND",
     "DIGEST_DIGITS",
     "DIRECT",
     "FINAL",
-    "agents_fact",
-    "agents_in",
     "fed_run_data",
-    "group_fact",
     "is_direct",
-    "is_fed",
     "is_of_items",
     "item_digest",
-    "items_fact",
     "map_key",
     "reduce_key",
     "work_of",
@@ -46,8 +38,6 @@ __all__ = [
 #: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
 DIRECT = "direct"
 FINAL = "final-reduce"
-#: Kind of the facts that tell who took part.
-AGENTS_KIND = "agents"
 #: Hexadecimal digits of an item's hash: enough to tell whether it changed, no more, as there may be millions.
 DIGEST_DIGITS = 16
 #: The user's code that decides what is done.
@@ -96,8 +86,8 @@ def is_of_items(instance: str) -> bool:
 
 def fed_run_data(
     definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
-) -> dict[str, object]:
-    """What a fed run's first fact tells of what will run, as `run_data` does of planned runs (S-DUR-36).
+) -> PlanRecorded:
+    """Return what a dynamic run's first fact tells of what will run, as `run_data` does of planned runs (S-DUR-36).
 
     Args:
         definition: The ensemble; what it has of the fields of map-reduce ensembles is told.
@@ -118,14 +108,14 @@ def fed_run_data(
     if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
         told["on_incomplete"] = policy
     plan: dict[str, object] = {"workflow": workflow, **rules}
-    return {
-        "plan": plan,
-        "definition": told,
-        "workflow": workflow,
-        "inputs": dict(inputs),
-        "items": dict(items),
-        "digest": digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": told}),
-    }
+    return PlanRecorded(
+        plan=plan,
+        definition=told,
+        workflow=workflow,
+        inputs=dict(inputs),
+        items=dict(items),
+        digest=digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": told}),
+    )
 
 
 def _factory_data(factory: object) -> dict[str, object]:
@@ -133,11 +123,6 @@ def _factory_data(factory: object) -> dict[str, object]:
     declared = getattr(factory, "declared", None)
     data: dict[str, object] = identity_of(factory)
     return {**data, **cast("Mapping[str, object]", declared())} if callable(declared) else data
-
-
-def is_fed(header: Mapping[str, object]) -> bool:
-    """Whether the data of a first fact is that of a fed run."""
-    return "items" in header
 
 
 # Work and its keys (S-MR-160).
@@ -163,62 +148,7 @@ def work_of(key: str) -> tuple[int, int] | None:
     return int(found["level"]), int(found["number"])
 
 
-# Groups and items.
-
-
-def group_fact(run_id: str, at: float, *, key: str, level: int, number: int, inputs: Sequence[str]) -> Fact:
-    """That these outputs come together; on record before the reduce starts (S-MR-161).
-
-    Args:
-        run_id: The run's id.
-        at: Unix time, s.
-        key: Key of the reduce.
-        level: Its level; of the final one too.
-        number: Its number on that level.
-        inputs: Keys of what it reduces, in the order in which its factory gets them.
-    """
-    data = {"level": level, "number": number, "inputs": list(inputs), "is_final": key == FINAL}
-    return Fact(run=run_id, kind="group", name=instance_of(key), at=at, data=data)
-
-
-def items_fact(
-    run_id: str, at: float, *, indices: Sequence[int], digests: Sequence[str], are_all: bool = False
-) -> Fact:
-    """That these items were pulled, in this order; on record before their maps start (S-MR-162).
-
-    Args:
-        run_id: The run's id.
-        at: Unix time, s.
-        indices: Their indices, those of their keys.
-        digests: What `item_digest` gives of each.
-        are_all: Whether the source had no more than those so far.
-    """
-    first = indices[0] if indices else 0
-    is_row = all(index == place for place, index in enumerate(indices, start=first))
-    where: dict[str, object] = {"first": first} if is_row else {"indices": list(indices)}
-    end = {"are_all": True} if are_all else {}
-    return Fact(run=run_id, kind="items", name=RUN, at=at, data={**where, "digests": list(digests), **end})
-
-
-# Who took part.
-
-
-def agents_fact(run_id: str, at: float, agents: Sequence[AgentSummary]) -> Fact:
-    """That these agents are about to take part for the first time."""
-    told = [agent.model_dump(mode="json") for agent in agents]
-    return Fact(run=run_id, kind=AGENTS_KIND, name=RUN, at=at, data={"agents": told})
-
-
-def agents_in(data: Mapping[str, object]) -> list[AgentSummary]:
-    """What the data of such a fact tells.
-
-    Raises:
-        RecordError: it is none.
-    """
-    try:
-        return [AgentSummary(**cast("dict[str, Any]", each)) for each in cast("Sequence[object]", data["agents"])]
-    except (KeyError, TypeError, ValueError) as error:
-        raise RecordError(f"The record is damaged: {dict(data)} tells of no agents") from error
+# Items.
 
 
 class _Unnameable(Exception):  # noqa: N818  no error: an item that is not compared

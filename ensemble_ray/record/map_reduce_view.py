@@ -7,31 +7,37 @@ Never: a line for every item.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.recorded import trace_of, typed_output
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.journal import LOSS
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
 from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
-from ensemble_ray.record.task_fold import as_text, lost_told
+from ensemble_ray.record.run_head import HEAD_KINDS
 from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
 
 __all__ = ["VIEW_KINDS", "FedView"]
 
 #: Kinds of facts that a view looks at.
 VIEW_KINDS = (
-    "plan", "resume", "end", "items", "group", "output", "task_failed", "task_exited", LOSS, *UNKNOWN_KINDS,
-)  # fmt: skip
+    *HEAD_KINDS,
+    *kinds_of(ItemsRecorded, GroupRecorded, OutputRecorded, FailureRecorded, ExitRecorded, LossAccepted),
+    *UNKNOWN_KINDS,
+)
 #: Failures that are told; all of them stand in the record.
 _TOLD = 20
 _TITLE = 100
@@ -61,15 +67,15 @@ class FedView:
         """
         for fact in facts:
             self._last_at = max(self._last_at, fact.at)
-            if fact.kind == LOSS:
-                self._lost.append(lost_told(fact.data))
-                continue
-            if fact.kind in UNKNOWN_KINDS:
-                self._unknown.take(fact)
-                continue
-            self._known.take([fact])
-            if fact.kind == "task_failed" and "/" not in fact.name:
-                self._take_failure(fact)
+            match fact.data:
+                case LossAccepted(reason=reason):
+                    self._lost.append(reason)
+                case ToolIntended() | ToolReturned():
+                    self._unknown.take(fact)
+                case _:
+                    self._known.take([fact])
+                    if isinstance(fact.data, FailureRecorded) and "/" not in fact.name:
+                        self._take_failure(cast("Fact[FailureRecorded]", fact))
 
     @property
     def state(self) -> RunState:
@@ -101,7 +107,7 @@ class FedView:
             sum(tally.input_tokens for tally in levels),
             sum(tally.output_tokens for tally in levels),
         )
-        workflow = as_text(head.header.get("workflow"), "map-reduce")
+        workflow = head.header.workflow or "map-reduce"
         yield TreeRow(
             depth=0,
             kind="run",
@@ -128,7 +134,7 @@ class FedView:
         head = self._known.head
         return {
             "run_id": self._run_id,
-            "workflow": head.header.get("workflow"),
+            "workflow": head.header.workflow,
             "state": self.state.value,
             "started_at": utc_of(head.started_at).isoformat(),
             "last_at": utc_of(self._last_at).isoformat(),
@@ -170,21 +176,21 @@ class FedView:
         final = self._known.groups.final
         return 0 if key == DIRECT else None if final is None else final.level
 
-    def _take_output(self, key: str, data: Mapping[str, object]) -> None:
+    def _take_output(self, key: str, end: OutputRecorded) -> None:
         level = self._level_of(key)
         if level is None:
             raise RecordError(f"The record is damaged: '{key}' has an output and no group")
-        output = typed_output({**data, "trace": None, "parsed_output": None})
+        output = typed_output({**end.output_data(), "trace": None, "parsed_output": None})
         tally = self._tally(level)
         if key == DIRECT:
             tally.node_type = DIRECT
         tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
 
-    def _take_failure(self, fact: Fact) -> None:
+    def _take_failure(self, fact: Fact[FailureRecorded]) -> None:
         key = fact.name.rpartition("#")[0]
         if key in self._failures or len(self._failures) < _TOLD:
-            kind, text = as_text(fact.data.get("error_type"), "Exception"), as_text(fact.data.get("message"))
+            kind, text = fact.data.error_type, fact.data.message
             self._failures[key] = f"{one_line(kind, _TITLE)}: {one_line(text, _TITLE)}"
-        level, trace = self._level_of(key), trace_of(fact)
+        level, trace = self._level_of(key), read_trace(fact)
         if level is not None and trace is not None:
             self._tally(level).add(trace.metrics, trace.started_at, trace.completed_at)

@@ -18,8 +18,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from ensemble_ray.messages import Fact
-from ensemble_ray.record.journal import fence_of
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
@@ -99,12 +98,12 @@ class _Rows:
             return key.hex()
 
         for number, fact in enumerate(entry.facts, entry.first):
-            data = text_of(fact.data, keep)
+            data = text_of(fact.data.to_data(), keep)
             self.entry.append(len(self.entries))
             self.number.append(number)
             self.kind.append(fact.kind)
             self.name.append(text_of_name(fact.name))
-            self.instance.append(text_of_name(fence_of(fact)))
+            self.instance.append(text_of_name(fact.fence))
             self.at.append(float(fact.at))
             self.epoch.append(entry.epoch)
             self.data.append(data)

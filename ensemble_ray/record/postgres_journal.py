@@ -11,10 +11,11 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
-from ensemble_ray.execute.fact_shapes import check_shape
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.ids import RUN
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS, RUN
 from ensemble_ray.record.losses import gap_of
 from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
@@ -167,7 +168,7 @@ async def missing_facts(connection: Connection, run_id: str) -> tuple[int, int]:
     row = await cursor.fetchone()
     last, missing = (0, 0) if row is None else (int(row[0]), int(row[1]))
     if missing:
-        cursor = await connection.execute(_LOSSES, [run_id, LOSS])
+        cursor = await connection.execute(_LOSSES, [run_id, LossAccepted.FENCE])
         missing -= sum(gap_of(data) for (data,) in await cursor.fetchall())
     return last, max(0, missing)
 
@@ -220,11 +221,9 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
     found: list[Fact] = []
     for seq, kind, name, at, epoch, data in rows:
         try:
-            named, fields = name_of(name), data_of(data, resolve)
-            fact = Fact(run=run_id, kind=kind, name=named, at=at, data=fields, epoch=epoch, seq=seq)
-            check_shape(fact)
+            named, told = name_of(name), data_of(data, resolve)
+            found.append(read_fact(run=run_id, kind=kind, name=named, at=at, data=told, epoch=epoch, seq=seq))
         except (ValueError, TypeError, RecursionError) as error:
             msg = f"The record is damaged: fact {seq} of run '{run_id}' in {place} cannot be read ({error})"
             raise RecordError(msg, place) from error
-        found.append(fact)
     return found

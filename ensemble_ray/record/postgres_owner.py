@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RunExistsError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.naming import taken
 from ensemble_ray.record.postgres_group import Target

@@ -12,6 +12,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.facts.runs import RunEnded
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunSummary
 
@@ -78,9 +79,9 @@ def _shown(state: RunState, told: str | None, *, is_owned: bool) -> RunState:
     if is_owned:
         return RunState.RUNNING if state is RunState.INTERRUPTED else state
     kind, _, data = (told or "").partition(" ")
-    if kind == "end":
+    if kind == RunEnded.KIND:
         with contextlib.suppress(ValueError, AttributeError):  # a list shows what there is; reading the run tells
-            return RunState(str(json.loads(data).get("state")))
+            return RunEnded.from_data(json.loads(data), 0.0).state or RunState.INTERRUPTED
     return RunState.INTERRUPTED
 
 

@@ -16,9 +16,9 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import EpochGate, fence_of
+from ensemble_ray.record.journal import EpochGate
 from ensemble_ray.record.postgres_group import Entry, Group, Outcome, Target, commit_group, render
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class PostgresWriter:
             gate = self._gate(entry.target)
             gate.learn(refusal.instance, refusal.newest)
             for fact in entry.facts:  # the entry's other instances lost facts with it: they must stop too
-                gate.learn(fence_of(fact), entry.epoch + 1)
+                gate.learn(fact.fence, entry.epoch + 1)
         for target in outcome.missing:
             place = self._database.place
             self._failures[target] = RecordError(
@@ -267,7 +267,7 @@ def _is_small(entries: Sequence[Entry]) -> bool:
     """Whether rendering takes less than a moment; looks no further than it must."""
     left = _SMALL_VALUES
     characters = 0
-    found: list[object] = [fact.data for entry in entries[:left] for fact in entry.facts[:left]]
+    found: list[object] = [fact.data.to_data() for entry in entries[:left] for fact in entry.facts[:left]]
     while found and left and characters <= _SMALL_CHARACTERS:
         left -= 1
         match found.pop():

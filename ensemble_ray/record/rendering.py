@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import cast
 
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.trace import jsonable
 
 __all__ = [
@@ -57,18 +58,15 @@ def body_digest(text: str) -> str:
 
 
 def plain_data(data: Mapping[str, object]) -> dict[str, object]:
-    """A fact's data as JSON data."""
+    """Return some data as JSON data."""
     return cast("dict[str, object]", json.loads(_as_text(data)))
 
 
 def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None) -> Fact:
-    """The fact as a reader of the record gets it: same names, data as JSON data."""
-    return Fact(
-        run=fact.run,
-        kind=fact.kind,
-        name=fact.name,
-        at=fact.at,
-        data=plain_data(fact.data),
+    """Return the fact as a reader of the record gets it: what it tells as JSON data."""
+    return replace(
+        fact,
+        data=fact.data.from_data(plain_data(fact.data.to_data()), fact.at),
         epoch=fact.epoch if epoch is None else epoch,
         seq=fact.seq if seq is None else seq,
     )

@@ -11,28 +11,27 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import RecordError, ValidationError, message_of
+from ensemble_ray.facts.runs import PlanRecorded, RecordedBudget, RunResumed
 from ensemble_ray.limits.budget import RunBudget
-from ensemble_ray.record.task_fold import as_mapping
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.limits.budget import Amount
-    from ensemble_ray.messages import Fact
 
-__all__ = ["budget_data", "check_larger", "options_again", "recorded_budget", "recorded_options"]
+__all__ = ["budget_of", "check_larger", "options_again", "recorded_budget", "recorded_options"]
 
 
-def budget_data(budget: RunBudget | None) -> dict[str, object]:
-    """What a run's facts `plan` and `resume` tell of its budget; empty where it has none."""
-    if budget is None:
-        return {}
-    return {"budget": {"max_tokens": budget.max_tokens, "max_cost": budget.max_cost}}
+def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
+    """Return a run's budget as its facts tell it; None where it has none."""
+    return None if budget is None else RecordedBudget(budget.max_tokens, budget.max_cost)
 
 
 def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
     """The budget that the run had last; None where it had none."""
-    last = as_mapping(_newest(facts).get("budget"))
-    tokens, cost = (cast("int | None", last.get(name)) for name in ("max_tokens", "max_cost"))
-    return None if tokens is None and cost is None else RunBudget(max_tokens=tokens, max_cost=cost)
+    last = _newest(facts)
+    if last is None or last.budget is None or last.budget == (None, None):
+        return None
+    return RunBudget(max_tokens=last.budget.max_tokens, max_cost=last.budget.max_cost)
 
 
 def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
@@ -45,17 +44,17 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
     last = _newest(facts)
     known = recorded_options(last)
     now = {} if chosen is None else chosen.model_dump(exclude_none=True)
-    return RunOptions(**{**cast("Mapping[str, Any]", as_mapping(last.get("options"))), **now}) if now else known
+    return RunOptions(**{**_options(last), **now}) if now else known
 
 
-def recorded_options(header: Mapping[str, object]) -> RunOptions:
-    """The options that the data of a `plan` or `resume` fact tells.
+def recorded_options(told: PlanRecorded | RunResumed | None) -> RunOptions:
+    """Return the options that the beginning or continuation of a run tells.
 
     Raises:
         RecordError: they are none.
     """
     try:
-        return RunOptions(**cast("Mapping[str, Any]", as_mapping(header.get("options"))))
+        return RunOptions(**_options(told))
     except (TypeError, ValidationError) as error:
         raise RecordError(
             f"The record is damaged: the options of the run cannot be read: {message_of(error)}"
@@ -83,10 +82,19 @@ def check_larger(run_id: str, before: RunBudget | None, now: RunBudget | None, s
     )
 
 
-def _newest(facts: Iterable[Fact]) -> Mapping[str, object]:
-    """The data of the newest fact that tells of options: the first one, or a `resume` that changed them."""
-    last: Mapping[str, object] = {}
+def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
+    """Return the newest fact that tells of options: the first one, or a continuation that changed them."""
+    last: PlanRecorded | RunResumed | None = None
     for fact in facts:
-        if fact.kind == "plan" or (fact.kind == "resume" and ("options" in fact.data or "budget" in fact.data)):
-            last = fact.data
+        match fact.data:
+            case PlanRecorded() as first:
+                last = first
+            case RunResumed(options=options, budget=budget) as again if options is not None or budget is not None:
+                last = again
+            case _:
+                pass
     return last
+
+
+def _options(told: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
+    return {} if told is None else cast("Mapping[str, Any]", told.options or {})

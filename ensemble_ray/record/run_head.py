@@ -7,65 +7,62 @@ whether and with what it goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunResumed
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.map_reduce_data import is_fed
-from ensemble_ray.record.task_fold import as_mapping, as_number, as_text
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
 
 __all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
 
 #: Kinds of facts that a head is made of.
-HEAD_KINDS = ("plan", "resume", "end")
+HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
 
 
 class RunHead:
     """What is known of a run as a whole.
 
     Attributes:
-        header: Data of the record's first fact; empty when the run recorded nothing.
-        end: Data of its end; empty when it has not ended, or went on after it.
+        header: The record's first fact; an empty one when the run recorded nothing.
+        end: Its end; None when it has not ended, or went on after it.
     """
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
-        self.header: Mapping[str, object] = {}
-        self.end: Mapping[str, object] = {}
+        self.header = PlanRecorded()
+        self.end: RunEnded | None = None
         self._recorded_at = 0.0
         for fact in facts:
             self.take(fact)
 
     def take(self, fact: Fact) -> None:
         """Take the next fact."""
-        match fact.kind:
-            case "plan":
-                self.header, self._recorded_at = fact.data, fact.at
-            case "resume":
-                self.end = {}  # it goes on: a cancelled run ended, and has not ended any more
-            case "end":
-                self.end = fact.data
+        match fact.data:
+            case PlanRecorded() as header:
+                self.header, self._recorded_at = header, fact.at
+            case RunResumed():
+                self.end = None  # it goes on: a cancelled run ended, and has not ended any more
+            case RunEnded() as end:
+                self.end = end
             case _:
                 pass
 
     @property
     def state(self) -> RunState:
         """How the run ended; without an end it was interrupted."""
-        try:
-            return RunState(as_text(self.end.get("state")))
-        except ValueError:
-            return RunState.INTERRUPTED
+        return RunState.INTERRUPTED if self.end is None else self.end.state or RunState.INTERRUPTED
 
     @property
     def started_at(self) -> float:
         """When the run began first, Unix time, s."""
-        return as_number(self.header.get("started_at"), self._recorded_at)
+        return self._recorded_at if self.header.started_at is None else self.header.started_at
 
     @property
     def source(self) -> Origin:
@@ -73,23 +70,20 @@ class RunHead:
         return origin_in(self.header)
 
     @property
-    def forked_from(self) -> Mapping[str, str] | None:
-        """Run and task of the fork that it is; None: it is none."""
-        found = as_mapping(self.header.get("forked_from"))
-        return {name: as_text(found.get(name)) for name in ("run", "task")} if found else None
+    def forked_from(self) -> RecordedFork | None:
+        """Of which run it is a fork; None: of none."""
+        return self.header.forked_from
 
     @property
-    def is_fed(self) -> bool:
+    def is_dynamic(self) -> bool:
         """Whether its tasks are made while it runs."""
-        return is_fed(self.header)
+        return self.header.is_dynamic
 
 
-def origin_in(header: Mapping[str, object]) -> Origin:
-    """Where a definition came from, as the data of a run's first fact tells it."""
-    overrides = as_mapping(header.get("overrides"))
-    return Origin(
-        place=as_text(header.get("origin")), overrides={name: str(value) for name, value in overrides.items()}
-    )
+def origin_in(header: PlanRecorded) -> Origin:
+    """Return where a definition came from, as a run's first fact tells it."""
+    overrides = {name: str(value) for name, value in (header.overrides or {}).items()}
+    return Origin(place=header.origin or "", overrides=overrides)
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:

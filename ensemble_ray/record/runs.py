@@ -18,7 +18,8 @@ from datetime import datetime
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.runs import RunEnded, RunResumed
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.losses import deleted
@@ -231,9 +232,9 @@ class RunDirectory:
         if not written.is_going_on and (self.path / _META).exists():
             return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
-            last = last_of_run(self.path, self.run_id, ("end", "resume"))
-            if last is not None and last.kind == "end":
-                return RunState(str(last.data.get("state")))
+            last = last_of_run(self.path, self.run_id, kinds_of(RunEnded, RunResumed))
+            if last is not None and isinstance(last.data, RunEnded):
+                return last.data.state or RunState.INTERRUPTED
         return RunState.INTERRUPTED
 
     def _clear(self) -> None:

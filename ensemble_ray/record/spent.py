@@ -6,25 +6,21 @@ that another run paid for; a request without a recorded answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.spending import answer_tokens
+from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.ids import new_object_id
 from ensemble_ray.limits.budget import NOTHING, Amount, price
-from ensemble_ray.messages import ToolCall
-from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.metrics import CostConfiguration
 
-__all__ = ["COPIED", "spent_of", "with_account"]
-
-#: Mark of an answer that a fork took over from the run that it was forked from, which paid for it.
-COPIED = "is_copied"
+__all__ = ["spent_of", "with_account"]
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -33,9 +29,9 @@ def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
     #: a run that goes on may note again what was asked before it began
     seen: set[tuple[str, float]] = set()
     for fact in facts:
-        if fact.kind != "model" or fact.data.get(COPIED):
+        if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:
             continue
-        if fact.name.endswith("/synthesis"):
+        if is_making_agent(fact):
             if (fact.name, fact.at) in seen:
                 continue
             seen.add((fact.name, fact.at))
@@ -56,10 +52,10 @@ def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
     return replace(frame, budget=replace(frame.budget, spent=spent_of(facts, frame.cost), account=account))
 
 
-def _tokens(data: Mapping[str, object]) -> tuple[int, int]:
-    """Input and output tokens of an answer; of what neither the provider nor a budget counted, what its text says."""
-    counted = (_count(data.get("input_tokens")), _count(data.get("output_tokens")))
-    estimated = [_count(each) for each in as_sequence(data.get("estimated_tokens"))] or [0, _answered(data)]
+def _tokens(answer: ModelAnswered) -> tuple[int, int]:
+    """Return input and output tokens; of what neither the provider nor a budget counted, what the answer's text says."""
+    counted = (_count(answer.input_tokens), _count(answer.output_tokens))
+    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, answer.tool_calls))
     return (
         counted[0] if counted[0] >= 0 else max(0, estimated[0]),
         counted[1] if counted[1] >= 0 else max(0, estimated[-1]),
@@ -68,12 +64,3 @@ def _tokens(data: Mapping[str, object]) -> tuple[int, int]:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else -1
-
-
-def _answered(data: Mapping[str, object]) -> int:
-    calls = [as_mapping(each) for each in as_sequence(data.get("tool_calls"))]
-    asked = [
-        ToolCall(id="", name=as_text(each.get("name")), arguments=as_text(each.get("arguments"))) for each in calls
-    ]
-    text = data.get("text")
-    return answer_tokens(text if isinstance(text, str) else None, asked)

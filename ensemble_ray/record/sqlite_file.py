@@ -26,7 +26,7 @@ from ensemble_ray.record.sqlite_index import abandon, forget, index_of, is_sound
 from ensemble_ray.record.sqlite_reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
-    from ensemble_ray.messages import Fact
+    from ensemble_ray.facts.fact import Fact
 
 __all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
 

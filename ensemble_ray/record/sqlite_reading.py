@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.fact_shapes import check_shape
-from ensemble_ray.messages import Fact
-from ensemble_ray.record.journal import KINDS_OF_RUN, LOSS
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
 from ensemble_ray.record.sqlite_index import is_dangerous
@@ -81,7 +81,7 @@ def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
     Raises:
         RecordError: the file is damaged, or of a newer format.
     """
-    return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LOSS))
+    return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
@@ -179,9 +179,8 @@ def facts_in(
     try:
         statement = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
         for seq, kind, name, at, epoch, data in connection.execute(statement, tuple(values)):
-            fact = Fact(run=run_id, kind=kind, name=name, at=at, data=data_of(data, resolve), epoch=epoch, seq=seq)
-            check_shape(fact)
-            found.append(fact)
+            told = data_of(data, resolve)
+            found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=told, epoch=epoch, seq=seq))
     except (ValueError, TypeError, RecursionError) as error:
         msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
         raise RecordError(msg, str(path)) from error
@@ -352,4 +351,4 @@ def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
 def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
     """Whether somebody chose to go on without what this record has lost."""
     statement = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
-    return connection.execute(statement, (LOSS,)).fetchone() is not None
+    return connection.execute(statement, (LossAccepted.FENCE,)).fetchone() is not None

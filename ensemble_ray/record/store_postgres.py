@@ -13,10 +13,11 @@ import weakref
 from collections.abc import AsyncGenerator, Collection, Sequence
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.ids import RUN
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.naming import chosen_id
 from ensemble_ray.record.postgres_database import Database
 from ensemble_ray.record.postgres_journal import (
@@ -101,8 +102,8 @@ class PostgresStore:
             return False
         owned = await self.take(run_id, by_force=by_force, reads_earlier=False)
         reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
-        data = {"last": last, "expected": last, "gap": gap, "texts": 0, "has_effect": True, "reason": reason}
-        lost = Fact(run=run_id, kind=LOSS, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
+        data = LossAccepted(last=last, expected=last, gap=gap, texts=0, has_effect=True, reason=reason)
+        lost = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
         try:
             await owned.journal.append((lost,), epoch=owned.epoch, until=Until.WRITTEN)
         finally:

@@ -18,10 +18,11 @@ from typing import Any, TypeVar
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.ids import RUN
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.journal import LOSS, RUN
 from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
 from ensemble_ray.record.losses import keep_log
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
@@ -207,11 +208,18 @@ class SqliteStore:
             if not loss.last:
                 raise loss.error()
             kept = keep_log(loss.path)
-            data = {**loss.data(), "kept": None if kept is None else kept.name}
+            data = loss.accepted(None if kept is None else kept.name).to_data()
             file = SqliteFile(directory.path, allows_loss=True)
             try:
                 with file.transaction():
-                    row: Row = (LOSS, RUN, LOSS, time.time(), _raised_epoch(file), json.dumps(data))
+                    row: Row = (
+                        LossAccepted.KIND,
+                        RUN,
+                        LossAccepted.FENCE,
+                        time.time(),
+                        _raised_epoch(file),
+                        json.dumps(data),
+                    )
                     file.add_in_transaction([row], {})
                 file.reset_count()
             finally:

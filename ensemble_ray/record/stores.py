@@ -14,7 +14,7 @@ from typing import Protocol
 
 from ensemble_ray.config import Settings
 from ensemble_ray.errors import RecordError, ValidationError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Journal
 

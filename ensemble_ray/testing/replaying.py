@@ -8,10 +8,10 @@ Never: a model that is asked, a tool or a handler that is called, a fact that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.context import Services
 from ensemble_ray.ensemble import Ensemble
@@ -21,6 +21,7 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.inline import SystemClock
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
@@ -33,7 +34,6 @@ from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.run_budget import recorded_options
 from ensemble_ray.record.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
-from ensemble_ray.record.task_fold import as_mapping
 from ensemble_ray.resuming import planned_form
 from ensemble_ray.run_frame import frame_of
 from ensemble_ray.run_handle import Run, check
@@ -53,8 +53,10 @@ from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.messages import ChatMessage, Fact
+    from ensemble_ray.messages import ChatMessage
     from ensemble_ray.plan.plan import Node
 
 __all__ = ["Difference", "Replay", "replay"]
@@ -114,7 +116,7 @@ def replay(
 async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -> Replay:
     store = store_at(address)
     found = await store.find(name)
-    if (await read_head(store, found.run_id)).is_fed:
+    if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
             f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: there is no plan to replay. A resume "
             "with today's definition says whether it differs"
@@ -122,7 +124,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     facts = await store.facts(found.run_id)
     with located(found.place):
         recovered = Recovered(facts)
-    if not recovered.header:
+    if recovered.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
         )
@@ -149,7 +151,7 @@ def _definition(found: RunSummary, recovered: Recovered) -> Runnable:
 
 async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
-    resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
+    resolved = check(definition, recovered.header.inputs or {})
     if not needs_synthesis(resolved.tasks):
         return await threads.run(plan_run, definition, resolved)  # a manager's prompts are user code
     answers = answers_before(facts)
@@ -160,7 +162,7 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
 
 
 def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | None:
-    found = compared(as_mapping(recovered.header.get("plan")), planned.plan.to_dict())
+    found = compared(recovered.header.plan or {}, planned.plan.to_dict())
     if not found:
         return None
     first = found[0]
@@ -274,9 +276,9 @@ class _Repetition:
             output_guardrails=len(task.output_guardrails),
         )
 
-    def _compare(self, name: str, fact: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
+    def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
         """Told where a recorded answer is used: the request must be the recorded one."""
-        if fact.data.get("request_digest") != digest:
+        if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
             fold = self._recovered.fold_of(instance)
             self.journal.tell(request_difference(self.journal, name, messages, fold), instance=instance)

@@ -17,6 +17,7 @@ from ensemble_ray import Agent, ChatMessage, ChatResponse, RunState, Task
 from ensemble_ray.epochs import REDISPATCH_STEP
 from ensemble_ray.execute.conductor import Assignment, Report
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.scenarios.dying import marks_of, stay
@@ -46,7 +47,7 @@ def package_of(marks: Marks, address: StoreAddress) -> RunPackage:
         run_id=RUN,
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id=RUN, workflow="sequential", total_tasks=1),
-        header={},
+        header=PlanRecorded(),
         agents=(AgentCargo(key="w", body=dump(staying, "Agent 'W'"), kind="k"),),
         tasks={"a": dump(Task(description="Do a", expected_output="text"), "Task 'a'")},
         store=address,

@@ -15,6 +15,7 @@ from actors.vault import Vault
 from actors.wire import AgentCargo, RunPackage
 from ensemble_ray import Agent
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
@@ -28,7 +29,7 @@ def package_of(run_id: str) -> RunPackage:
         run_id=run_id,
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id=run_id, workflow="sequential", total_tasks=1),
-        header={"plan": {}, "inputs": {"topic": "Ray"}},
+        header=PlanRecorded(plan={}, inputs={"topic": "Ray"}),
         agents=(AgentCargo(key="w", body=body, kind="k"),),
         tasks={"a": b"task"},
         store=StoreAddress(home="/records", url="postgresql://user:secret@host/db"),
@@ -87,7 +88,9 @@ async def test_package_is_found_as_it_was_until_it_is_dropped(vault: Vault, tmp_
 async def test_newer_package_of_a_run_takes_the_place_of_the_older(vault: Vault) -> None:
     """S-DUR-32, S-DUR-35: a run that was resumed on the same cluster is one run."""
     again = package_of("vault-3")
-    await vault.keep(RunPackage(run_id="vault-3", plan=again.plan, frame=again.frame, header={}, agents=(), tasks={}))
+    await vault.keep(
+        RunPackage(run_id="vault-3", plan=again.plan, frame=again.frame, header=PlanRecorded(), agents=(), tasks={})
+    )
     await vault.keep(again)
     assert await kept(vault) == [again]
 

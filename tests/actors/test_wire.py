@@ -36,6 +36,7 @@ from ensemble_ray import Agent, Task
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
 from ensemble_ray.execute.conductor import Assignment
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import TaskOutput
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
@@ -159,7 +160,7 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
         run_id="r",
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id="r", workflow="sequential", total_tasks=2),
-        header={},
+        header=PlanRecorded(),
         agents=(),
         tasks={"write": dump(task, "Task 'write'")},
         guardrails={} if guardrails == (0, 0) else {"write": guardrails},

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.cli.app import invoke
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.runs import RunDirectory
 from tests.processes import own_environment
 
@@ -141,7 +141,11 @@ def _frame_of_the_second_order(directory: Path) -> int:
 
 
 def _orders(facts: Sequence[Fact]) -> list[str]:
-    begun = [fact.data for fact in facts if fact.kind == "tool_intent" and fact.data["tool_name"] == "order"]
+    begun = [
+        fact.data.to_data()
+        for fact in facts
+        if fact.kind == "tool_intent" and fact.data.to_data()["tool_name"] == "order"
+    ]
     return [json.loads(str(data["arguments"]))["item"] for data in begun]
 
 

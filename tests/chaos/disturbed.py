@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest

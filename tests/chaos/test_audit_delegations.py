@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import ServedRequest
 from tests.chaos.audit_delegations import DelegationAudit, decisions_in, judge_delegations
 from tests.chaos.kills import Kill

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest

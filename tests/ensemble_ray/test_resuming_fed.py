@@ -9,8 +9,9 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, MapReduceEnsemble, Task, fork, resume
 from ensemble_ray.errors import TaskExecutionError, ValidationError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import ChatMessage, ChatResponse, Fact, ToolSpec
+from ensemble_ray.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import StoreAddress, store_at

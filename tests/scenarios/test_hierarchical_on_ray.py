@@ -28,7 +28,7 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.epochs import REDISPATCH_STEP, resend_step
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.delegating import ask, asked_of, hand, run_of, team, told, worker

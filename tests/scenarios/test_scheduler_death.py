@@ -17,8 +17,8 @@ from actors.vault import KEY_NAME, Vault
 from actors.wire import RunPackage
 from ensemble_ray import Ensemble, EnsembleError, ExitReason, Run, RunExistsError, RunState, Runtime, tool
 from ensemble_ray.execute.orders import RunOutcome
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runtime import RunHandle, RunRequest
@@ -116,7 +116,7 @@ def cases(ray_runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Ite
     taken = run_blocking(store.take(found.taken.run.id, by_force=True))
     found.cancelled.run.cancel()
     until(
-        lambda: [each for each in found.facts(found.cancelled) if each.data.get("type") == "CancelRequested"],
+        lambda: [each for each in found.facts(found.cancelled) if each.data.to_data().get("type") == "CancelRequested"],
         "the record of the wish",
     )
     kill_actor("scheduler")
@@ -139,7 +139,7 @@ def test_run_goes_on_when_the_scheduler_dies(cases: Cases, ray_runtime: Runtime)
     assert [len(model.calls) for model in case.models] == [1, 2]
     assert output.metrics.total_llm_call_count == 3
     assert case.watcher.lines.count("complete go") == 1
-    assert [fact.data["is_restart"] for fact in cases.facts(case) if fact.kind == "resume"] == [True]
+    assert [fact.data.to_data()["is_restart"] for fact in cases.facts(case) if fact.kind == "resume"] == [True]
     assert RunDirectory(cases.home, case.run.id).state() is RunState.COMPLETED
     assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
 

@@ -239,7 +239,7 @@ def test_a_recorded_command_is_made_again_from_any_directory(
     assert first == second
     assert again.source == made.source
     other = map_team({**options, "items": folder / items, "prompt": "Sum up {text}", "output": folder / "o.jsonl"})
-    assert fed_run_data(other, workflow="w", inputs={}, items={})["digest"] != first["digest"]
+    assert fed_run_data(other, workflow="w", inputs={}, items={}).digest != first.digest
 
 
 def test_a_run_of_the_command_is_resumed(call: Call, folder: Path, items: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import StoreAddress, store_at

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ensemble_ray.execute.conductor import Assignment, Conducted, Report, Resumed, RunConductor
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import ExitReason
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.ports import Until
@@ -18,7 +19,7 @@ from tests.ensemble_ray.schedule.plans import plan_of
 
 def _told(facts: Sequence[Fact]) -> list[str]:
     """Facts as `kind name type`, in order."""
-    return [" ".join([fact.kind, fact.name, str(fact.data.get("type", ""))]).strip() for fact in facts]
+    return [" ".join([fact.kind, fact.name, str(fact.data.to_data().get("type", ""))]).strip() for fact in facts]
 
 
 class SlowJournal(MemoryJournal):
@@ -77,7 +78,7 @@ class Conducting:
         self.conductor: RunConductor[str, str] = RunConductor(
             run_id="run",
             plan=plan,
-            header={"workflow": plan.workflow},
+            header=PlanRecorded(workflow=plan.workflow),
             journal=self.journal,
             clock=self.clock,
             houses=self.houses,

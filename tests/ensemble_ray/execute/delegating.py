@@ -10,7 +10,8 @@ from ensemble_ray.definition import Agent
 from ensemble_ray.delegation import Colleague, DelegationContext
 from ensemble_ray.execute.local_houses import LocalHouses
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.messages import Fact, ToolCall
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.messages import ToolCall
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel

@@ -12,8 +12,9 @@ from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.unknown import UnknownEffect
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
-from ensemble_ray.messages import Effect, Fact, ToolCall
+from ensemble_ray.messages import Effect, ToolCall
 from ensemble_ray.ports import DriverServices, Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel

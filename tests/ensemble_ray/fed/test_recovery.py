@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.messages import Fact
-from ensemble_ray.record.map_reduce_data import item_digest, items_fact
+from ensemble_ray.record.map_reduce_data import item_digest
 from tests.ensemble_ray.fed.outputs import output
+from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 
 
 def ended(index: int) -> Fact:
     """The end of a map."""
     told = output(f"m{index}").model_dump(mode="json")
-    return Fact(run="r", kind="output", name=f"map-{index}#0", at=1.0, data={"output": told})
+    return read_fact(run="r", kind="output", name=f"map-{index}#0", at=1.0, data={"output": told})
 
 
 def failed(index: int) -> Fact:
     """The failure of a map."""
     data = {"error_type": "ValueError", "message": "no", "trace": None}
-    return Fact(run="r", kind="task_failed", name=f"map-{index}#0", at=1.0, data=data)
+    return read_fact(run="r", kind="task_failed", name=f"map-{index}#0", at=1.0, data=data)
 
 
 def test_an_end_counts_that_was_recorded_before_its_item() -> None:

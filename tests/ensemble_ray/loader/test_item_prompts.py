@@ -89,7 +89,7 @@ def _digest(text: str, goal: str) -> object:
     agent = Agent(role="R", goal=goal, llm=ScriptedModel())
     prompt = ItemPrompt(Task.of(text).replace(agent=agent))
     team = MapEnsemble(items=["a"], map_task=prompt)
-    return fed_run_data(team, workflow="map", inputs={}, items={})["digest"]
+    return fed_run_data(team, workflow="map", inputs={}, items={}).digest
 
 
 def test_a_changed_prompt_or_agent_is_a_changed_definition() -> None:

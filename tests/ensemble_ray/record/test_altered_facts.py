@@ -21,10 +21,11 @@ import pytest
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
 from ensemble_ray.config import home_directory
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.forking import offer_fork
 from ensemble_ray.loader import Runnable
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_output, fold_trace
@@ -126,7 +127,9 @@ def _alterations(facts: Sequence[Fact]) -> list[Alteration]:
 async def _cut(facts: Sequence[Fact], run_id: str) -> None:
     """A run that was interrupted behind these facts."""
     owned = await SqliteStore(home_directory()).begin(run_id)
-    copies = [Fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data) for fact in facts]
+    copies = [
+        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in facts
+    ]
     await owned.journal.append(copies, until=Until.WRITTEN)
     await owned.close(RunState.INTERRUPTED)
     while (home_directory() / "runs" / run_id / f"{RECORD}-wal").exists():  # noqa: ASYNC110  closing goes on in the background

@@ -56,7 +56,7 @@ async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
             await journal.append([fact(f"t#0/{turn}/model", text=text, again=[text], short="y" * 1024)])
         await journal.close()
     assert rows(tmp_path, "SELECT count(*), max(length(body)) FROM bodies") == [(1, 2000)]
-    assert {fact.data["text"] for fact in await store.facts(RUN)} == {"x" * 2000}
+    assert {fact.data.to_data()["text"] for fact in await store.facts(RUN)} == {"x" * 2000}
     await run.close(RunState.COMPLETED)
 
 
@@ -108,7 +108,7 @@ async def main():
 asyncio.run(main())
 """
     await output_of(rest, tmp_path)
-    assert [fact.data for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
+    assert [fact.data.to_data() for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
 
 
 async def test_forked_process_writes_nothing_for_its_parent(tmp_path: Path) -> None:

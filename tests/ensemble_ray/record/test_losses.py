@@ -205,7 +205,11 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
     assert (directory / f"{LOG}.lost-1").read_bytes() == log
     *_, lost = await store.facts(RUN)
     assert (lost.kind, lost.name, lost.seq) == ("loss", "run", left + 1)
-    assert (lost.data["last"], lost.data["expected"], lost.data["kept"]) == (left, FACTS, f"{LOG}.lost-1")
+    assert (lost.data.to_data()["last"], lost.data.to_data()["expected"], lost.data.to_data()["kept"]) == (
+        left,
+        FACTS,
+        f"{LOG}.lost-1",
+    )
     assert not await store.accept_loss(RUN)
     taken = await store.take(RUN)
     assert taken.epoch > lost.epoch - 1

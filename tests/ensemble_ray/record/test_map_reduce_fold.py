@@ -2,18 +2,19 @@
 
 import gc
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import ExitReason, RunState
-from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
+from ensemble_ray.record.map_reduce_data import FINAL, item_digest, reduce_key
 from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome, fails_on_item, refusal_of
 from ensemble_ray.schedule.map_reduce_words import StartReduce
 
-from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, pulled, resumed
+from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model
 
 
@@ -32,8 +33,8 @@ def test_done_work_is_known_by_its_key() -> None:
     kept: list[tuple[str, str]] = []
     lost: list[str] = []
 
-    def keep(key: str, data: Mapping[str, object]) -> None:
-        kept.append((key, str(data["raw"])))
+    def keep(key: str, end: OutputRecorded) -> None:
+        kept.append((key, str(end.output_data()["raw"])))
 
     found = FedRecovered(keep, lambda key, _: lost.append(key))
     found.take([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
@@ -167,7 +168,7 @@ def test_answers_that_made_agents_are_kept_until_their_work_ended() -> None:
     """S-SET-46, S-MR-161: whoever goes on with the work does not ask again; there may be a hundred thousand."""
     made = [fact("model", f"map-{n}#0/0/synthesis", 102.0, text=f"agent {n}") for n in range(3)]
     found = fold(begun("skip"), pulled(3), *made, done("map-0#0"), failed("map-1#0"))
-    assert {name: [each.data["text"] for each in facts] for name, facts in found.answers.items()} == {
+    assert {name: [each.data.to_data()["text"] for each in facts] for name, facts in found.answers.items()} == {
         "map-2#0/0/synthesis": ["agent 2"]
     }
 

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ensemble_ray.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_rows, render_tree, tree_rows
 
 from .facts_of_fed_runs import begun as fed
-from .facts_of_fed_runs import group, pulled
+from .facts_of_fed_runs import group, items_fact, pulled
 from .facts_of_runs import RUN, begun, ended, fact, failed, model, node, output, task_trace
 
 GIVEN = output("Sum up", "short").model_dump(mode="json")

@@ -303,4 +303,4 @@ async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str)
         with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
             await attempt(RUN)
     (found,) = await store.facts(RUN, is_partial=True)
-    assert str(found.data["text"]).endswith("is missing from the record]")
+    assert str(found.data.to_data()["text"]).endswith("is missing from the record]")

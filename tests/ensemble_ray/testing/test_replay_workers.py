@@ -17,8 +17,9 @@ from ensemble_ray import (
     InlineRuntime,
     build_system_prompt,
 )
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.testing import Replay, replay
@@ -58,7 +59,7 @@ def test_unfinished_delegating_run_is_the_same_as_far_as_it_goes(kind: Kind, tmp
 
     async def torn(facts: list[Fact], run_id: str) -> None:
         owned = await store.begin(run_id)
-        copies = [Fact(run=run_id, kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts]
+        copies = [read_fact(run=run_id, kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in facts]
         await owned.journal.append(copies)
         await owned.close(RunState.INTERRUPTED)
 

@@ -23,8 +23,8 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loop import run_blocking
-from ensemble_ray.messages import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.prompts.output_format import correction_prompt
 from ensemble_ray.record.store_sqlite import SqliteStore
@@ -215,7 +215,7 @@ def test_early_exit_and_interruption_are_not_compared_beyond_their_record(tmp_pa
         owned = await store.begin("torn")
         cut = next(number for number, fact in enumerate(facts) if fact.kind == "tool_result")
         await owned.journal.append(
-            [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts[:cut]]
+            [read_fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in facts[:cut]]
         )
         await owned.close(RunState.INTERRUPTED)
 
