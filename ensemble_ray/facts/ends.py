@@ -70,16 +70,15 @@ class ExitRecorded(FactData):
 
     def to_data(self) -> dict[str, object]:
         """Return it as it is recorded."""
-        return {"reason": self.reason.value, **(self.rest or {})}
+        return {**({} if self.absent else {"reason": self.reason.value}), **(self.rest or {})}
 
     @classmethod
     def from_data(cls, data: Mapping[str, object], at: float) -> Self:
         """Return what is recorded; see `FactData`."""
         del at
-        if "reason" in data:
-            require("reason", data["reason"], TEXT)
-        rest = {name: value for name, value in data.items() if name not in {"reason", "is_timeout"}}
-        return cls(reason=read_reason(data), rest=rest or None)
+        rest = dict(data)
+        require("reason", rest.pop("reason", ""), TEXT)
+        return cls(reason=read_reason(data), rest=rest or None, absent=() if "reason" in data else ("reason",))
 
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:
