@@ -73,7 +73,7 @@ class Decisions:
         self._malformed: dict[str, str] = {}
 
     def of(self, name: str) -> Decision | str:
-        """What was decided of the call of that name, or the error text of one that asks for nothing."""
+        """Return what was decided of the call of that name, or the error text of one that asks for nothing."""
         return self._malformed[name] if name in self._malformed else self._made[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
@@ -163,7 +163,7 @@ class Decisions:
         return cast("DelegationPolicyResult", answer)
 
     def _recalled(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
-        """The decision that is on record; what it counted for counts again."""
+        """Return the decision that is on record; what it counted for counts again."""
         data = fact.data
         worker = next((each for each in self._context.colleagues if each.key == data.worker), None)
         if data.charged is not None:

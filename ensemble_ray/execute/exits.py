@@ -24,14 +24,14 @@ def reason_of(error: BaseException | None) -> ExitReason:
 
 
 def exit_of(reason: ExitReason) -> ExitEarlyError:
-    """The error that ends a run for that reason."""
+    """Return the error that ends a run for that reason."""
     if reason is ExitReason.BUDGET_EXHAUSTED:
         return BudgetExhaustedError()
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
 
 
 def exhaustion_told(errors: Iterable[BaseException | None]) -> str:
-    """What a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
+    """Return what a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
 
     Args:
         errors: Those of the tasks that ended the run, in the order in which they did.

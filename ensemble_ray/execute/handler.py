@@ -152,5 +152,5 @@ def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    """The failure of the task; the record has the whole text."""
+    """Return the failure of the task; the record has the whole text."""
     return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

@@ -59,7 +59,7 @@ class RecordedWorkers:
 
 
 async def recorded_workers(journal: Journal, known: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
-    """What the workers of a task gave, and what those did that gave nothing.
+    """Return what the workers of a task gave, and what those did that gave nothing.
 
     Args:
         journal: The run's.
@@ -104,7 +104,7 @@ def recorded_trace(known: Mapping[tuple[str, str], Fact], instance: str) -> Task
 
 
 def typed_data(data: object, output_type: type[Any]) -> object:
-    """Recorded JSON data as the type that it was recorded of.
+    """Return recorded JSON data as the type that it was recorded of.
 
     Raises:
         ValueError: it does not fit that type (any more).
@@ -114,7 +114,7 @@ def typed_data(data: object, output_type: type[Any]) -> object:
 
 
 def typed_output(data: Mapping[str, object], output_type: type[Any] | None = None) -> TaskOutput:
-    """A recorded output; its parsed output of that type, or JSON data where there is none.
+    """Return a recorded output; its parsed output of that type, or JSON data where there is none.
 
     What does not fit the type any more is parsed from the raw text; where that fails too, it stays JSON data and a WARN
     line says so (S-DUR-36: a definition may be changed on purpose).

@@ -88,7 +88,7 @@ class ToolCalls:
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
-        """The tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
+        """Return the tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
 
         Raises:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
@@ -100,7 +100,7 @@ class ToolCalls:
         return cls(scope, tools, delegations)
 
     def reminder(self) -> str | None:
-        """What a model is told that wants to finish too early; None: it may."""
+        """Return what a model is told that wants to finish too early; None: it may."""
         return None if self._delegations is None else self._delegations.reminder()
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
@@ -144,7 +144,7 @@ class ToolCalls:
         ]
 
     def turn_ended(self) -> None:
-        """What a turn's calls gave is noted.
+        """Note what a turn's calls gave.
 
         Raises:
             ManagerStalledError: nothing has been achieved for too many turns.
@@ -153,7 +153,7 @@ class ToolCalls:
             self._delegations.turn_ended()
 
     async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
-        """What of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
+        """Return what of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
 
         One after the other, and before any call is made: a person may be asked, and the task may fail.
         """
@@ -201,7 +201,7 @@ class ToolCalls:
                 await self._delegations.recall(call, name, settled[index])
 
     async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
-        """A call that was begun before a crash, and has an unknown outcome for good."""
+        """Return a call that was begun before a crash, and has an unknown outcome for good."""
         effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
         await self._scope.note(intent.name, _result_of(effect), until=Until.WRITTEN)
         return effect
@@ -250,7 +250,7 @@ class ToolCalls:
         return effect
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
-        """The outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
+        """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
         if not outcome.asks_again:
             return outcome
         if self._tries[call.name] < MOST_TRIES:

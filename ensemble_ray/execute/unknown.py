@@ -73,17 +73,17 @@ class UnknownEffect:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> UnknownEffect:
-        """What `to_dict` gave."""
+        """Return what `to_dict` gave."""
         return cls(**cast("dict[str, Any]", dict(data)))
 
 
 def key_of(scope: TaskScope, name: str) -> str:
-    """The idempotency key of an effect of a task: the same for its every repetition."""
+    """Return the idempotency key of an effect of a task: the same for its every repetition."""
     return uuid_of(f"{scope.order.run_id}/{name}")
 
 
 def effect_of(intent: ToolIntended, declared: Effect) -> Effect:
-    """What to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
+    """Return what to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
     return strongest_effect(intent.effect, declared)
 
 
@@ -108,7 +108,7 @@ def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effec
 
 
 async def settle_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
-    """What becomes of a call that was begun, must not be done twice, and has no result.
+    """Return what becomes of a call that was begun, must not be done twice, and has no result.
 
     Args:
         scope: The task.
@@ -252,7 +252,7 @@ def _confirmed(unknown: UnknownEffect) -> str:
 
 
 def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
-    """Runs in a daemon thread, so that a question nobody answers does not hold the process's exit."""
+    """Ask in a daemon thread, so that a question nobody answers does not hold the process's exit."""
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
         raise _failure(unknown, "There is no terminal to ask at whether it was done")
     question = (

@@ -1,4 +1,4 @@
-"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36). Room: record.
+"""Which code a callable is: module, qualified name, hash of its source text (S-DUR-36). Package: record.
 
 In: functions, methods, classes, objects. Out: JSON-able data that is the same in every process that has the same code.
 Never: captured values, pickled bytes (they differ from process to process), an error: what has no source is known by
@@ -73,7 +73,7 @@ def _source_hash(code: CodeType) -> str:
 
 
 def _bytecode(code: CodeType) -> str:
-    """What a function does where its text is not to be had; constants that are code are looked into."""
+    """Return what a function does where its text is not to be had; constants that are code are looked into."""
     constants = [_bytecode(each) if isinstance(each, CodeType) else _constant(each) for each in code.co_consts]
     return f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {constants}"
 

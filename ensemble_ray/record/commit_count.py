@@ -98,7 +98,7 @@ class CountFile:
 
 
 def read_count(directory: Path) -> CommitCount | None:
-    """The notes of a run; None where there are none, as of a record of an earlier version.
+    """Return the notes of a run; None where there are none, as of a record of an earlier version.
 
     Raises:
         OSError: the file is there and cannot be read.
@@ -144,7 +144,7 @@ def _read(content: bytes, place: int) -> tuple[int, bytes] | None:
 
 @cache
 def _boot() -> bytes:
-    """What names the time since the machine was started; empty where the system does not say it."""
+    """Return what names the time since the machine was started; empty where the system does not say it."""
     try:
         return _BOOT.read_bytes().strip()[:36]
     except OSError:

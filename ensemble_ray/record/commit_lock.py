@@ -1,4 +1,4 @@
-"""The lock that processes take turns at while they commit to one run's file. Room: record.
+"""The lock that processes take turns at while they commit to one run's file. Package: record.
 
 SQLite's own way of waiting sleeps in steps of up to 100 ms, so that a busy run starves some of its writers. Here a
 process waits in steps of a tenth of a millisecond to one millisecond, and knows whom it waits for.
@@ -90,7 +90,7 @@ class CommitLock:
             self._end_frozen_holder()
 
     def is_held(self, patience_s: float) -> RecordError:
-        """The error that says who has held it for that long."""
+        """Return the error that says who has held it for that long."""
         msg = (
             f"Cannot write the run's record in {self.path.parent}: {self._holder()} has held its lock "
             f"for {patience_s:.0f} s. Is it stopped? Let it go on, or end it"

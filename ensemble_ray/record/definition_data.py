@@ -1,6 +1,6 @@
 """What a definition is, as data: everything that decides what runs and that the plan does not show (S-DUR-36).
 
-Room: record. In: a planned run. Out: JSON-able data, by agent and task key, so that a difference has a path. What says
+Package: record. In: a planned run. Out: JSON-able data, by agent and task key, so that a difference has a path. What says
 nothing is left out: a thousand plain tasks cost nothing.
 Never: keys, URLs, headers, captured values.
 """
@@ -47,7 +47,7 @@ _LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
 
 
 def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """The data of a definition, as one run sees it.
+    """Return the data of a definition, as one run sees it.
 
     Args:
         planned: Its tasks and agents, as they will run.
@@ -81,7 +81,7 @@ def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
 
 
 def task_data(task: Task) -> dict[str, object]:
-    """A task that no plan shows: its texts, its agent, and the rest of what decides what it does."""
+    """Return a task that no plan shows: its texts, its agent, and the rest of what decides what it does."""
     data: dict[str, object] = {"description": task.description, "expected_output": task.expected_output}
     agent = task.agent
     if agent is not None:
@@ -94,7 +94,7 @@ def task_data(task: Task) -> dict[str, object]:
 
 
 def _agent(agent: Agent) -> dict[str, object]:
-    """What its tasks are done with; role, goal and background stand in the plan."""
+    """Return what its tasks are done with; role, goal and background stand in the plan."""
     data: dict[str, object] = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
     if agent.response_format:
         data["response_format"] = agent.response_format
@@ -106,7 +106,7 @@ def _agent(agent: Agent) -> dict[str, object]:
 
 
 def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
-    """What decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
+    """Return what decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
     data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
     if definition.delegation_policies:
         data["policies"] = [_asked(policy, "evaluate") for policy in definition.delegation_policies]
@@ -116,7 +116,7 @@ def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, o
 
 
 def _asked(target: object, method: str) -> dict[str, object]:
-    """The code of a callable, or of an object of the user's with that method."""
+    """Return the code of a callable, or of an object of the user's with that method."""
     return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
 
 
@@ -152,7 +152,7 @@ def _handler(handler: object) -> dict[str, object]:
 
 
 def model_data(model: object) -> dict[str, object]:
-    """A model by its class, name and options. A rate limit changes when it is called, not what it says."""
+    """Return a model by its class, name and options. A rate limit changes when it is called, not what it says."""
     behind = model
     while type(behind).__module__ == _LIMITED_MODELS:
         behind = getattr(behind, "delegate", None)
@@ -221,7 +221,7 @@ def _marked(entry: object) -> dict[str, object]:
 
 
 def _tool(tool: object) -> dict[str, object]:
-    """An `AgentTool` by its class; a pipeline by its steps too."""
+    """Return an `AgentTool` by its class; a pipeline by its steps too."""
     from ensemble_ray.tools.pipeline import ToolPipeline
     from ensemble_ray.tools.tool import AgentTool
 
@@ -237,7 +237,7 @@ def _tool(tool: object) -> dict[str, object]:
 
 @lru_cache(maxsize=256)
 def _schema(kind: Hashable) -> object:
-    """The JSON schema of an output type; of one that has none, its name."""
+    """Return the JSON schema of an output type; of one that has none, its name."""
     try:
         return pydantic.TypeAdapter(cast("type[object]", kind)).json_schema()
     except (pydantic.errors.PydanticUserError, TypeError):

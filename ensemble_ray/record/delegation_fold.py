@@ -1,4 +1,4 @@
-"""One recorded attempt to hand work on, as it stands in traces. Room: record. Pure.
+"""One recorded attempt to hand work on, as it stands in traces. Package: record. Pure.
 
 In: the decision about a call, its result where there is one, and what the worker's own facts tell. Out: the effect that
 the delegating task noted, or would have noted. Never: a result that nobody recorded.
@@ -59,7 +59,7 @@ def worker_role(decision: Fact[DelegationDecided], roles: Mapping[str, str]) -> 
 def delegation_effect(
     decision: Fact[DelegationDecided], result: ToolReturned | None, worker: WorkerFold, *, depth: int, role: str
 ) -> DelegationEffect:
-    """The effect of one attempt.
+    """Return the effect of one attempt.
 
     Args:
         decision: What was decided.

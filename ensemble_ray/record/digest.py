@@ -1,4 +1,4 @@
-"""Whether two definitions are the same, and where they differ. Room: record. Pure.
+"""Whether two definitions are the same, and where they differ. Package: record. Pure.
 
 In: JSON-able data of plans. Out: a hash of its canonical text; the paths of what differs.
 Never: ids that are drawn anew for every object, which say nothing about what will run.
@@ -25,7 +25,7 @@ _SHOWN = 60
 
 
 def without_object_ids(data: Mapping[str, object]) -> dict[str, object]:
-    """The JSON form of some data without the hidden ids in it."""
+    """Return the JSON form of some data without the hidden ids in it."""
     return cast("dict[str, object]", _stripped(jsonable(data)))
 
 
@@ -48,12 +48,12 @@ class FieldDifference:
 
 
 def differences(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
-    """What differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
+    """Return what differs, one line per field: `nodes.0.description: 'a' -> 'b'`; empty when nothing does."""
     return [str(each) for each in compared(recorded, current)]
 
 
 def compared(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[FieldDifference]:
-    """What differs, field by field."""
+    """Return what differs, field by field."""
     found: list[FieldDifference] = []
     _compare(without_object_ids(recorded), without_object_ids(current), "", found)
     return found

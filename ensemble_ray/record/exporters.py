@@ -1,4 +1,4 @@
-"""Traces on their way out. Room: record.
+"""Traces on their way out. Package: record.
 
 In: the trace of a run that ended without failure. Out: files, or calls of the user's exporter.
 Never: an exporter's failure in the way of a run's result.
@@ -54,12 +54,12 @@ class JsonTraceExporter:
 
 
 def _file_name(ensemble_id: str) -> str:
-    """An id as a file's name: one that was chosen by hand must not lead out of the folder."""
+    """Return an id as a file's name: one that was chosen by hand must not lead out of the folder."""
     return re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", ensemble_id) or "_"
 
 
 def effective_exporter(capture_mode: CaptureMode, trace_exporter: AnyExporter | None) -> AnyExporter | None:
-    """The exporter in force: the chosen one; in capture mode full, where none is chosen, `./traces/` (S-CAP-15)."""
+    """Return the exporter in force: the chosen one; in capture mode full, where none is chosen, `./traces/` (S-CAP-15)."""
     if trace_exporter is None and capture_mode is CaptureMode.FULL:
         return JsonTraceExporter(_DEFAULT_FOLDER)
     return trace_exporter

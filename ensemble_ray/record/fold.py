@@ -1,4 +1,4 @@
-"""Folds over a run's facts: its trace and its output. Room: record. Pure.
+"""Folds over a run's facts: its trace and its output. Package: record. Pure.
 
 In: the facts of one run in order, as a journal gives them or as they are appended. Out: the `ExecutionTrace` of a
 finished, failed, cancelled or torn run; the `EnsembleOutput` of a finished one.
@@ -38,7 +38,7 @@ _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGE
 
 
 def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
-    """The trace of a run from its facts.
+    """Return the trace of a run from its facts.
 
     Raises:
         RecordError: there are no facts, or their data is damaged.
@@ -52,7 +52,7 @@ def fold_output(
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
-    """The output of a finished run from its facts (S-SET-39).
+    """Return the output of a finished run from its facts (S-SET-39).
 
     Args:
         facts: All facts of the run.
@@ -123,7 +123,7 @@ class RunFold:
         self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
 
     def _fold_of(self, instance: str) -> TaskFold:
-        """The fold of an instance; work that was handed on belongs to who asked for it."""
+        """Return the fold of an instance; work that was handed on belongs to who asked for it."""
         call = delegating_call(instance)
         known = self._tasks if call is None else self._delegated
         fold = known.get(instance)
@@ -171,7 +171,7 @@ class RunFold:
         return self._header
 
     def trace(self) -> ExecutionTrace:
-        """The run's trace so far.
+        """Return the run's trace so far.
 
         Raises:
             RecordError: no facts were taken, or their data is damaged.
@@ -208,7 +208,7 @@ class RunFold:
         )
 
     def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
-        """A task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
+        """Return a task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
@@ -216,20 +216,20 @@ class RunFold:
         return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
-        """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
+        """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
         node = self._nodes.get(fold.key, {})
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _placed(trace, node)
 
     def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
-        """What workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
+        """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
         if not self.is_hierarchical:
             return ()
         mode, roles = self.capture_mode, self._roles
         return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
 
     def _violations(self) -> tuple[str, ...]:
-        """What a manager's run failed for that failed in no task (S-HIER-50)."""
+        """Return what a manager's run failed for that failed in no task (S-HIER-50)."""
         if not self.is_hierarchical or self.state is not RunState.FAILED:
             return ()
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
@@ -239,7 +239,7 @@ class RunFold:
         return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), given)
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
-        """The output of the run; see `fold_output`."""
+        """Return the output of the run; see `fold_output`."""
         run_id, _ = self._begun()
         if self._end is None or self.state not in _WITH_OUTPUT:
             msg = (
@@ -294,7 +294,7 @@ class RunFold:
         return sorted((fold for fold in self._tasks.values() if fold.is_known), key=rank)
 
     def _run_errors(self) -> Iterable[ErrorTrace]:
-        """What the end tells of and no task: errors of the run itself."""
+        """Return what the end tells of and no task: errors of the run itself."""
         told = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
         for error in () if self._end is None else self._end.errors:
             if (error.error_type, error.message) not in told:
@@ -311,7 +311,7 @@ class RunFold:
 
 
 def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
-    """The trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
+    """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
     level = node.get("level")
     return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
 

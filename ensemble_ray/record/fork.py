@@ -1,4 +1,4 @@
-"""What a fork of a run uses of its record, and what it does again. Room: record. Pure (S-DUR-54).
+"""What a fork of a run uses of its record, and what it does again. Package: record. Pure (S-DUR-54).
 
 Rules:
 1. The task it begins from is done again; in a sequential run all later tasks too, in a parallel one all that depend on it.
@@ -122,7 +122,7 @@ def _nodes(header: PlanRecorded) -> dict[str, Mapping[str, object]]:
 def _parts(
     header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
 ) -> dict[str, object]:
-    """What of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
+    """Return what of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
 
     Of tasks whose agents are not made yet it is not known who does them.
     """
@@ -142,7 +142,7 @@ def _parts(
 
 
 def _place(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
-    """A task's place; its number in the list says nothing about what it gave."""
+    """Return a task's place; its number in the list says nothing about what it gave."""
     left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
     return {name: value for name, value in node.items() if name not in left_out}
 
@@ -150,7 +150,7 @@ def _place(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
 def copied_facts(
     facts: Iterable[Fact], run_id: str, reused: Collection[str], *, made_again: Collection[str] = ()
 ) -> list[Fact]:
-    """What the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
+    """Return what the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
 
     Work that they handed on belongs to them.
 

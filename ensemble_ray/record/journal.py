@@ -1,4 +1,4 @@
-"""MemoryJournal, and what every journal shares: who may write, and what is known. Room: record.
+"""MemoryJournal, and what every journal shares: who may write, and what is known. Package: record.
 
 In: facts of one run. Out: what is recorded of an instance. Never: a write of a writer that a newer one replaced.
 """
@@ -85,7 +85,7 @@ class MemoryJournal:
         self._facts.extend((fact, epoch) for fact in facts)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
+        """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
             for seq, (fact, epoch) in enumerate(self._facts, start=1)

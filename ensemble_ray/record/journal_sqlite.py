@@ -1,4 +1,4 @@
-"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file. Room: record.
+"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file. Package: record.
 
 In: facts, taken without waiting; the process's writer thread renders and commits them in groups. Out: to whoever asked,
 that they are committed, or why not. Never: rendering or file access on an event loop, a lost fact that nobody is told of.
@@ -140,7 +140,7 @@ class SqliteJournal:
         await self._pushed(facts, epoch, until)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
+        """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
 
         Raises:
             RecordError: what was appended cannot be written, or the record is damaged.

@@ -1,4 +1,4 @@
-"""What a fed run records besides what its tasks do: its definition, its items, its groups. Room: record. Pure.
+"""What a fed run records besides what its tasks do: its definition, its items, its groups. Package: record. Pure.
 
 In: the definition of a run whose tasks are made while it runs, its items, the groups that they come together in. Out:
 data of the facts `plan`, `items` and `group`, and names of the work.
@@ -156,7 +156,7 @@ class _Unnameable(Exception):  # noqa: N818  no error: an item that is not compa
 
 
 def item_digest(item: object) -> str:
-    """A hash by which another process sees whether an item is the same; empty for one that is not compared (S-MR-162).
+    """Return a hash by which another process sees whether an item is the same; empty for one that is not compared (S-MR-162).
 
     Of its JSON text, with the `repr` of what JSON cannot carry, unless that names an address.
     """
@@ -175,7 +175,7 @@ def _json_of(value: object) -> str:
 
 
 def _with_named_keys(value: object) -> object:
-    """The same with lists in place of mappings."""
+    """Return the same with lists in place of mappings."""
     if isinstance(value, Mapping):
         entries = cast("Mapping[object, object]", value).items()
         return sorted(

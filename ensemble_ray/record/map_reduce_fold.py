@@ -1,4 +1,4 @@
-"""What the facts of a fed run give to whoever goes on with it. Room: record. Pure, but for the reading.
+"""What the facts of a fed run give to whoever goes on with it. Package: record. Pure, but for the reading.
 
 In: the facts of a fed run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
 were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
@@ -119,7 +119,7 @@ class FedRecovered:
     # What is known.
 
     def outcome(self, key: str) -> Outcome:
-        """What is recorded of some work; nothing of what a run that goes on tries again."""
+        """Return what is recorded of some work; nothing of what a run that goes on tries again."""
         work = work_of(key)
         if work is None:
             return Outcome(self._named.get(key, 0))
@@ -133,7 +133,7 @@ class FedRecovered:
         return named + sum(codes.count(outcome) for codes in levels)
 
     def instance(self, key: str) -> str:
-        """The execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
+        """Return the execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
         return instance_of(key, occurrence=self._occurrences.get(key, 0))
 
     def go_on(self) -> None:

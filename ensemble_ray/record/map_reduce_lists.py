@@ -1,4 +1,4 @@
-"""Items and groups of a fed run as its record tells of them, a few bytes for each. Room: record. Pure.
+"""Items and groups of a fed run as its record tells of them, a few bytes for each. Package: record. Pure.
 
 In: the facts of items and groups, in order. Out: which items were pulled, what they were, what came together.
 Never: an object kept for an item.
@@ -81,7 +81,7 @@ class RecordedItems:
         return len(self._digests) // _DIGEST
 
     def index(self, number: int) -> int:
-        """The index of the item before which so many were pulled."""
+        """Return the index of the item before which so many were pulled."""
         return number if self._indices is None else self._indices[number]
 
     def number(self, index: int) -> int | None:
@@ -96,7 +96,7 @@ class RecordedItems:
         return self._by_index[bisect_left(self._by_index, index, key=indices.__getitem__)]
 
     def digest(self, index: int) -> str | None:
-        """What `item_digest` gave of the item of that index; None when it was not pulled."""
+        """Return what `item_digest` gave of the item of that index; None when it was not pulled."""
         number = self.number(index)
         if number is None:
             return None

@@ -1,4 +1,4 @@
-"""A fed run as people look at it: levels, counts and the first failures, however many tasks it has. Room: record. Pure.
+"""A fed run as people look at it: levels, counts and the first failures, however many tasks it has. Package: record. Pure.
 
 In: its facts, page by page. Out: rows of a tree, or JSON data, of a size that does not depend on the number of items.
 Never: a line for every item.
@@ -99,7 +99,7 @@ class FedView:
         return [self._levels[level] for level in sorted(self._levels)]
 
     def rows(self) -> Iterator[TreeRow]:
-        """The rows of its tree, top down."""
+        """Return the rows of its tree, top down."""
         levels, head = self.levels, self._known.head
         failures = self._told()
         calls, given, answered = (
@@ -130,7 +130,7 @@ class FedView:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
 
     def data(self) -> dict[str, object]:
-        """The same as JSON data."""
+        """Return the same as JSON data."""
         head = self._known.head
         return {
             "run_id": self._run_id,

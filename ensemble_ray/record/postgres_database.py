@@ -1,4 +1,4 @@
-"""One PostgreSQL database: how it is reached, how patient we are with it, how its failures are told. Room: record.
+"""One PostgreSQL database: how it is reached, how patient we are with it, how its failures are told. Package: record.
 
 In: a URL. Out: connections set up as records need them, and errors that name the place and what to do.
 Never: a password in a text of ours; psycopg imported before a database is asked for.
@@ -98,7 +98,7 @@ class Database:
         self.place = _place(given)
 
     async def connect(self) -> Connection:
-        """A connection that commits every statement; the schema is there.
+        """Open a connection that commits every statement; the schema is there.
 
         Raises:
             RecordError: the record there is of a newer format.
@@ -114,7 +114,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncGenerator[Connection | None]:
-        """A connection for a moment; None when nothing was ever recorded in that database. One snapshot for all reads.
+        """Open a connection for a moment; None when nothing was ever recorded in that database. One snapshot for all reads.
 
         Raises:
             RecordError: the database cannot be read.
@@ -152,7 +152,7 @@ class Database:
 
     @contextlib.contextmanager
     def told(self) -> Generator[None]:
-        """The driver's errors as ours."""
+        """Raise the driver's errors as ours."""
         import psycopg
 
         try:
@@ -185,7 +185,7 @@ class Database:
             await asyncio.sleep(delay)
 
     def failure(self, error: BaseException) -> RecordError:
-        """What went wrong with this database, and what to do."""
+        """Return what went wrong with this database, and what to do."""
         state = getattr(error, "sqlstate", None)
         if is_passing(error):
             advice = "Check that the server runs and that URL, user and password are right"
@@ -230,7 +230,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _place(given: dict[str, Any]) -> str:
-    """The database for people: no user, no password."""
+    """Return the database for people: no user, no password."""
     host, port, name = str(given.get("host", "")), str(given.get("port", "5432")), str(given.get("dbname", ""))
     if not host or host.startswith("/"):
         return f"postgresql:///{name}" + (f"?host={host}" if host else "")

@@ -1,4 +1,4 @@
-"""One group of facts on its way into PostgreSQL: rendered, and committed in one transaction. Room: record.
+"""One group of facts on its way into PostgreSQL: rendered, and committed in one transaction. Package: record.
 
 In: what several writers of a process appended. Out: which of it the database refused because of a newer epoch.
 Sequence numbers, epochs and what of a group is there already are decided by a function in the database
@@ -111,7 +111,7 @@ class _Rows:
         self.entries.append(entry)
 
     def parameters(self, target: Target, place: int) -> dict[str, Any]:
-        """The values of `_APPEND`."""
+        """Return the values of `_APPEND`."""
         return {
             f"run{place}": target[0],
             f"begun{place}": target[1],
@@ -151,7 +151,7 @@ class Outcome:
 
 
 def render(entries: Sequence[Entry], kept: Mapping[Target, set[bytes]]) -> Group:
-    """A group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
+    """Return a group of the first entries, as many as fit. Pure; may run in a thread while nobody changes its arguments.
 
     Args:
         entries: What was appended, in order; at least one.
@@ -198,10 +198,10 @@ def _statement(runs: int) -> bytes:
 
 
 def text_of_name(name: str) -> str:
-    """A name as the database can hold it: its texts know neither NUL nor halves of surrogate pairs."""
+    """Return a name as the database can hold it: its texts know neither NUL nor halves of surrogate pairs."""
     return _UNSTORABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
 
 
 def name_of(text: str) -> str:
-    """A name again."""
+    """Return a name as it was before `text_of_name`."""
     return _ESCAPE.sub(lambda found: chr(int(found[1], 16)), text) if "\\" in text else text

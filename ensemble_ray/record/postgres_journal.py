@@ -1,4 +1,4 @@
-"""A run's facts in PostgreSQL: the journal of one writer, and all readers. Room: record.
+"""A run's facts in PostgreSQL: the journal of one writer, and all readers. Package: record.
 
 In: facts, appended. Out: facts as readers get them. Never: a guess about a damaged fact.
 """
@@ -86,7 +86,7 @@ class PostgresJournal:
         await self._writer.append(self._target, facts, epoch, Until.TAKEN if self._is_buffered else until)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of an instance, by whichever writer.
+        """Return what is recorded of an instance, by whichever writer.
 
         Raises:
             RecordError: the record cannot be read, or is damaged.
@@ -121,7 +121,7 @@ class PostgresJournal:
 
 
 async def read_facts(connection: Connection, run_id: str, place: str, *, instance: str | None = None) -> list[Fact]:
-    """Committed facts of a run in order: all of them, or the effects of one instance.
+    """Return committed facts of a run in order: all of them, or the effects of one instance.
 
     Raises:
         RecordError: a fact is damaged.
@@ -143,7 +143,7 @@ async def read_page(
     kinds: Collection[str] | None,
     has_data: bool,
 ) -> list[Fact]:
-    """The next committed facts behind a position, in order.
+    """Return the next committed facts behind a position, in order.
 
     Args:
         connection: To read over.
@@ -196,7 +196,7 @@ async def last_seq(connection: Connection, run_id: str, kinds: Collection[str] |
 
 
 def _of_kinds(kinds: Collection[str] | None) -> dict[str, object]:
-    """What the statements need to know of the wanted kinds; those of the run itself are found by their instance."""
+    """Return what the statements need to know of the wanted kinds; those of the run itself are found by their instance."""
     is_of_run = kinds is not None and set(kinds) <= KINDS_OF_RUN
     return {"kinds": None if kinds is None else list(kinds), "instance": RUN if is_of_run else None}
 

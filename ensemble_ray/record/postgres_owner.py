@@ -1,4 +1,4 @@
-"""Who owns a run in PostgreSQL. Room: record.
+"""Who owns a run in PostgreSQL. Package: record.
 
 In: a run's id. Out: a lock that the server lets go when the owner's connection ends, as it does with its process.
 The lock's key holds the run's epoch: whoever takes a run by force raises the epoch and locks another key, so a frozen
@@ -130,7 +130,7 @@ class Claim:
                 os.close(self._connection.fileno())
 
     async def _connected(self) -> Connection:
-        """The connection; a broken one is made again, and the lock taken again unless a newer owner came."""
+        """Return the connection; a broken one is made again, and the lock taken again unless a newer owner came."""
         if self._connection is None or self._connection.closed:
             self._connection = await self._database.connect()
             await self._connection.execute(_LOCK, self._values)
@@ -233,7 +233,7 @@ async def claim_recorded(
 
 
 def this_process() -> str:
-    """This process, for people."""
+    """Return this process's name, for people."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 

@@ -1,4 +1,4 @@
-"""The runs in a PostgreSQL database, as lists show them. Room: record.
+"""The runs in a PostgreSQL database, as lists show them. Package: record.
 
 In: a connection. Out: summaries, and the one that a text means. Never: a run shown as running whose owner is dead.
 """
@@ -65,7 +65,7 @@ async def read_runs(connection: Connection, place: str, run_id: str | None = Non
 
 
 def _written(state: str) -> RunState:
-    """The state as it is written; what is none says nothing."""
+    """Return the state as it is written; what is none says nothing."""
     try:
         return RunState(state)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The tables of records in PostgreSQL. Room: record.
+"""The tables of records in PostgreSQL. Package: record.
 
 In: a connection. Out: a schema `ensemble_ray` of this format, made on first use by whichever process comes first.
 Never: a table of anybody else's, a newer format written by an older library.

@@ -1,4 +1,4 @@
-"""Everything a process writes to one PostgreSQL database: one task, one connection, one group after the other. Room: record.
+"""Everything a process writes to one PostgreSQL database: one task, one connection, one group after the other. Package: record.
 
 In: facts of any number of runs. Out: groups, committed. What somebody waits for is committed at once, together with all
 that came before it; the rest within 200 ms. A connection that breaks is made again, and what was under way repeated.
@@ -74,11 +74,11 @@ class PostgresWriter:
         return bool(self._users)
 
     def attach(self, target: Target) -> None:
-        """A journal of that run begins to write through it."""
+        """Let a journal of that run write through it."""
         self._users[target] = self._users.get(target, 0) + 1
 
     async def join(self, run: str) -> Target | None:
-        """A journal of a run that another process began begins to write through it; None when there is no such run.
+        """Let a journal of a run that another process began write through it; return None when there is no such run.
 
         Raises:
             RecordError: the database cannot be used.
@@ -98,7 +98,7 @@ class PostgresWriter:
         return None
 
     async def detach(self, target: Target) -> None:
-        """A journal of that run is closed; with the last one, the connection is."""
+        """Let a journal of that run go; with the last one, close the connection."""
         left = self._users.get(target, 0) - 1
         if left > 0:
             self._users[target] = left
@@ -292,7 +292,7 @@ def _tell(entry: Entry, error: Exception | None) -> None:
 
 
 def _again(failure: RecordError) -> RecordError:
-    """The same failure for one more to be told: an exception of its own for each."""
+    """Return the same failure for one more to be told: an exception of its own for each."""
     told = RecordError(str(failure), failure.path)
     told.__cause__ = failure.__cause__
     return told

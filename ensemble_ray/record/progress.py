@@ -1,4 +1,4 @@
-"""How many tasks of a recorded run are done. Room: record.
+"""How many tasks of a recorded run are done. Package: record.
 
 In: a run's id. Out: a few numbers, at a cost that does not depend on what the tasks gave. Never: an output read for a list.
 """

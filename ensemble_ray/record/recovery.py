@@ -1,4 +1,4 @@
-"""What the facts of a run give to whoever goes on with it. Room: record. Pure (S-DUR-30).
+"""What the facts of a run give to whoever goes on with it. Package: record. Pure (S-DUR-30).
 
 In: all facts of a run in order. Out: what its machine was told, and what came of its tasks, as reports. Outputs are
 given as data: who holds them decides whether and where they become objects, since a scheduler runs no user code.

@@ -1,4 +1,4 @@
-"""Facts' data as text and back. Room: record. Pure.
+"""Facts' data as text and back. Package: record. Pure.
 
 In: data that holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: JSON text, with every
 long text in it replaced by the hash of its content; and the data of such a text.
@@ -53,7 +53,7 @@ Resolve = Callable[[str], str]
 
 
 def body_digest(text: str) -> str:
-    """The SHA-256 of a text in hex; the name of a body."""
+    """Return the SHA-256 of a text in hex; the name of a body."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
@@ -73,7 +73,7 @@ def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None
 
 
 def text_of(data: Mapping[str, object], keep: Keep) -> str:
-    """A fact's data as JSON text; long texts go to `keep`."""
+    """Return a fact's data as JSON text; long texts go to `keep`."""
     text = _as_text(data)
     if _may_need_lifting(text):
         text = _as_text(_lifted(_parsed(text), keep))
@@ -89,7 +89,7 @@ def _may_need_lifting(text: bytes) -> bool:
 
 
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
-    """The data of a fact from its JSON text.
+    """Return the data of a fact from its JSON text.
 
     Raises:
         ValueError: it is no data of a fact.
@@ -102,7 +102,7 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
 
 
 def stored_text(body: object) -> str:
-    """A body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
+    """Return a body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
     if not isinstance(body, bytes):
         return body if isinstance(body, str) else ""
     try:
@@ -112,7 +112,7 @@ def stored_text(body: object) -> str:
 
 
 def missing_text(digest: str) -> str:
-    """What a reader shows in place of a body that is not there."""
+    """Return what a reader shows in place of a body that is not there."""
     return f"[text {digest} is missing from the record]"
 
 

@@ -1,4 +1,4 @@
-"""What running under an id means that was used before, and whether two definitions are the same. Room: record. Pure.
+"""What running under an id means that was used before, and whether two definitions are the same. Package: record. Pure.
 
 Rules (S-SET-39): finished, of the same definition and inputs -> its recorded output; interrupted or cancelled -> an
 error that names `resume`; failed -> one that names `fork`; running -> `RunExistsError`; unknown -> a new run.

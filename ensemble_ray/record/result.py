@@ -1,4 +1,4 @@
-"""Makes a run's output, or its error, of how it ended. Room: record. Pure.
+"""Makes a run's output, or its error, of how it ended. Package: record. Pure.
 
 Rules: what `run()` raises is decided here for both runtimes (S-ENG-13, S-ENG-15, S-ENG-60, S-PAR-22, S-PAR-25); every
 error carries the trace up to the failure and the run id (S-SET-26).

@@ -1,4 +1,4 @@
-"""What a recorded run was allowed, and what it is allowed when it goes on. Room: record. Pure.
+"""What a recorded run was allowed, and what it is allowed when it goes on. Package: record. Pure.
 
 In: facts of the run as a whole (`plan`, `resume`), and what somebody chooses now. Out: the options that it goes on with.
 Must never happen: a run that spent its budget goes on with the same one, to end at once (S-BUD-6).
@@ -27,7 +27,7 @@ def budget_of(budget: RunBudget | None) -> RecordedBudget | None:
 
 
 def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
-    """The budget that the run had last; None where it had none."""
+    """Return the budget that the run had last; None where it had none."""
     last = _newest(facts)
     if last is None or last.budget is None or last.budget == (None, None):
         return None
@@ -35,7 +35,7 @@ def recorded_budget(facts: Iterable[Fact]) -> RunBudget | None:
 
 
 def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOptions:
-    """The options that a run goes on with: those chosen now, else those that it had last.
+    """Return the options that a run goes on with: those chosen now, else those that it had last.
 
     Args:
         facts: Its facts of the kinds `plan` and `resume`, in order; others are passed over.

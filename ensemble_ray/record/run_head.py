@@ -1,4 +1,4 @@
-"""How a run began and how it stands, of a few facts of the run as a whole. Room: record. Pure.
+"""How a run began and how it stands, of a few facts of the run as a whole. Package: record. Pure.
 
 In: the facts `plan`, `resume` and `end`, which cost the same to read however much the run has done. Out: what decides
 whether and with what it goes on.
@@ -87,7 +87,7 @@ def origin_in(header: PlanRecorded) -> Origin:
 
 
 async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
-    """The head of a recorded run; that of a run that recorded nothing where there is none.
+    """Return the head of a recorded run; that of a run that recorded nothing where there is none.
 
     Args:
         store: Where it is.
@@ -116,7 +116,7 @@ def located(place: str) -> Generator[None]:
 
 
 async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
-    """The facts that the head of a run is made of.
+    """Return the facts that the head of a run is made of.
 
     Raises:
         RecordError: the record is damaged, or of a newer format.

@@ -1,4 +1,4 @@
-"""The runs of a home: their directories, states and facts. Room: record.
+"""The runs of a home: their directories, states and facts. Package: record.
 
 In: a home directory and an id. Out: who owns the run, how it stands, what it recorded. Everything here blocks: it is for
 threads, and for people's own programs. Never: a directory that others may read, a state that is half written.
@@ -39,7 +39,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def runs_directory(home: Path) -> Path:
-    """The directory of all runs of a home."""
+    """Return the directory of all runs of a home."""
     return home / "runs"
 
 
@@ -143,7 +143,7 @@ class RunDirectory:
         return self.summary().state
 
     def summary(self) -> RunSummary:
-        """The run as lists show it."""
+        """Return the run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
         if not state.is_final and self.ownership.is_taken():
@@ -178,7 +178,7 @@ class RunDirectory:
     def page(
         self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True, is_partial: bool = False
     ) -> list[Fact]:
-        """The next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
+        """Return the next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
@@ -293,7 +293,7 @@ def list_runs(home: Path) -> list[RunSummary]:
 
 
 def find_run(text: str, home: Path) -> RunDirectory:
-    """The run of that id, the only one whose id begins so, or the newest for `latest`.
+    """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
@@ -305,7 +305,7 @@ def find_run(text: str, home: Path) -> RunDirectory:
 
 
 def known_run(run_id: str, home: Path) -> RunDirectory:
-    """The run of exactly that id.
+    """Return the run of exactly that id.
 
     Raises:
         ValidationError: there is none; the message names the nearest.

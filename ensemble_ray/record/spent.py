@@ -1,4 +1,4 @@
-"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Room: record. Pure.
+"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Package: record. Pure.
 
 In: facts in order. Out: an amount, or the frame of a run that goes on with it. Never: an answer that is counted twice, or
 that another run paid for; a request without a recorded answer.
@@ -24,7 +24,7 @@ __all__ = ["spent_of", "with_account"]
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
-    """What the recorded answers of a run cost."""
+    """Return what the recorded answers of a run cost."""
     total = NOTHING
     #: a run that goes on may note again what was asked before it began
     seen: set[tuple[str, float]] = set()
@@ -40,7 +40,7 @@ def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
 
 
 def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
-    """The frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
+    """Return the frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
 
     Args:
         frame: The frame as it was made.

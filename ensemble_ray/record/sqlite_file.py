@@ -1,4 +1,4 @@
-"""One run's facts in a SQLite file. Room: record.
+"""One run's facts in a SQLite file. Package: record.
 
 In: rendered facts, a group at a time. Out: a file that holds them; `sqlite_reading` reads it. The file itself refuses
 facts of an older epoch (two triggers), so that no writer can pass it by. Everything here blocks: it is for threads.
@@ -192,7 +192,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
-        """What is done inside is committed as a whole.
+        """Commit what is done inside as a whole.
 
         Raises:
             RecordError: the file was removed.
@@ -208,7 +208,7 @@ class SqliteFile:
                 raise
 
     def epochs(self) -> dict[str, int]:
-        """The newest epoch of each instance that has one above 0; of the run as a whole under `run`."""
+        """Return the newest epoch of each instance that has one above 0; of the run as a whole under `run`."""
         return dict(self._connection.execute("SELECT instance, epoch FROM epochs"))
 
     def raise_epoch(self, instance: str, epoch: int) -> None:
@@ -253,7 +253,7 @@ class SqliteFile:
 
     @contextlib.contextmanager
     def _committed(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
-        """What is committed inside is as safe as asked, and noted."""
+        """Make what is committed inside as safe as asked, and note it."""
         self.check_there()
         self._last = 0
         if is_synced is not self._has_full_sync:
@@ -280,7 +280,7 @@ def is_stale(error: sqlite3.Error) -> bool:
 
 
 def cannot_write(path: Path, error: Exception) -> RecordError:
-    """What went wrong with the record, where, and what to do about it."""
+    """Return what went wrong with the record, where, and what to do about it."""
     if isinstance(error, RecordError):
         return error
     if is_damage(error):
@@ -317,7 +317,7 @@ def _make(path: Path) -> None:
 
 @cache
 def _empty_record() -> bytes:
-    """The bytes of a file without facts: copying them takes a third of the time of making the tables each time."""
+    """Return the bytes of a file without facts: copying them takes a third of the time of making the tables each time."""
     with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
         connection.executescript(_SCHEMA)
         content = bytearray(connection.serialize())

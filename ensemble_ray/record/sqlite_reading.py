@@ -1,4 +1,4 @@
-"""Reading one run's facts from its SQLite file, whether or not somebody writes to it. Room: record.
+"""Reading one run's facts from its SQLite file, whether or not somebody writes to it. Package: record.
 
 In: a run's directory. Out: facts as readers get them: all, those of an instance, or page by page. Everything here
 blocks: it is for threads.
@@ -62,7 +62,7 @@ def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[
 
 
 def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
-    """What a run's record has lost; None: nothing. `has_texts`: its long texts are looked at too.
+    """Return what a run's record has lost; None: nothing. `has_texts`: its long texts are looked at too.
 
     Raises:
         RecordError: the file is gone or damaged, or of a newer format.
@@ -76,7 +76,7 @@ def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
 
 
 def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
-    """The committed facts of one instance, stimuli left out, and those that tell of accepted losses.
+    """Return the committed facts of one instance, stimuli left out, and those that tell of accepted losses.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
@@ -85,7 +85,7 @@ def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
 
 
 def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
-    """The last fact of the run as a whole that is of one of those kinds.
+    """Return the last fact of the run as a whole that is of one of those kinds.
 
     Raises:
         RecordError: the file is damaged, or of a newer format.
@@ -124,7 +124,7 @@ def read_page(
     has_data: bool,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """The next committed facts behind a position, in order.
+    """Return the next committed facts behind a position, in order.
 
     Args:
         directory: The run's.
@@ -158,7 +158,7 @@ def facts_in(
     has_data: bool = True,
     is_partial: bool = False,
 ) -> list[Fact]:
-    """The facts in an open file.
+    """Return the facts in an open file.
 
     Args:
         connection: Has it open.
@@ -209,7 +209,7 @@ def is_damage(error: BaseException) -> bool:
 
 
 def unreadable(path: Path, reason: BaseException | str) -> RecordError:
-    """What is wrong with a file that cannot be read."""
+    """Return what is wrong with a file that cannot be read."""
     if isinstance(reason, str) or is_damage(reason):
         found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
     else:
@@ -219,7 +219,7 @@ def unreadable(path: Path, reason: BaseException | str) -> RecordError:
 
 
 def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
-    """The condition that a fact is of one of those kinds, and the values of its marks."""
+    """Return the condition that a fact is of one of those kinds, and the values of its marks."""
     if kinds is None:
         return "", ()
     if set(kinds) <= KINDS_OF_RUN:  # they are found by their instance, however many facts there are of others
@@ -240,7 +240,7 @@ def _read(
 
 
 def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
-    """What some reading of the file gives; `nothing` where there is no file.
+    """Return what a reading of the file gives; `nothing` where there is no file.
 
     Raises:
         RecordError: the file is damaged or gone, or has lost its end and `is_partial` does not say that the rest will do.

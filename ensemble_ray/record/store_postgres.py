@@ -1,4 +1,4 @@
-"""PostgresStore: the runs in a PostgreSQL database. Room: record. Adapter of `RunStore`.
+"""PostgresStore: the runs in a PostgreSQL database. Package: record. Adapter of `RunStore`.
 
 In: the URL of a database. Out: runs that this process owns or writes to, and what is known of all. Connections of a
 process: one that writes, while any journal is open; one for each run that it owns; one for a moment to read.
@@ -149,7 +149,7 @@ class PostgresStore:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """The facts that are committed when reading begins, in order, page by page.
+        """Return the facts that are committed when reading begins, in order, page by page.
 
         Raises:
             RecordError: the record is damaged, of a newer format, was removed meanwhile, or the database cannot be used.
@@ -176,7 +176,7 @@ class PostgresStore:
         return pages(last, page, run_id)
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """The run as lists show it; None when there is none.
+        """Return the run as lists show it; None when there is none.
 
         Raises:
             RecordError: the database cannot be used.
@@ -195,7 +195,7 @@ class PostgresStore:
             return [] if connection is None else await read_runs(connection, self._database.place)
 
     async def find(self, text: str) -> RunSummary:
-        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:
             ValidationError: there is none, or several; the message names the nearest.

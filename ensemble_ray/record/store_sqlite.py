@@ -1,4 +1,4 @@
-"""SqliteStore: the runs of a home, a SQLite file for each. Room: record. Adapter of `RunStore`.
+"""SqliteStore: the runs of a home, a SQLite file for each. Package: record. Adapter of `RunStore`.
 
 In: a home directory. Out: runs that this process owns or writes to, and what is known of all. Never: file work on an
 event loop that takes more than a moment.
@@ -120,7 +120,7 @@ class SqliteStore:
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """The facts that are committed when reading begins, in order, page by page.
+        """Return the facts that are committed when reading begins, in order, page by page.
 
         Raises:
             RecordError: the record is damaged, of a newer format, or was removed meanwhile.
@@ -135,7 +135,7 @@ class SqliteStore:
         )
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """The run as lists show it; None when there is none."""
+        """Return the run as lists show it; None when there is none."""
         directory = RunDirectory(self._home, run_id)
         return await threads.run(directory.summary) if directory.path.is_dir() else None
 
@@ -148,7 +148,7 @@ class SqliteStore:
         return await threads.run(list_runs, self._home)
 
     async def find(self, text: str) -> RunSummary:
-        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:
             ValidationError: there is none, or several; the message names the nearest.

@@ -1,4 +1,4 @@
-"""Where runs are recorded: the `RunStore` port, and the store of an address. Room: record.
+"""Where runs are recorded: the `RunStore` port, and the store of an address. Package: record.
 
 In: a home directory, or the URL of a database. Out: runs that one process owns, runs that others write to, and what is
 known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
@@ -157,7 +157,7 @@ class RunStore(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """The facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
+        """Return the facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
 
         Args:
             run_id: The run's id; where there is no such run, there are no pages.
@@ -171,7 +171,7 @@ class RunStore(Protocol):
         ...
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """The run as lists show it; None when there is none."""
+        """Return the run as lists show it; None when there is none."""
         ...
 
     async def runs(self) -> list[RunSummary]:
@@ -179,7 +179,7 @@ class RunStore(Protocol):
         ...
 
     async def find(self, text: str) -> RunSummary:
-        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:
             ValidationError: there is none, or several; the message names the nearest.
@@ -210,7 +210,7 @@ class StoreAddress:
 
     @classmethod
     def of(cls, home: Path | None = None, url: str | None = None) -> StoreAddress:
-        """An address from what a user chose; what was not chosen comes from the environment.
+        """Return an address from what a user chose; what was not chosen comes from the environment.
 
         A home that was chosen is meant, whatever database the environment names.
         """
@@ -222,7 +222,7 @@ class StoreAddress:
 async def pages(
     last_seq: Callable[[], Awaitable[int]], page: Callable[[int], Awaitable[Sequence[Fact]]], run_id: str
 ) -> AsyncGenerator[Sequence[Fact]]:
-    """The pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
+    """Return the pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
 
     Args:
         last_seq: Gives the position of the last fact to give.
@@ -242,7 +242,7 @@ async def pages(
 
 
 def store_at(address: StoreAddress) -> RunStore:
-    """The store of an address.
+    """Return the store of an address.
 
     Raises:
         ValidationError: no store speaks that URL, or its extra is not installed.

@@ -1,4 +1,4 @@
-"""One task's facts as its trace and its output. Room: record. Pure.
+"""One task's facts as its trace and its output. Package: record. Pure.
 
 In: the facts of one instance. Out: what it gave; and what it did, also when it was never finished.
 Never: an import of a class that the record names: records are data.
@@ -155,7 +155,7 @@ class TaskFold:
     # What it gave.
 
     def task_output(self, output_type: type[Any] | None = None) -> TaskOutput | None:
-        """The recorded output; its parsed output is JSON data, or of the given type where it fits.
+        """Return the recorded output; its parsed output is JSON data, or of the given type where it fits.
 
         Raises:
             RecordError: it is no output.
@@ -169,7 +169,7 @@ class TaskFold:
             raise RecordError(msg) from error
 
     def summary(self) -> TaskOutput | None:
-        """The recorded output without its trace, which is large."""
+        """Return the recorded output without its trace, which is large."""
         if self.output is None or isinstance(self.output, TaskOutput):
             return self.output
         return typed_output({**self.output, "trace": None})
@@ -211,7 +211,7 @@ class TaskFold:
         roles: Mapping[str, str] | None = None,
         is_manager: bool = False,
     ) -> TaskTrace:
-        """The task's trace; of a task that was not finished, as far as its effects tell.
+        """Return the task's trace; of a task that was not finished, as far as its effects tell.
 
         Args:
             node: The task's place in the plan.
@@ -238,7 +238,7 @@ class TaskFold:
     def worker_traces(
         self, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str], has_failed: bool = False
     ) -> list[TaskTrace]:
-        """The traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed.
+        """Return the traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed.
 
         The other arguments are those of `trace`.
         """

@@ -1,4 +1,4 @@
-"""A trace as a tree of lines for people. Room: record. Pure.
+"""A trace as a tree of lines for people. Package: record. Pure.
 
 In: an `ExecutionTrace`, of a live run or folded from a record. Out: rows (depth, title, details) or plain text lines.
 Never: colours, terminal sizes, or a control character that a model or a tool put into its text.
@@ -67,12 +67,12 @@ class TreeRow:
 
 
 def tree_rows(trace: ExecutionTrace) -> tuple[TreeRow, ...]:
-    """The rows of a trace, top down."""
+    """Return the rows of a trace, top down."""
     return tuple(_rows(trace))
 
 
 def render_tree(trace: ExecutionTrace) -> str:
-    """The tree as text, one row per line, no line feed at the end."""
+    """Return the tree as text, one row per line, no line feed at the end."""
     return render_rows(tree_rows(trace))
 
 
@@ -85,7 +85,7 @@ def render_rows(rows: Sequence[TreeRow]) -> str:
 
 
 def _branches(rows: Sequence[TreeRow]) -> list[str]:
-    """What stands before each row: for each depth, whether something of that depth is still to come."""
+    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
     found: list[str] = []
     #: depths of which a later row belongs to the same parent
     to_come: set[int] = set()
@@ -134,7 +134,7 @@ def _parent(trace: ExecutionTrace) -> str:
 
 
 def level_row(tally: LevelTally) -> TreeRow:
-    """A level of a map-reduce."""
+    """Return the row of a level of a map-reduce."""
     details = [f"{tally.done:,} of {count_told(tally.total, 'task')} done"]
     if tally.failed:
         details.append(f"{tally.failed:,} failed")
@@ -154,7 +154,7 @@ def level_row(tally: LevelTally) -> TreeRow:
 
 
 def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
-    """The calls of unknown outcome, where tasks have no rows of their own (S-DUR-26)."""
+    """Return the calls of unknown outcome, where tasks have no rows of their own (S-DUR-26)."""
     rows = [_tool_row(call, 1) for task in tasks for call in unknown_calls(task)]
     yield from rows[:_MOST_TASKS]
     if len(rows) > _MOST_TASKS:
@@ -163,7 +163,7 @@ def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
 
 
 def lost_row(text: str) -> TreeRow:
-    """What a record has lost; somebody chose to go on without it."""
+    """Return the row of what a record has lost; somebody chose to go on without it."""
     return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {one_line(text, _LOST)}", is_bad=True)
 
 
@@ -192,7 +192,7 @@ def _run_details(trace: ExecutionTrace) -> Iterator[str]:
 
 
 def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
-    """A task and what it did; `more` are details of work that was handed on."""
+    """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
     metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
     details = [seconds_told(task.duration), *more]
@@ -222,7 +222,7 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
 
 
 def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
-    """A model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
+    """Return the rows of a model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
     what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
     reason = _incomplete(interaction)
     yield TreeRow(
@@ -250,7 +250,7 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
 
 
 def _incomplete(interaction: LlmInteraction) -> str | None:
-    """What an answer lacks, for people; None: nothing."""
+    """Return what an answer lacks, for people; None: nothing."""
     text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
     reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
     return reason if reason is None or reason == "empty" else f"cut off: {reason}"
@@ -289,7 +289,7 @@ def _error_row(error: ErrorTrace) -> TreeRow:
 
 
 def one_line(text: str, length: int) -> str:
-    """A text on one line, without control characters, cut to a length."""
+    """Return a text on one line, without control characters, cut to a length."""
     # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
     words = " ".join(text[: 2 * length].split())
     clean = escape_controls(words)
@@ -297,7 +297,7 @@ def one_line(text: str, length: int) -> str:
 
 
 def seconds_told(duration: timedelta) -> str:
-    """A duration, as people read it."""
+    """Return a duration, as people read it."""
     seconds = duration.total_seconds()
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms"

@@ -1,4 +1,4 @@
-"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Room: record. Pure.
+"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Package: record. Pure.
 
 In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
 Never: anything kept of a call that has a known result.
@@ -81,7 +81,7 @@ class UnknownOutcomes:
 
 
 def _key_of(name: str) -> str:
-    """The task of the run that a call was made for, also where another one made it."""
+    """Return the task of the run that a call was made for, also where another one made it."""
     return task_instance(name).rpartition("#")[0]
 
 

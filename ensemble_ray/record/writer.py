@@ -1,4 +1,4 @@
-"""The thread that writes records, one per process for all runs. Room: record.
+"""The thread that writes records, one per process for all runs. Package: record.
 
 In: whoever has something to write. Out: its `write_out`, called in groups. Never: work on an event loop, a wait of
 whoever has something to write.
@@ -98,7 +98,7 @@ _writer = GroupWriter()
 
 
 def group_writer() -> GroupWriter:
-    """The process's writer."""
+    """Return the process's writer."""
     return _writer
 
 
