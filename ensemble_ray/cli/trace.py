@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.map_reduce_view import FedView
+    from ensemble_ray.record.map_reduce_view import MapReduceView
     from ensemble_ray.record.stores import RunStore, RunSummary
     from ensemble_ray.record.tree import TreeRow
 
@@ -108,13 +108,13 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
         _print_tree(tree_rows(found))
 
 
-async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
+async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
     """A fed run as its record tells of it."""
     from ensemble_ray.outputs import RunState
-    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
 
     is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
-    view = FedView(run.run_id, is_running=is_running)
+    view = MapReduceView(run.run_id, is_running=is_running)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.take(page)
     return view

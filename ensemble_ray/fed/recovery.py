@@ -21,7 +21,7 @@ from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome
+from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
@@ -42,7 +42,7 @@ class RecoveredRun:
         self._slots: dict[tuple[int, int], int] = {}
         #: ends of items that are not on record yet, by key
         self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
-        self.facts = FedRecovered(self._keep, self._keep_failure)
+        self.facts = MapReduceRecovery(self._keep, self._keep_failure)
 
     @classmethod
     async def read(cls, store: RunStore, run_id: str, bodies: FedBodies) -> RecoveredRun:
@@ -52,7 +52,7 @@ class RecoveredRun:
             RecordError: the record is damaged.
         """
         record = cls(bodies)
-        async for page in store.read(run_id, kinds=(*FED_KINDS, AgentsJoined.KIND)):
+        async for page in store.read(run_id, kinds=(*MAP_REDUCE_KINDS, AgentsJoined.KIND)):
             record.take(page)
         return record
 

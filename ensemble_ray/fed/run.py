@@ -50,7 +50,7 @@ from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
 from ensemble_ray.record.environment import effective_capture_mode
 from ensemble_ray.record.journal import ForgetfulJournal
-from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.map_reduce_data import map_reduce_run_data
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of
@@ -375,7 +375,7 @@ class MapReduceRun(RunLife):
     def _header(self, mode: CaptureMode) -> PlanRecorded:
         """Return the record's first fact: everything that tells whether, and with what, the run can go on."""
         definition = self._definition
-        data = fed_run_data(
+        data = map_reduce_run_data(
             definition,
             workflow=definition.shown_workflow,
             inputs=self._inputs,

@@ -1,4 +1,4 @@
-"""What a fed run records besides what its tasks do: its definition, its items, its groups. Package: record. Pure.
+"""What a dynamic run records besides what its tasks do: its definition, its items, its groups. Package: record. Pure.
 
 In: the definition of a run whose tasks are made while it runs, its items, the groups that they come together in. Out:
 data of the facts `plan`, `items` and `group`, and names of the work.
@@ -26,11 +26,11 @@ __all__ = [
     "DIGEST_DIGITS",
     "DIRECT",
     "FINAL",
-    "fed_run_data",
     "is_direct",
     "is_of_items",
     "item_digest",
     "map_key",
+    "map_reduce_run_data",
     "reduce_key",
     "work_of",
 ]
@@ -84,7 +84,7 @@ def is_of_items(instance: str) -> bool:
 # The first fact.
 
 
-def fed_run_data(
+def map_reduce_run_data(
     definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
 ) -> PlanRecorded:
     """Return what a dynamic run's first fact tells of what will run, as `run_data` does of planned runs (S-DUR-36).

@@ -1,6 +1,6 @@
-"""What the facts of a fed run give to whoever goes on with it. Package: record. Pure, but for the reading.
+"""What the facts of a dynamic run give to whoever goes on with it. Package: record. Pure, but for the reading.
 
-In: the facts of a fed run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
+In: the facts of a dynamic run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
 were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
 Never: more than 64 bytes for an item; a repetition of what is recorded; a failure held against a run that goes on to try
 that work again.
@@ -27,10 +27,19 @@ from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
 
-__all__ = ["FED_KINDS", "FedRecovered", "Keep", "KeepFailure", "Outcome", "fails_on_item", "read_fed", "refusal_of"]
+__all__ = [
+    "MAP_REDUCE_KINDS",
+    "Keep",
+    "KeepFailure",
+    "MapReduceRecovery",
+    "Outcome",
+    "fails_on_item",
+    "read_map_reduce",
+    "refusal_of",
+]
 
 #: Kinds of facts that the fold looks at.
-FED_KINDS = (
+MAP_REDUCE_KINDS = (
     *HEAD_KINDS,
     *kinds_of(ItemsRecorded, GroupRecorded, ModelAnswered, OutputRecorded, FailureRecorded, ExitRecorded),
 )
@@ -49,12 +58,12 @@ class Outcome(IntEnum):
     UNKNOWN = 0
     COMPLETED = 1
     FAILED = 2
-    #: it ended the run early; why is in `FedRecovered.exits`
+    #: it ended the run early; why is in `MapReduceRecovery.exits`
     EXITED = 3
 
 
-class FedRecovered:
-    """What is known of a fed run.
+class MapReduceRecovery:
+    """What is known of a dynamic run.
 
     Attributes:
         head: How it began, and how it stands.
@@ -217,7 +226,7 @@ def fails_on_item(header: PlanRecorded) -> bool:
 
 
 def refusal_of(head: RunHead) -> str:
-    """Why a fed run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
+    """Why a dynamic run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
     if (
         head.state is not RunState.FAILED
         or fails_on_item(head.header)
@@ -231,15 +240,15 @@ def refusal_of(head: RunHead) -> str:
     )
 
 
-async def read_fed(
+async def read_map_reduce(
     store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: KeepFailure | None = None
-) -> FedRecovered:
-    """Read what is known of a fed run, page by page; see `FedRecovered`. `keep` and `keep_failure` are called here.
+) -> MapReduceRecovery:
+    """Read what is known of a dynamic run, page by page; see `MapReduceRecovery`. `keep` and `keep_failure` are called here.
 
     Raises:
         RecordError: the record is damaged, of a newer format, or was removed meanwhile.
     """
-    found = FedRecovered(keep, keep_failure)
-    async for page in store.read(run_id, kinds=FED_KINDS):
+    found = MapReduceRecovery(keep, keep_failure)
+    async for page in store.read(run_id, kinds=MAP_REDUCE_KINDS):
         found.take(page)
     return found

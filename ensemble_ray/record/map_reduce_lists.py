@@ -1,4 +1,4 @@
-"""Items and groups of a fed run as its record tells of them, a few bytes for each. Package: record. Pure.
+"""Items and groups of a dynamic run as its record tells of them, a few bytes for each. Package: record. Pure.
 
 In: the facts of items and groups, in order. Out: which items were pulled, what they were, what came together.
 Never: an object kept for an item.

@@ -1,4 +1,4 @@
-"""A fed run as people look at it: levels, counts and the first failures, however many tasks it has. Package: record. Pure.
+"""A dynamic run as people look at it: levels, counts and the first failures, however many tasks it has. Package: record. Pure.
 
 In: its facts, page by page. Out: rows of a tree, or JSON data, of a size that does not depend on the number of items.
 Never: a line for every item.
@@ -21,7 +21,7 @@ from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
-from ensemble_ray.record.map_reduce_fold import FedRecovered, Outcome
+from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, Outcome
 from ensemble_ray.record.run_head import HEAD_KINDS
 from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
@@ -30,7 +30,7 @@ from ensemble_ray.values import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact
 
-__all__ = ["VIEW_KINDS", "FedView"]
+__all__ = ["VIEW_KINDS", "MapReduceView"]
 
 #: Kinds of facts that a view looks at.
 VIEW_KINDS = (
@@ -43,15 +43,15 @@ _TOLD = 20
 _TITLE = 100
 
 
-class FedView:
-    """What is shown of a fed run."""
+class MapReduceView:
+    """What is shown of a dynamic run."""
 
     def __init__(self, run_id: str, *, is_running: bool = False) -> None:
         """Begin without facts; of a run that is running, calls without a result may be on their way."""
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
-        self._known = FedRecovered(self._take_output)
+        self._known = MapReduceRecovery(self._take_output)
         self._levels: dict[int, LevelTally] = {}
         #: the first failures by key; those that were made good meanwhile are left out when they are shown
         self._failures: dict[str, str] = {}

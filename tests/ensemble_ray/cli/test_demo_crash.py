@@ -13,7 +13,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.loader import Runnable, load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
-from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.map_reduce_data import map_reduce_run_data
 
 
 def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact[ModelAnswered]:
@@ -25,7 +25,7 @@ def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact[ModelAnswered]:
 def data_of(team: Runnable) -> PlanRecorded:
     """What a resumption compares."""
     assert isinstance(team, MapReduceEnsemble)
-    return fed_run_data(team, workflow=team.shown_workflow, inputs={}, items=team.item_source.identity)
+    return map_reduce_run_data(team, workflow=team.shown_workflow, inputs={}, items=team.item_source.identity)
 
 
 BEFORE = [answer("map-1", 3), answer("map-2", 4, 2.0)]

@@ -29,7 +29,7 @@ from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_output, fold_trace
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.sqlite_file import RECORD
 from ensemble_ray.record.store_sqlite import SqliteStore
@@ -139,8 +139,8 @@ async def _cut(facts: Sequence[Fact], run_id: str) -> None:
 def _readers(run_id: str, team: Callable[[], Runnable], last: str) -> dict[str, Callable[[], object]]:
     store = SqliteStore(home_directory())
 
-    async def viewed() -> FedView:
-        view = FedView(run_id)
+    async def viewed() -> MapReduceView:
+        view = MapReduceView(run_id)
         async for page in store.read(run_id, kinds=VIEW_KINDS):
             view.take(page)
         return view

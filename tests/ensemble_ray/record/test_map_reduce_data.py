@@ -18,9 +18,9 @@ from ensemble_ray.record.digest import differences
 from ensemble_ray.record.map_reduce_data import (
     DIRECT,
     FINAL,
-    fed_run_data,
     item_digest,
     map_key,
+    map_reduce_run_data,
     reduce_key,
     work_of,
 )
@@ -53,7 +53,7 @@ def _definition(**changes: object) -> SimpleNamespace:
 
 
 def _data(definition: SimpleNamespace) -> PlanRecorded:
-    return fed_run_data(
+    return map_reduce_run_data(
         definition, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"kind": "list", "count": 3}
     )
 
@@ -95,7 +95,9 @@ def test_difference_has_a_path_when_a_definition_changed(changes: dict[str, obje
 def test_limits_of_speed_and_the_place_of_items_make_no_difference() -> None:
     """S-MR-162: whether the items are the same is seen by the items."""
     slow = _definition(max_parallel_tasks=1, replicas=3)
-    moved = fed_run_data(slow, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"path": "x.jsonl"})
+    moved = map_reduce_run_data(
+        slow, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"path": "x.jsonl"}
+    )
     assert what_differs(_data(_definition()), moved) == []
 
 

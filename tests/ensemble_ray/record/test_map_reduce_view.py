@@ -10,7 +10,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.store_sqlite import SqliteStore
 from ensemble_ray.record.tree import render_rows, render_tree, tree_rows
@@ -36,7 +36,7 @@ def lost(key: str, number: int = 0) -> Fact:
 
 def shown(facts: Sequence[Fact]) -> list[str]:
     """The lines of the tree."""
-    view = FedView(RUN)
+    view = MapReduceView(RUN)
     view.take(facts)
     return render_rows(tuple(view.rows())).splitlines()
 
@@ -61,7 +61,7 @@ def test_tree_has_a_line_for_each_level() -> None:
 
 def test_data_says_the_same() -> None:
     """S-MR-161: as JSON."""
-    view = FedView(RUN)
+    view = MapReduceView(RUN)
     view.take(REDUCED)
     data = json.loads(json.dumps(view.data()))
     assert (data["state"], data["items"], data["failed"]) == ("completed", 4, 1)
