@@ -90,7 +90,7 @@ from ensemble_ray.ports import ChatModel, StreamingChatModel, StructuredChatMode
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt
-from ensemble_ray.record.exporters import JsonTraceExporter
+from ensemble_ray.record.view.exporters import JsonTraceExporter
 from ensemble_ray.run_handle import Run
 from ensemble_ray.runtime import Runtime
 from ensemble_ray.tools import (

@@ -28,11 +28,11 @@ from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Until
-from ensemble_ray.record.definition_data import run_data
-from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import located, read_head
+from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.run_head import located, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.run_handle import Run, check

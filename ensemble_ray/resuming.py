@@ -25,8 +25,8 @@ from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.progress import Progress, tasks_done
-from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.run_head import RunHead, head_facts, read_head
+from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import spent_of
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.run_handle import Resumption

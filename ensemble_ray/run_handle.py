@@ -31,8 +31,8 @@ from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.prompts.manager import manager_prompts
-from ensemble_ray.record.definition_data import run_data
 from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import check_same, recorded_output
 from ensemble_ray.record.result import assemble, manager_failure
 from ensemble_ray.record.stores import store_at

@@ -23,10 +23,10 @@ from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.limits.budget import RunBudget
 from ensemble_ray.loop import bridge, on_library_loop, submit
 from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.record.exporters import effective_exporter, export_safely
+from ensemble_ray.record.resume.run_budget import budget_of
 from ensemble_ray.record.retention import apply_retention
-from ensemble_ray.record.run_budget import budget_of
 from ensemble_ray.record.stores import store_at
+from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runtime import Runtime, connect
 
 if TYPE_CHECKING:

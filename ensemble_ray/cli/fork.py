@@ -54,7 +54,7 @@ def fork(
     from ensemble_ray.forking import accept_fork, offer_fork
     from ensemble_ray.loader import load_ensemble
     from ensemble_ray.loop import run_blocking
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
 
     given = read_inputs(inputs or (), inputs_file)
     store = own_store()

@@ -12,7 +12,7 @@ from ensemble_ray.cli.run import AsJson, MaxCost, MaxTokens, Quiet, RuntimeName,
 
 if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.record.run_head import RunHead
+    from ensemble_ray.record.resume.run_head import RunHead
 
 __all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
@@ -57,7 +57,7 @@ def resume(
     """
     from ensemble_ray.cli.run_view import view_of  # the help does not need them
     from ensemble_ray.loop import run_blocking
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.resuming import begin_again
 
     options = budget_options(max_tokens, max_cost)

@@ -118,7 +118,7 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
 
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
 
     readers = asyncio.Semaphore(_READERS)
 

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.record.map_reduce_view import MapReduceView
     from ensemble_ray.record.stores import RunStore, RunSummary
-    from ensemble_ray.record.tree import TreeRow
+    from ensemble_ray.record.view.map_reduce import MapReduceView
+    from ensemble_ray.record.view.tree import TreeRow
 
 __all__ = ["trace"]
 
@@ -78,8 +78,8 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.errors import RecordError
     from ensemble_ray.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
-    from ensemble_ray.record.run_head import located, read_head
-    from ensemble_ray.record.tree import tree_rows
+    from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.view.tree import tree_rows
 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
@@ -111,7 +111,7 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
 async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
     """A fed run as its record tells of it."""
     from ensemble_ray.outputs import RunState
-    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
+    from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
 
     is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
     view = MapReduceView(run.run_id, is_running=is_running)
@@ -128,7 +128,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     """
     from ensemble_ray.errors import ValidationError
     from ensemble_ray.ids import RUN, task_instance
-    from ensemble_ray.record.run_head import HEAD_KINDS
+    from ensemble_ray.record.resume.run_head import HEAD_KINDS
 
     facts: list[Fact] = []
     is_known = False
@@ -158,7 +158,7 @@ def _list(runs: list[RunSummary]) -> None:
 def _print_tree(rows: Sequence[TreeRow]) -> None:
     import sys
 
-    from ensemble_ray.record.tree import render_rows
+    from ensemble_ray.record.view.tree import render_rows
 
     text = render_rows(rows)
     if not sys.stdout.isatty():

@@ -17,7 +17,7 @@ from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
-from ensemble_ray.record.run_head import read_head
+from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.schedule.map_reduce_words import EndFed
 
 if TYPE_CHECKING:

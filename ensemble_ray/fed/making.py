@@ -19,7 +19,7 @@ from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.ids import RUN, instance_of
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -20,7 +20,7 @@ from ensemble_ray.facts.items import AgentsJoined, ItemsRecorded
 from ensemble_ray.fed.bodies import node_type
 from ensemble_ray.fed.ports import FedFailure
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome
 
 if TYPE_CHECKING:

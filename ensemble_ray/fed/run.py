@@ -49,8 +49,8 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
 from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
-from ensemble_ray.record.map_reduce_data import map_reduce_run_data
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.run_frame import frame_of

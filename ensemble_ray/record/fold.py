@@ -18,7 +18,7 @@ from ensemble_ray.ids import delegating_call, instance_of
 from ensemble_ray.metrics import ExecutionMetrics
 from ensemble_ray.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
-from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import violation_trace
 from ensemble_ray.record.task_fold import TaskFold

@@ -20,9 +20,9 @@ from ensemble_ray.facts.runs import PlanRecorded, RunResumed
 from ensemble_ray.ids import effect_name, instance_of
 from ensemble_ray.outputs import ExitReason, RunState
 from ensemble_ray.provider_errors import is_refusal_data
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
-from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
+from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore

@@ -13,7 +13,7 @@ from typing import overload
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
-from ensemble_ray.record.map_reduce_data import DIGEST_DIGITS, map_key, work_of
+from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, map_key, work_of
 from ensemble_ray.schedule.map_reduce_words import StartReduce
 
 __all__ = ["Codes", "RecordedGroups", "RecordedItems"]

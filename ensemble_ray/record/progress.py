@@ -13,7 +13,7 @@ from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.lenient import as_sequence
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.ids import delegating_call
-from ensemble_ray.record.map_reduce_data import is_direct, is_of_items
+from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore

@@ -24,7 +24,7 @@ from ensemble_ray.ids import delegating_call
 from ensemble_ray.outputs import ExitReason, TaskOutput
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.run_head import origin_in
+from ensemble_ray.record.resume.run_head import origin_in
 from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.schedule.stimuli import (
     CancelRequested,

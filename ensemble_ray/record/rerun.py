@@ -14,8 +14,8 @@ from ensemble_ray.errors import RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import EnsembleOutput, RunState
-from ensemble_ray.record.digest import differences
 from ensemble_ray.record.fold import RunFold
+from ensemble_ray.record.identity.digest import differences
 
 __all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
 

@@ -21,13 +21,13 @@ from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import RunEnded, RunResumed
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.commit_count import COUNT
-from ensemble_ray.record.losses import deleted
 from ensemble_ray.record.naming import chosen_id, taken
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite_file import RECORD, cannot_write
-from ensemble_ray.record.sqlite_reading import last_of_run, last_seq, read_all, read_page
+from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.file import RECORD, cannot_write
+from ensemble_ray.record.sqlite.losses import deleted
+from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
 from ensemble_ray.record.stores import PAGE, RunSummary
 from ensemble_ray.values import utc_of
 

@@ -248,11 +248,11 @@ def store_at(address: StoreAddress) -> RunStore:
         ValidationError: no store speaks that URL, or its extra is not installed.
     """
     if not address.url:
-        from ensemble_ray.record.store_sqlite import SqliteStore
+        from ensemble_ray.record.sqlite.store import SqliteStore
 
         return SqliteStore(Path(address.home))
     if address.url.startswith(("postgresql://", "postgres://")):
-        from ensemble_ray.record.store_postgres import PostgresStore
+        from ensemble_ray.record.postgres.store import PostgresStore
 
         return PostgresStore(address.url)
     # Of a text without a scheme nothing is repeated: it may be a password as well.

@@ -14,7 +14,7 @@ from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.ids import task_instance
 from ensemble_ray.record.task_fold import NO_RESULT
-from ensemble_ray.record.tree import TreeRow, one_line
+from ensemble_ray.record.view.tree import TreeRow, one_line
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact

@@ -29,10 +29,10 @@ from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
 from ensemble_ray.plan.synthesis import synthesize_agents
-from ensemble_ray.record.digest import compared
+from ensemble_ray.record.identity.digest import compared
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import located, read_head
+from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
 from ensemble_ray.resuming import planned_form
 from ensemble_ray.run_frame import frame_of

@@ -19,7 +19,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_sqlite import SqliteJournal
+from ensemble_ray.record.sqlite.journal import SqliteJournal
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.contracts.journal_line import line_to
 

@@ -225,7 +225,7 @@ SPOILT = """
 import os
 import subprocess
 from ensemble_ray import Ensemble, Task
-from ensemble_ray.record import sqlite_file
+from ensemble_ray.record.sqlite import file as sqlite_file
 from ensemble_ray.testing import ScriptedModel
 
 sqlite_file.LOOK_S = 0.0  # each commit looks: what is spoilt between a look and its commit cannot be noticed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.processes import Program, own_environment, program
 
 RUN = "run-1"
@@ -23,7 +23,7 @@ import asyncio, sys
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 
 def fact(number):
     return read_fact(run="run-1", kind="model", name=f"{sys.argv[2]}#0/{number}/model", at=1.0, data={"number": number})

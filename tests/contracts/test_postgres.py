@@ -12,8 +12,8 @@ from psycopg import sql
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres_group import name_of, text_of_name
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.group import name_of, text_of_name
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.record.stores import StoreAddress, store_at
 from tests.postgres_server import PostgresServer
 

@@ -17,9 +17,9 @@ from ensemble_ray.epochs import OWNER_STEP
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_group import Entry, Target, commit_group, render
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.database import Database
+from ensemble_ray.record.postgres.group import Entry, Target, commit_group, render
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import PATIENCE_S, RUN, another_process, elsewhere, fact, until

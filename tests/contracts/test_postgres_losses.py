@@ -8,7 +8,7 @@ import pytest
 from ensemble_ray.errors import RecordError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.postgres_server import PostgresServer
 
 from .postgres_records import PATIENCE_S, RUN, fact

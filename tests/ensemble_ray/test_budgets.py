@@ -21,7 +21,7 @@ from ensemble_ray import (
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.messages import ChatResponse, TokenUsage
 from ensemble_ray.record.retention import prune
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 from ensemble_ray.values import utc_now
 from tests.ensemble_ray.record.facts_of_runs import altered

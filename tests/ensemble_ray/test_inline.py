@@ -10,7 +10,7 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, RecordError, RunState, Task, aresume
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel
 from tests.ensemble_ray.record.facts_of_runs import altered
 

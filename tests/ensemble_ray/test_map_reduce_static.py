@@ -29,7 +29,7 @@ from ensemble_ray import (
 )
 from ensemble_ray.messages import ChatResponse, TokenUsage
 from ensemble_ray.record.fold import fold_output, fold_trace
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 
 

@@ -11,7 +11,7 @@ import pytest
 from ensemble_ray import Agent, Ensemble, InlineRuntime, RunState, SynthesisContext, Task, ValidationError, aresume
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.messages import ChatMessage
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel, replay
 from ensemble_ray.threads import call_user
 

@@ -29,8 +29,8 @@ from ensemble_ray import (
     aresume,
     resume,
 )
-from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.sqlite.commit_count import COUNT
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
     Calls,

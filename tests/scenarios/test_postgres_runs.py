@@ -10,7 +10,7 @@ from ensemble_ray import AgentSynthesizer, Ensemble, InlineRuntime, RecordError,
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.testing import ScriptedModel
 from tests.contracts.web_server import closed_port
 from tests.postgres_server import PostgresServer

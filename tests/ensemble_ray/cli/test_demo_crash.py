@@ -13,7 +13,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.loader import Runnable, load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
-from ensemble_ray.record.map_reduce_data import map_reduce_run_data
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 
 
 def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact[ModelAnswered]:

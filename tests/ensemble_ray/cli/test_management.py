@@ -13,7 +13,7 @@ from ensemble_ray.config import home_directory
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
 from tests.ensemble_ray.cli.conftest import Call
 

@@ -13,7 +13,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader import load_source
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-from ensemble_ray.record.map_reduce_data import map_reduce_run_data
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from tests.ensemble_ray.cli.conftest import Call
 
 #: A team without a model: its tasks are functions.

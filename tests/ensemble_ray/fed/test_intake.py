@@ -9,7 +9,7 @@ from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.intake import Intake
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.items.pulling import ListReader
-from ensemble_ray.record.map_reduce_data import item_digest
+from ensemble_ray.record.identity.map_reduce import item_digest
 from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 
 

@@ -6,7 +6,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.fed.bodies import FedBodies
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.record.map_reduce_data import item_digest
+from ensemble_ray.record.identity.map_reduce import item_digest
 from tests.ensemble_ray.fed.outputs import output
 from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 

@@ -9,7 +9,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble
-from ensemble_ray.record.map_reduce_data import map_reduce_run_data
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.testing import ScriptedModel
 
 

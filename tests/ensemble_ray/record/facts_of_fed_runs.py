@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.ids import instance_of
-from ensemble_ray.record.map_reduce_data import FINAL, item_digest
+from ensemble_ray.record.identity.map_reduce import FINAL, item_digest
 
 from .facts_of_runs import RUN, fact
 

@@ -9,7 +9,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.metrics import CostEstimate, TaskMetrics
 from ensemble_ray.outputs import TaskOutput
-from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.trace import LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
 from ensemble_ray.values import utc_of
 

@@ -12,8 +12,8 @@ from unittest.mock import patch
 import ensemble_ray
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
-from ensemble_ray.record.commit_count import COUNT, CountFile
-from ensemble_ray.record.sqlite_file import RECORD
+from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile
+from ensemble_ray.record.sqlite.file import RECORD
 
 RUN = "run-1"
 HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
@@ -25,7 +25,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 
@@ -69,7 +69,7 @@ def restart(directory: Path) -> None:
     count = directory / COUNT
     notes = count.read_bytes()
     count.unlink()
-    with patch("ensemble_ray.record.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
+    with patch("ensemble_ray.record.sqlite.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
         file = CountFile(directory)
         committed, synced, effect = (notes[place * 64 : place * 64 + 12].strip(b" \0") for place in range(3))
         if effect:

@@ -29,11 +29,11 @@ from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_output, fold_trace
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_tree
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
+from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
 
 #: What takes the place of a value; the first one leaves it out.

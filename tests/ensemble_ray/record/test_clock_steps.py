@@ -129,6 +129,6 @@ def _facts(run_id: str) -> list[Fact]:
     import asyncio
 
     from ensemble_ray.config import home_directory
-    from ensemble_ray.record.store_sqlite import SqliteStore
+    from ensemble_ray.record.sqlite.store import SqliteStore
 
     return asyncio.run(SqliteStore(home_directory()).facts(run_id))

@@ -14,7 +14,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 
 USAGE = TokenUsage(10, 5)
 

@@ -24,7 +24,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.trace import DelegationTrace, TaskTrace
 
 from .delegating_team import Counted

@@ -5,7 +5,7 @@ import pytest
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.record.fork import asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.fork import asked_agents, copied_facts, plan_fork, reused_differences
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 

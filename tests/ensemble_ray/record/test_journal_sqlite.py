@@ -10,10 +10,10 @@ import pytest
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_count import COUNT
-from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
+from ensemble_ray.record.sqlite.store import SqliteStore
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, rows
 
 

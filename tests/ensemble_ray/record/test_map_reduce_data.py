@@ -14,8 +14,8 @@ import pytest
 from ensemble_ray import OpenAIChatModel
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.digest import differences
-from ensemble_ray.record.map_reduce_data import (
+from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.identity.map_reduce import (
     DIRECT,
     FINAL,
     item_digest,

@@ -10,7 +10,7 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.ends import OutputRecorded
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import ExitReason, RunState
-from ensemble_ray.record.map_reduce_data import FINAL, item_digest, reduce_key
+from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
 from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome, fails_on_item, refusal_of
 from ensemble_ray.schedule.map_reduce_words import StartReduce
 

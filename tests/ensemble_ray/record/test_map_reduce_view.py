@@ -10,10 +10,10 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, MapReduceView
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_rows, render_tree, tree_rows
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
+from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 
 from .facts_of_fed_runs import begun as fed
 from .facts_of_fed_runs import group, items_fact, pulled

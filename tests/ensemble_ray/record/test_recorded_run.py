@@ -16,7 +16,7 @@ from ensemble_ray.metrics import CostConfiguration
 from ensemble_ray.outputs import EnsembleOutput, RunState
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.runs import list_runs, read_facts
-from ensemble_ray.record.tree import render_tree
+from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.decorator import tool
 from ensemble_ray.trace import CaptureMode, ExecutionTrace

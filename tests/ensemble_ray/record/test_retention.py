@@ -13,7 +13,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.retention import age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RunSummary
 from ensemble_ray.values import utc_now
 

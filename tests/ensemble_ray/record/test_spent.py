@@ -12,7 +12,7 @@ from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.budget import Amount, RunBudget
 from ensemble_ray.metrics import CostConfiguration
-from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.spent import spent_of, with_account
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 

@@ -7,8 +7,8 @@ import pytest
 
 from ensemble_ray import InlineRuntime
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_tree, tree_rows
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.trace import ExecutionTrace
 
 from .delegating_team import Counted

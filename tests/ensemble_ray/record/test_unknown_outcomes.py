@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ensemble_ray.record.map_reduce_view import MapReduceView
-from ensemble_ray.record.tree import render_rows, render_tree
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
+from ensemble_ray.record.view.map_reduce import MapReduceView
+from ensemble_ray.record.view.tree import render_rows, render_tree
 from ensemble_ray.trace import LlmInteraction
 
 from .facts_of_fed_runs import begun as fed

@@ -21,7 +21,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, replay
 from tests.ensemble_ray.record.delegating_team import Counted
 

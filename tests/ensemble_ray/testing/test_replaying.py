@@ -27,7 +27,7 @@ from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loop import run_blocking
 from ensemble_ray.outputs import RunState
 from ensemble_ray.prompts.output_format import correction_prompt
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay
 from ensemble_ray.testing.scripted import Entry
 

@@ -22,12 +22,12 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ids import RUN
 from ensemble_ray.outputs import RunState
-from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
-from ensemble_ray.record.journal_sqlite import COMMIT_LOCK, SqliteJournal
-from ensemble_ray.record.losses import keep_log
 from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
-from ensemble_ray.record.sqlite_file import RECORD, Row, SqliteFile, cannot_write
-from ensemble_ray.record.sqlite_reading import loss_in
+from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
+from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
+from ensemble_ray.record.sqlite.losses import keep_log
+from ensemble_ray.record.sqlite.reading import loss_in
 from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
 from ensemble_ray.threads import threads
 

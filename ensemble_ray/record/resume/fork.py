@@ -21,7 +21,7 @@ from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
 from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
 from ensemble_ray.ids import RUN, instance_of, task_instance
 from ensemble_ray.plan.planner import SYNTHESIZED
-from ensemble_ray.record.digest import differences
+from ensemble_ray.record.identity.digest import differences
 
 if TYPE_CHECKING:
     from ensemble_ray.plan.plan import Plan

@@ -19,8 +19,8 @@ from ensemble_ray.ids import RUN
 from ensemble_ray.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.naming import chosen_id
-from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_journal import (
+from ensemble_ray.record.postgres.database import Database
+from ensemble_ray.record.postgres.journal import (
     PostgresJournal,
     check_whole,
     last_seq,
@@ -28,9 +28,9 @@ from ensemble_ray.record.postgres_journal import (
     read_facts,
     read_page,
 )
-from ensemble_ray.record.postgres_owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
-from ensemble_ray.record.postgres_runs import read_runs
-from ensemble_ray.record.postgres_writer import PostgresWriter
+from ensemble_ray.record.postgres.owner import Claim, OwnedPostgresRun, ask_cancel, claim_new, claim_recorded, remove
+from ensemble_ray.record.postgres.runs import read_runs
+from ensemble_ray.record.postgres.writer import PostgresWriter
 from ensemble_ray.record.runs import check_run_id
 from ensemble_ray.record.stores import PAGE, OwnedRun, RunSummary, pages
 

@@ -21,12 +21,12 @@ from ensemble_ray.errors import RunExistsError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.outputs import RunState
 from ensemble_ray.record.naming import taken
-from ensemble_ray.record.postgres_group import Target
-from ensemble_ray.record.postgres_journal import PostgresJournal, read_facts
-from ensemble_ray.record.postgres_runs import HELD, read_runs, unknown_run
+from ensemble_ray.record.postgres.group import Target
+from ensemble_ray.record.postgres.journal import PostgresJournal, read_facts
+from ensemble_ray.record.postgres.runs import HELD, read_runs, unknown_run
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres_database import Connection, Database
+    from ensemble_ray.record.postgres.database import Connection, Database
 
 __all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "remove"]
 

@@ -19,12 +19,12 @@ from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import EpochGate
-from ensemble_ray.record.postgres_group import Entry, Group, Outcome, Target, commit_group, render
+from ensemble_ray.record.postgres.group import Entry, Group, Outcome, Target, commit_group, render
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from ensemble_ray.record.postgres_database import Connection, Database
+    from ensemble_ray.record.postgres.database import Connection, Database
 
 __all__ = ["PostgresWriter"]
 

@@ -20,14 +20,14 @@ from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
 from ensemble_ray.facts.effects import ToolIntended
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.journal import EpochGate
 from ensemble_ray.record.rendering import body_digest, text_of
-from ensemble_ray.record.writer import group_writer
+from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
+from ensemble_ray.record.sqlite.writer import group_writer
 from ensemble_ray.threads import threads
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.sqlite_file import Row, SqliteFile
+    from ensemble_ray.record.sqlite.file import Row, SqliteFile
 
 __all__ = ["COMMIT_LOCK", "SqliteJournal"]
 
@@ -145,7 +145,7 @@ class SqliteJournal:
         Raises:
             RecordError: what was appended cannot be written, or the record is damaged.
         """
-        from ensemble_ray.record.sqlite_reading import read_instance
+        from ensemble_ray.record.sqlite.reading import read_instance
 
         await self.flush()
         facts = await threads.run(read_instance, self._directory, self.run_id, instance)
@@ -216,7 +216,7 @@ class SqliteJournal:
         self._writer.ask(self)
 
     def _refusal(self, error: Exception) -> RecordError:
-        from ensemble_ray.record.sqlite_file import RECORD, cannot_write
+        from ensemble_ray.record.sqlite.file import RECORD, cannot_write
 
         return cannot_write(self._directory / RECORD, error)
 
@@ -283,7 +283,7 @@ class SqliteJournal:
         """Commit a group; False when another process holds the lock."""
         import sqlite3
 
-        from ensemble_ray.record.sqlite_file import SqliteFile, is_stale
+        from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
 
         if not self._lock.take(_TURN_S):
             return self._is_out_of_turn()

@@ -19,12 +19,12 @@ from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.outputs import RunState
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
 from ensemble_ray.record.level_tallies import LevelTally, tally_data
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, work_of
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, Outcome
-from ensemble_ray.record.run_head import HEAD_KINDS
-from ensemble_ray.record.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
+from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
+from ensemble_ray.record.view.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
 from ensemble_ray.values import utc_of
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """One run's facts in a SQLite file. Package: record.
 
-In: rendered facts, a group at a time. Out: a file that holds them; `sqlite_reading` reads it. The file itself refuses
+In: rendered facts, a group at a time. Out: a file that holds them; `reading` reads it. The file itself refuses
 facts of an older epoch (two triggers), so that no writer can pass it by. Everything here blocks: it is for threads.
 Never: a guess about a damaged file, a file that others may read, a group in part.
 """
@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError
-from ensemble_ray.record.commit_count import CountFile, read_count
-from ensemble_ray.record.losses import RECORD, deleted, log_of
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite_index import abandon, forget, index_of, is_sound, remember
-from ensemble_ray.record.sqlite_reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
+from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
+from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
+from ensemble_ray.record.sqlite.losses import RECORD, deleted, log_of
+from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
 
 if TYPE_CHECKING:
     from ensemble_ray.facts.fact import Fact

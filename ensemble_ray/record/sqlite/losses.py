@@ -22,9 +22,9 @@ from typing import cast
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.record.commit_count import CommitCount, read_count
 from ensemble_ray.record.rendering import BODY_MARK, body_digest, stored_text
-from ensemble_ray.record.wal_scan import LogScan, scan_log
+from ensemble_ray.record.sqlite.commit_count import CommitCount, read_count
+from ensemble_ray.record.sqlite.wal_scan import LogScan, scan_log
 
 __all__ = ["RECORD", "Loss", "deleted", "find_loss", "gap_of", "is_short", "keep_log", "log_of", "noted"]
 

@@ -2,7 +2,7 @@
 
 In: what several writers of a process appended. Out: which of it the database refused because of a newer epoch.
 Sequence numbers, epochs and what of a group is there already are decided by a function in the database
-(`postgres_schema`), under a lock on the run's row: no other process can come between. A group is one message: a client
+(`schema`), under a lock on the run's row: no other process can come between. A group is one message: a client
 that freezes or dies half-way has sent nothing or everything.
 Never: a fact twice because a commit was repeated, a group in part.
 """
@@ -22,7 +22,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres_database import Connection
+    from ensemble_ray.record.postgres.database import Connection
 
 __all__ = ["Entry", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
 

@@ -17,9 +17,9 @@ from typing import cast
 import pydantic
 
 from ensemble_ray.facts.runs import PlanRecorded
-from ensemble_ray.record.callable_identity import identity_of
-from ensemble_ray.record.definition_data import model_data
-from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.identity.callables import identity_of
+from ensemble_ray.record.identity.definition import model_data
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.trace import jsonable
 
 __all__ = [

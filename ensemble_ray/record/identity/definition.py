@@ -18,8 +18,8 @@ import pydantic
 
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.outputs import full_name
-from ensemble_ray.record.callable_identity import class_identity, identity_of
-from ensemble_ray.record.digest import digest_of
+from ensemble_ray.record.identity.callables import class_identity, identity_of
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.result import summaries
 from ensemble_ray.trace import jsonable
 

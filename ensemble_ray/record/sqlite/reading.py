@@ -20,9 +20,9 @@ from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
-from ensemble_ray.record.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
 from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
-from ensemble_ray.record.sqlite_index import is_dangerous
+from ensemble_ray.record.sqlite.index import is_dangerous
+from ensemble_ray.record.sqlite.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
 
 if TYPE_CHECKING:
     from ensemble_ray.record.rendering import Resolve

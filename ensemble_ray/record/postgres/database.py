@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ensemble_ray.bounded_log import bounded_logger
 from ensemble_ray.errors import RecordError, ValidationError, message_of
-from ensemble_ray.record.postgres_schema import ensure_schema, flaw_of, has_schema
+from ensemble_ray.record.postgres.schema import ensure_schema, flaw_of, has_schema
 
 if TYPE_CHECKING:
     import psycopg

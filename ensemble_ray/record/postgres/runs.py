@@ -17,7 +17,7 @@ from ensemble_ray.outputs import RunState
 from ensemble_ray.record.stores import RunSummary
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres_database import Connection
+    from ensemble_ray.record.postgres.database import Connection
 
 __all__ = ["HELD", "read_runs", "unknown_run"]
 

@@ -16,13 +16,13 @@ from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ids import RUN
 from ensemble_ray.ports import Until
-from ensemble_ray.record.losses import gap_of
-from ensemble_ray.record.postgres_group import Target, name_of, text_of_name
+from ensemble_ray.record.postgres.group import Target, name_of, text_of_name
 from ensemble_ray.record.rendering import data_of, missing_text
+from ensemble_ray.record.sqlite.losses import gap_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres_database import Connection
-    from ensemble_ray.record.postgres_writer import PostgresWriter
+    from ensemble_ray.record.postgres.database import Connection
+    from ensemble_ray.record.postgres.writer import PostgresWriter
 
 __all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page"]
 
