@@ -234,7 +234,7 @@ class SchedulerActor(LineService):
                 owned = await claim_run(
                     store,
                     run_id,
-                    origin=submission.header.get("origin"),
+                    origin=submission.header.origin,
                     durability=submission.frame.durability,
                     submission=submission.reason,
                 )

@@ -7,7 +7,7 @@ Never: anything per item that is kept.
 from __future__ import annotations
 
 from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.record.map_reduce_data import is_direct, is_of_items
+from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 
 __all__ = ["ItemTally"]
 
