@@ -62,7 +62,7 @@ _EXPORTS = {
     "ensemble_ray.prompts.agent": "build_system_prompt",
     "ensemble_ray.prompts.manager": "DefaultManagerPromptStrategy",
     "ensemble_ray.prompts.task": "build_user_prompt",
-    "ensemble_ray.record.exporters": "JsonTraceExporter",
+    "ensemble_ray.record.view.exporters": "JsonTraceExporter",
     "ensemble_ray.recovery.resuming": "aresume resume",
     "ensemble_ray.runs.handle": "Run",
     "ensemble_ray.runs.ports": "Runtime",

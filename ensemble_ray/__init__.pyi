@@ -91,7 +91,7 @@ from ensemble_ray.process.context import LogContextFilter as LogContextFilter
 from ensemble_ray.prompts.agent import build_system_prompt as build_system_prompt
 from ensemble_ray.prompts.manager import DefaultManagerPromptStrategy as DefaultManagerPromptStrategy
 from ensemble_ray.prompts.task import build_user_prompt as build_user_prompt
-from ensemble_ray.record.exporters import JsonTraceExporter as JsonTraceExporter
+from ensemble_ray.record.view.exporters import JsonTraceExporter as JsonTraceExporter
 from ensemble_ray.recovery.forking import afork as afork
 from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume

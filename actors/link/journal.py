@@ -18,12 +18,12 @@ from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.shared.journal import Group, JournalActor
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError, StaleEpochError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.journal import EpochGate, MemoryJournal, fence_of
+from ensemble_ray.record.journal import EpochGate, MemoryJournal
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.record.stores import StoreAddress, store_at
-from ensemble_ray.values.messages import Fact
 
 __all__ = ["RemoteJournal", "open_journal"]
 
@@ -137,7 +137,9 @@ class RemoteJournal:
             results = [error] * len(batch)
         for (facts, epoch, _, arrived), refused in zip(batch, cast("list[Exception | None]", results), strict=True):
             if isinstance(refused, StaleEpochError):
-                for fence in map(fence_of, facts):  # all of it is lost: none of its instances goes on without it
+                for fence in (
+                    fact.fence for fact in facts
+                ):  # all of it is lost: none of its instances goes on without it
                     self._gate.learn(fence, epoch + 1)
                 self._gate.learn(refused.name, refused.newest)
             elif refused is not None:

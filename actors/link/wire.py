@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.placement import PlacementRequest
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason
-from ensemble_ray.values.messages import Fact
 
 __all__ = [
     "UNKNOWN_TEMPLATE",
@@ -147,7 +148,7 @@ class Submission:
     run_id: str
     plan: Plan
     frame: RunFrame
-    header: Mapping[str, object]
+    header: PlanRecorded
     #: effects of before scheduling
     preamble: Sequence[Fact] = ()
     templates: Sequence[AgentTemplate]

@@ -204,7 +204,7 @@ class SchedulerActor(LineService, SessionService):
                 owned = await claim_run(
                     store,
                     run_id,
-                    origin=submission.header.get("origin"),
+                    origin=submission.header.origin,
                     durability=submission.frame.durability,
                     submission=submission.reason,
                 )

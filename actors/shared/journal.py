@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from ensemble_ray.errors import EnsembleError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.stores import StoreAddress, store_at
-from ensemble_ray.values.messages import Fact
 
 __all__ = ["Group", "JournalActor"]
 

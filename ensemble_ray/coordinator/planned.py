@@ -7,14 +7,14 @@ recorded of a task is its report, and what else runs is handed out anew. Fulfils
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, NoReturn, TypeVar
 
 from ensemble_ray.coordinator.outputs import KeyedOutputs
 from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import RecordError, StaleEpochError
-from ensemble_ray.execute.recorded import resume_data
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.runs import RecordedError, RunEnded, RunResumed
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule import machine_for
@@ -28,7 +28,7 @@ from ensemble_ray.schedule.stimuli import (
     Exited,
     Failed,
     Stimulus,
-    stimulus_fields,
+    encode_stimulus,
 )
 from ensemble_ray.values.ids import RUN, instance_of, key_of
 
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.ports import TaskReporter
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.execute.reports import Resumed
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.plan import Node, Plan
     from ensemble_ray.schedule.instructions import Question, WarnLeftOut, WarnOversized
     from ensemble_ray.schedule.source import Source
-    from ensemble_ray.values.messages import Fact
     from ensemble_ray.values.outputs import ExitReason, RunState
     from ensemble_ray.values.trace import TaskTrace
 
@@ -102,7 +103,7 @@ class PlannedTasks(Generic[Output, Failure]):
         journal: RunJournal,
         outputs: OutputStore[Output],
         *,
-        header: Mapping[str, object],
+        header: PlanRecorded,
         earlier: Sequence[Fact] = (),
         resumed: Resumed[Output, Failure] | None = None,
     ) -> None:
@@ -112,7 +113,7 @@ class PlannedTasks(Generic[Output, Failure]):
             plan: What to run.
             journal: Of the run.
             outputs: Where outputs are kept.
-            header: Data of the record's first fact; see the record format.
+            header: The record's first fact, but for its time.
             earlier: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
         """
@@ -133,7 +134,7 @@ class PlannedTasks(Generic[Output, Failure]):
         self._lost_work: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[Failure] = []
-        self._errors: list[dict[str, str]] = []
+        self._errors: list[RecordedError] = []
         self._started_at = journal.now()
 
     # Beginning.
@@ -145,14 +146,14 @@ class PlannedTasks(Generic[Output, Failure]):
         if self._resumed is not None:
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
-        first = self._journal.fact("plan", RUN, {**self._header, "started_at": self._started_at})
+        first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
         await self._journal.append(first, *self._earlier, until=Until.WRITTEN)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
         """Tell the source again what it was told; what is not resolved then is to be started."""
         self._started_at = resumed.started_at
-        note = self._journal.fact("resume", RUN, resume_data(self._header, is_restart=resumed.is_restart))
+        note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
         await self._journal.append(note, *self._earlier, until=Until.WRITTEN)
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
@@ -271,16 +272,14 @@ class PlannedTasks(Generic[Output, Failure]):
                 key=report.key, at=report.at, failure=report.failure, completed_before=len(self._completed)
             )
             self._failed.append(failed)
-        self._errors.append({"key": report.key, "error_type": report.error_type, "message": report.message})
+        self._errors.append(RecordedError(report.key, report.error_type, report.message))
 
     def encode(self, stimuli: Sequence[Stimulus]) -> Sequence[Fact]:
         """Return the facts of stimuli; each says how many of the same group follow, since a group is told at once."""
-        facts: list[Fact] = []
-        for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True):
-            fields = stimulus_fields(stimulus)
-            data = {**fields, "more": more} if more else fields
-            facts.append(self._journal.fact("stimulus", getattr(stimulus, "instance", RUN), data, stimulus.at))
-        return facts
+        return [
+            self._journal.fact(getattr(stimulus, "instance", RUN), encode_stimulus(stimulus, more=more), stimulus.at)
+            for more, stimulus in zip(range(len(stimuli) - 1, -1, -1), stimuli, strict=True)
+        ]
 
     def forget(self, instances: Sequence[str]) -> None:
         """Let outputs go."""
@@ -311,8 +310,8 @@ class PlannedTasks(Generic[Output, Failure]):
             failures=list(self._failed),
             unfinished=list(self._unfinished),
         )
-        data = {"state": ending.state.value, "exit_reason": ending.exit_reason.value, "errors": self._errors}
-        last = self._journal.fact("end", RUN, data, ended.completed_at)
+        data = RunEnded(state=ending.state, exit_reason=ending.exit_reason, errors=self._errors)
+        last = self._journal.fact(RUN, data, ended.completed_at)
         await self._journal.append(last, until=Until.WRITTEN)
         return ended
 

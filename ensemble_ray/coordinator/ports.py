@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.schedule.instructions import (
         End,
         Instruction,
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     )
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["Executor", "Opening", "Order", "Result", "RunTasks", "TaskReporter", "WithInstance"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ensemble_ray.facts.fact import Fact, FactData
 from ensemble_ray.ports import Until
-from ensemble_ray.values.messages import Fact
 
 if TYPE_CHECKING:
     from ensemble_ray.ports import Clock, Journal
@@ -28,10 +27,10 @@ class RunJournal:
         """Return the time, Unix time, s."""
         return self.clock.now()
 
-    def fact(self, kind: str, name: str, data: Mapping[str, object], at: float | None = None) -> Fact:
+    def fact(self, name: str, data: FactData, at: float | None = None) -> Fact:
         """Return a fact of this run."""
         moment = self.clock.now() if at is None else at
-        return Fact(run=self.run_id, kind=kind, name=name, at=moment, data=data, epoch=self.epoch)
+        return Fact(run=self.run_id, name=name, at=moment, data=data, epoch=self.epoch)
 
     async def append(self, *facts: Fact, until: Until = Until.TAKEN) -> None:
         """Put facts on record.

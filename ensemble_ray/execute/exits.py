@@ -11,9 +11,9 @@ from ensemble_ray.errors import BudgetExhaustedError, ExitEarlyError, message_of
 from ensemble_ray.values.outputs import ExitReason
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
-__all__ = ["exhaustion_told", "exit_of", "reason_of", "recorded_reason"]
+__all__ = ["exhaustion_told", "exit_of", "reason_of"]
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -24,25 +24,17 @@ def reason_of(error: BaseException | None) -> ExitReason:
 
 
 def exit_of(reason: ExitReason) -> ExitEarlyError:
-    """The error that ends a run for that reason."""
+    """Return the error that ends a run for that reason."""
     if reason is ExitReason.BUDGET_EXHAUSTED:
         return BudgetExhaustedError()
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
 
 
 def exhaustion_told(errors: Iterable[BaseException | None]) -> str:
-    """What a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
+    """Return what a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
 
     Args:
         errors: Those of the tasks that ended the run, in the order in which they did.
     """
     spent = (error for error in errors if isinstance(error, BudgetExhaustedError) and str(error))
     return next(map(message_of, spent), "Budget exhausted")
-
-
-def recorded_reason(data: Mapping[str, object]) -> ExitReason:
-    """The reason that stands in the data of a fact; earlier records only say whether the time was up."""
-    told = data.get("reason")
-    if told in set(ExitReason):
-        return ExitReason(str(told))
-    return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY

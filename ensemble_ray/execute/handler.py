@@ -8,7 +8,6 @@ handler whose result is recorded is not called again (S-DUR-25).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError
@@ -17,6 +16,7 @@ from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
@@ -45,22 +45,21 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
         UnknownOutcomeError: it was begun before a crash, and nobody knows whether it was done (S-DUR-25).
     """
     name = effect_name(scope.order.instance, 0, HANDLER)
-    recorded = scope.recorded(name, "tool_result")
+    recorded = scope.recorded(name, ToolReturned)
     if recorded is not None:
-        return _given(scope, recorded.data)
+        return _result_of(scope, recorded.data)
     effect = scope.order.task.handler_effect
-    intent = scope.recorded(name, "tool_intent")
+    intent = scope.recorded(name, ToolIntended)
     if intent is None:
         intent = lost_call(scope, name, HANDLER, "", effect)
-    if intent is not None and effect_of(intent, effect) == "once":
+    if intent is not None and effect_of(intent.data, effect) == "once":
         lost = await settle_unknown(scope, intent)
         if lost is not None:
-            return _given(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
+            return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
     # Also when it is called again: a house that was replaced is stopped here, before the effect.
     await scope.note(
-        "tool_intent",
         name,
-        {"tool_name": HANDLER, "arguments": "", "effect": effect},
+        ToolIntended(tool_name=HANDLER, arguments="", effect=effect),
         until=Until.TAKEN if effect == "none" else Until.SYNCED,
     )
     return await _called(scope, name)
@@ -85,41 +84,41 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
         raise _failure(order, text) from error
     if given is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
-        data = await _noted(scope, name, "failure", text, began=began)
+        result = await _noted(scope, name, "failure", text, began=began)
     elif not isinstance(given, ToolResult):
-        data = await _noted(scope, name, "success", str(given), began=began)
+        result = await _noted(scope, name, "success", str(given), began=began)
     elif not given.is_success:
         text = f"Deterministic task failed: {given.error_message}"
-        data = await _noted(scope, name, "failure", text, began=began)
+        result = await _noted(scope, name, "failure", text, began=began)
     else:
         structured = given.structured_output if order.task.output_type is not None else None
-        data = await _noted(scope, name, "success", given.output, structured, began=began)
-    if data["outcome"] != "success":
-        raise _failure(order, str(data["text"]))
-    return str(data["text"]), data["structured_output"]
+        result = await _noted(scope, name, "success", given.output, structured, began=began)
+    if not result.is_success:
+        raise _failure(order, result.text)
+    return result.text, result.structured_output
 
 
 async def _noted(
     scope: TaskScope, name: str, outcome: Outcome, text: str, structured: object = None, *, began: float
-) -> Mapping[str, object]:
+) -> ToolReturned:
     """Note the result."""
-    data: dict[str, object] = {
-        "outcome": outcome,
-        "text": whole_text(text),
-        "structured_output": structured,
-        "started_at": began,
-        "duration_s": max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
-    }
-    await scope.note("tool_result", name, data)
-    return data
+    result = ToolReturned(
+        outcome=outcome,
+        text=whole_text(text),
+        structured_output=structured,
+        started_at=began,
+        duration_s=max(0.0, scope.ports.clock.now() - began) if outcome != "unknown" else 0.0,
+    )
+    await scope.note(name, result)
+    return result
 
 
-def _given(scope: TaskScope, data: Mapping[str, object]) -> tuple[str, object]:
-    """What a recorded result says; its structured output is of the task's type again."""
-    outcome, text, structured = data["outcome"], str(data["text"]), data["structured_output"]
-    if outcome in {"error", "failure"}:
+def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
+    """Return what a recorded result says; its structured output is of the task's type again."""
+    text, structured = recorded.text, recorded.structured_output
+    if recorded.outcome in {"error", "failure"}:
         raise _failure(scope.order, text)
-    scope.effects.is_outcome_unknown = outcome == "unknown"
+    scope.effects.is_outcome_unknown = recorded.is_unknown
     kind = scope.order.task.output_type
     if kind is None or structured is None:
         return text, None
@@ -134,5 +133,5 @@ def _given(scope: TaskScope, data: Mapping[str, object]) -> tuple[str, object]:
 
 
 def _failure(order: TaskOrder, text: str) -> AgentExecutionError:
-    """The failure of the task; the record has the whole text."""
+    """Return the failure of the task; the record has the whole text."""
     return AgentExecutionError(brief(text, _LONGEST), order.agent_role, order.task.description)

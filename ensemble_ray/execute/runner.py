@@ -28,25 +28,21 @@ from ensemble_ray.events import Event, TaskCompleteEvent, TaskFailedEvent, TaskS
 from ensemble_ray.execute.agent.loop import AgentLoop
 from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
-from ensemble_ray.execute.exits import exit_of, reason_of, recorded_reason
+from ensemble_ray.execute.exits import exit_of, reason_of
 from ensemble_ray.execute.handler import run_handler
 from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import (
-    as_mapping,
-    began_at,
-    failure_of,
-    recorded_workers,
-    trace_of,
-    typed_output,
-)
-from ensemble_ray.execute.scope import LOSS, RunnerPorts, TaskScope
+from ensemble_ray.execute.recorded import recorded_output, recorded_workers
+from ensemble_ray.execute.scope import RunnerPorts, TaskScope
 from ensemble_ray.execute.slots import Slot
+from ensemble_ray.facts.effects import began_at
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
+from ensemble_ray.facts.fact import Fact, find_fact
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.ports import Until
 from ensemble_ray.ports.services import use_services
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import log_context
-from ensemble_ray.values.error_data import error_data
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.error_data import error_data, error_from
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 from ensemble_ray.values.trace import TaskTrace
 
@@ -119,7 +115,9 @@ class TaskRunner:
             task_description=order.task.description,
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
-            started_at=min([now, *(began_at(fact) for fact in known.values() if fact.kind != LOSS)]),
+            started_at=min(
+                [now, *(began_at(fact) for fact in known.values() if not isinstance(fact.data, LossAccepted))]
+            ),
             capture_mode=self.frame.capture_mode,
             is_handler=order.agent_key is None,
         )
@@ -187,19 +185,17 @@ class TaskRunner:
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
         """How the task ended, when an earlier house recorded it and died before it could tell."""
         instance, known = scope.order.instance, scope.known
-        if (fact := known.get((instance, "output"))) is not None:
-            output = typed_output(as_mapping(fact.data.get("output")), scope.order.task.output_type)
+        if (output := recorded_output(known, instance, scope.order.task.output_type)) is not None:
             return await self._with_workers(scope, self._told(scope, output))
-        if (fact := known.get((instance, "task_failed"))) is not None:
-            failed = self._unfinished(scope, "failed", failure_of(fact, scope.order.task.output_type))
-            took, trace = max(0.0, fact.at - scope.effects.started_at), trace_of(fact) or failed.trace
-            attempts = fact.data.get("attempts")
-            tries = attempts if isinstance(attempts, int) else 0
-            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=tries)
+        if (fact := find_fact(known, instance, FailureRecorded)) is not None:
+            error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
+            failed = self._unfinished(scope, "failed", error)
+            took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
+            failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=fact.data.attempts)
             failed = await self._with_workers(scope, failed)
             return self._tell_failure(scope, failed)
-        if (fact := known.get((instance, "task_exited"))) is not None:
-            reason = recorded_reason(fact.data)
+        if (exited := find_fact(known, instance, ExitRecorded)) is not None:
+            reason = exited.data.reason
             # With a larger budget there may be more to do; where there is none, its next request is refused again.
             if reason is not ExitReason.BUDGET_EXHAUSTED:
                 return await self._with_workers(scope, self._unfinished(scope, "exited", exit_of(reason)))
@@ -213,7 +209,7 @@ class TaskRunner:
         return replace(result, delegated=workers.delegated, lost_work=workers.lost_work)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
-        await scope.note("output", scope.order.instance, {"output": output}, until=Until.WRITTEN)
+        await scope.note(scope.order.instance, OutputRecorded(output=output), until=Until.WRITTEN)
         return self._told(scope, output)
 
     def _told(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
@@ -253,23 +249,23 @@ class TaskRunner:
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
         result = self._unfinished(scope, "exited", exit_early)
-        await scope.note("task_exited", scope.order.instance, {"reason": result.exit_reason.value}, until=Until.WRITTEN)
+        await scope.note(scope.order.instance, ExitRecorded(reason=result.exit_reason), until=Until.WRITTEN)
         return result
 
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         result = self._unfinished(scope, "failed", error)
         if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
             return self._tell_failure(scope, result)
-        told = {
-            "error_type": type(error).__name__,
-            "message": message_of(error),
-            "stack_trace": "".join(traceback.format_exception(error)),
-            "trace": result.trace,
-            "error": error_data(error),
-            **({"attempts": result.attempts} if result.attempts else {}),
-        }
+        failure = FailureRecorded(
+            error_type=type(error).__name__,
+            message=message_of(error),
+            stack_trace="".join(traceback.format_exception(error)),
+            trace=result.trace,
+            error=error_data(error),
+            attempts=result.attempts,
+        )
         try:
-            await scope.note("task_failed", scope.order.instance, told, until=Until.WRITTEN)
+            await scope.note(scope.order.instance, failure, until=Until.WRITTEN)
         except StaleEpochError as stale:  # another runner has this task now, and tells of it
             return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear

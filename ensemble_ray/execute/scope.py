@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ensemble_ray.events import Event
-from ensemble_ray.execute.fact_shapes import check_usable
 from ensemble_ray.execute.slots import Slot
+from ensemble_ray.facts.fact import Fact, FactData, find_fact, require_usable
+from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.limits.endpoints import EndpointService, process_endpoints
 from ensemble_ray.ports import Until
 from ensemble_ray.values.ids import RUN
-from ensemble_ray.values.messages import ChatMessage, Fact
+from ensemble_ray.values.messages import ChatMessage
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.delegation.peers import Colleagues
@@ -24,13 +25,13 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+    from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.ports import Clock, EventSink, Journal, ToolMetrics
     from ensemble_ray.ports.services import Services
 
-__all__ = ["LOSS", "RunnerPorts", "TaskScope"]
+__all__ = ["RunnerPorts", "TaskScope"]
 
-#: Kind of the fact that tells that a part of the record is lost.
-LOSS = "loss"
+D = TypeVar("D", bound=FactData)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class RunnerPorts:
     #: whether and when endpoints are asked; the process's own unless a test brings another
     endpoints: EndpointService = field(default_factory=process_endpoints)
     #: told (effect, recorded fact, digest of today's request, its messages) where a recorded answer is used (S-DUR-55)
-    compare: Callable[[str, Fact, str, Sequence[ChatMessage]], None] | None = None
+    compare: Callable[[str, Fact[ModelAnswered], str, Sequence[ChatMessage]], None] | None = None
     #: the user's callable that is asked about unknown outcomes in this process; None: its terminal (S-DUR-24)
     ask_unknown: Callable[[UnknownEffect], object] | None = None
 
@@ -73,22 +74,22 @@ class TaskScope:
         """Whether it is the task of a hierarchical run's manager."""
         return self.frame.hierarchy is not None and not self.order.depth
 
-    def recorded(self, name: str, kind: str) -> Fact | None:
-        """The effect recorded under that name, which is not performed again; None when there is none.
+    def recorded(self, name: str, wanted: type[D]) -> Fact[D] | None:
+        """Return the effect recorded under that name, which is not performed again; None when there is none.
 
         Raises:
             RecordError: something of it is missing.
         """
-        found = self.known.get((name, kind))
-        return None if found is None else check_usable(found)
+        found = find_fact(self.known, name, wanted)
+        return None if found is None else require_usable(found)
 
     @property
-    def loss(self) -> Fact | None:
+    def loss(self) -> Fact[LossAccepted] | None:
         """What tells that a part of the record is lost in which the task may have called something; None: nothing does."""
-        found = self.known.get((RUN, LOSS))
-        return found if found is not None and found.data.get("has_effect") is not False else None
+        found = find_fact(self.known, RUN, LossAccepted)
+        return found if found is not None and found.data.has_effect else None
 
-    async def note(self, kind: str, name: str, data: Mapping[str, object], *, until: Until = Until.TAKEN) -> None:
+    async def note(self, name: str, data: FactData, *, until: Until = Until.TAKEN) -> None:
         """Put a fact into the journal; return when it is as safe as the next step needs.
 
         Raises:
@@ -96,7 +97,7 @@ class TaskScope:
             RecordError: the store refused it.
         """
         order = self.order
-        fact = Fact(run=order.run_id, kind=kind, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
+        fact = Fact(run=order.run_id, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
         await self.ports.journal.append((fact,), epoch=order.epoch, until=until)
 
     def emit(self, kind: type[Event], build: Callable[[], Event]) -> None:

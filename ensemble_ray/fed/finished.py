@@ -16,8 +16,7 @@ from ensemble_ray.fed.feeding import opened
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
-from ensemble_ray.record.run_head import read_head
-from ensemble_ray.record.task_fold import as_text
+from ensemble_ray.record.resume.run_head import read_head
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_results import ItemResultWriter
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.definition.map_reduce import MapDefinition
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.items.pulling import ItemReader, RefusedItem
     from ensemble_ray.record.stores import RunStore
 
@@ -47,7 +47,7 @@ async def finished(
     run_id: str,
     definition: MapDefinition,
     *,
-    header: Mapping[str, object] | None,
+    header: PlanRecorded | None,
     bodies: MapReduceOutputs,
     output_types: Mapping[str, type[object]],
     open_results: OpenResults,
@@ -58,7 +58,7 @@ async def finished(
         store: Has the records.
         run_id: The id.
         definition: What is to be run.
-        header: Data of the first fact that the run would record; None: that has been compared.
+        header: The first fact that the run would record; None: that has been compared.
         bodies: Get its outputs.
         output_types: Types of today's definition, by full name.
         open_results: Opens what hears of its items; rows and dead letters that its files lack are written again.
@@ -102,9 +102,9 @@ async def _recorded_end(
         await watch.written()  # of a large run not all outputs are to be in memory at once
         is_exhausted = taken.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
-    reason = as_text(head.end.get("exit_reason"), ExitReason.COMPLETED)
+    reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
     return MapReduceEnd(
-        ending=End(state=RunState.COMPLETED, exit_reason=ExitReason(reason)),
+        ending=End(state=RunState.COMPLETED, exit_reason=reason),
         started_at=head.started_at,
         completed_at=head.started_at,
         failures=[failure for failure in failures if failure is not None],

@@ -29,7 +29,9 @@ from ensemble_ray.definition.output_types import output_types_of
 from ensemble_ray.definition.workflow import ParallelErrorStrategy
 from ensemble_ray.errors import RecordError, StaleEpochError, message_of
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
-from ensemble_ray.execute.recorded import resume_data
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
 from ensemble_ray.fed.feeding import opened, rules_of, window_of
 from ensemble_ray.fed.finished import finished
 from ensemble_ray.fed.recovery import RecoveredRun
@@ -40,8 +42,8 @@ from ensemble_ray.plan.plan import Plan
 from ensemble_ray.plan.planner import Planned, text_of
 from ensemble_ray.ports import Until
 from ensemble_ray.process.clock import SystemClock
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
-from ensemble_ray.record.map_reduce_data import fed_run_data
 from ensemble_ray.record.result import assemble
 from ensemble_ray.record.stores import store_at
 from ensemble_ray.runs.context import request_of
@@ -51,7 +53,6 @@ from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.values.amounts import NOTHING
 from ensemble_ray.values.ids import RUN, new_object_id
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class MapReduceLauncher:
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
         self._spending: Spending | None = None
         #: recorded answers of the calls that made agents, by effect name
-        self._answers: Mapping[str, Sequence[Fact]] = {}
+        self._answers: Mapping[str, Sequence[Fact[ModelAnswered]]] = {}
         self._clock = SystemClock()
 
     @property
@@ -103,10 +104,10 @@ class MapReduceLauncher:
             size=f"{'some' if count is None else count} items",
         )
 
-    def describe(self) -> Mapping[str, object]:
+    def describe(self) -> PlanRecorded:
         """Return what the record's first fact says of the items and the rules."""
         definition = self.definition
-        return fed_run_data(
+        return map_reduce_run_data(
             definition,
             workflow=definition.shown_workflow,
             inputs=self._inputs,
@@ -114,7 +115,7 @@ class MapReduceLauncher:
         )
 
     async def replay(
-        self, scope: RunScope, header: Mapping[str, object] | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave, of these items."""
 
@@ -135,7 +136,7 @@ class MapReduceLauncher:
         conclusion = self._conclude(ended)
         return assemble(description, conclusion.results, conclusion.end, conclusion.failure)
 
-    async def launch(self, scope: RunScope, header: Mapping[str, object], mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
         """Coordinate the run here, and record it."""
         owned = await self._claim(scope)
         state = RunState.FAILED
@@ -191,7 +192,7 @@ class MapReduceLauncher:
         )
 
     async def _coordinate(
-        self, scope: RunScope, owned: OwnedRun | None, header: Mapping[str, object], mode: CaptureMode
+        self, scope: RunScope, owned: OwnedRun | None, header: PlanRecorded, mode: CaptureMode
     ) -> MapReduceEnd:
         """Do everything between the beginning of the record and its end."""
         run_id = scope.run_id
@@ -202,12 +203,8 @@ class MapReduceLauncher:
             self._answers = record.facts.answers
         journal = ForgetfulJournal(run_id) if owned is None else owned.journal
         epoch, now = 0 if owned is None else owned.epoch, self._clock.now()
-        kind, data = (
-            ("plan", {**header, "started_at": now})
-            if record is None
-            else ("resume", resume_data(header, is_restart=False))
-        )
-        first = Fact(run=run_id, kind=kind, name=RUN, at=now, data=data, epoch=epoch)
+        data = replace(header, started_at=now) if record is None else RunResumed.of(header, is_restart=False)
+        first = Fact(run=run_id, name=RUN, at=now, data=data, epoch=epoch)
         await journal.append((first,), epoch=epoch, until=Until.WRITTEN)
         async with contextlib.AsyncExitStack() as stack:
             found = await self._open_items(scope)
@@ -340,16 +337,12 @@ class MapReduceLauncher:
         """Put the end on record."""
         if owned is None:
             return
-        errors = [
-            {"key": "", "error_type": type(failure.error).__name__, "message": message_of(failure.error)}
-            for failure in ended.failures
-        ]
         ending = ended.ending
-        data = {
-            "state": ending.state.value,
-            "exit_reason": ending.exit_reason.value,
-            "failure": ending.failure,
-            "errors": errors,
-        }
-        last = Fact(run=scope.run_id, kind="end", name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
+        data = RunEnded(
+            state=ending.state,
+            exit_reason=ending.exit_reason,
+            failure=ending.failure,
+            errors=[RecordedError("", type(each.error).__name__, message_of(each.error)) for each in ended.failures],
+        )
+        last = Fact(run=scope.run_id, name=RUN, at=ended.completed_at, data=data, epoch=owned.epoch)
         await owned.journal.append((last,), epoch=owned.epoch, until=Until.WRITTEN)

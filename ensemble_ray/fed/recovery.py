@@ -15,18 +15,19 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceFailure
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.recorded import as_mapping, typed_output
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded, read_trace
+from ensemble_ray.facts.items import AgentsJoined, ItemsRecorded
 from ensemble_ray.items.spool import Spool
-from ensemble_ray.record.map_reduce_data import AGENTS_KIND, DIRECT, FINAL, agents_in, map_key, reduce_key, work_of
-from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Keep, Outcome
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome
 from ensemble_ray.values.error_data import error_from
-from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore
     from ensemble_ray.schedule.instructions import ReduceGroup
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["RecoveredRun"]
 
@@ -40,9 +41,9 @@ class RecoveredRun:
         self._output_types = output_types or {}
         self._failures = Spool()
         self._slots: dict[tuple[int, int], int] = {}
-        #: ends of items that are not on record yet, by key: what takes them, and their data
-        self._early: dict[str, tuple[Keep, Mapping[str, object]]] = {}
-        self.facts = FedRecovered(self._keep, self._keep_failure)
+        #: ends of items that are not on record yet, by key
+        self._early: dict[str, OutputRecorded | Fact[FailureRecorded]] = {}
+        self.facts = MapReduceRecovery(self._keep, self._keep_failure)
 
     @classmethod
     async def read(
@@ -60,7 +61,7 @@ class RecoveredRun:
             RecordError: the record is damaged.
         """
         record = cls(bodies, output_types)
-        async for page in store.read(run_id, kinds=(*FED_KINDS, AGENTS_KIND)):
+        async for page in store.read(run_id, kinds=(*MAP_REDUCE_KINDS, AgentsJoined.KIND)):
             record.take(page)
         return record
 
@@ -72,31 +73,34 @@ class RecoveredRun:
         """
         self.facts.take(facts)
         for fact in facts:
-            if fact.kind == AGENTS_KIND:
-                self._bodies.recall(agents_in(fact.data))
-        if any(fact.kind == "items" for fact in facts):
+            if isinstance(fact.data, AgentsJoined):
+                self._bodies.recall(fact.data.summaries())
+        if any(isinstance(fact.data, ItemsRecorded) for fact in facts):
             early, self._early = self._early, {}
-            for key, (keep, data) in early.items():
-                keep(key, data)
+            for key, end in early.items():
+                if isinstance(end, OutputRecorded):
+                    self._keep(key, end)
+                else:
+                    self._keep_failure(key, end)
 
-    def _keep(self, key: str, data: Mapping[str, object]) -> None:
+    def _keep(self, key: str, end: OutputRecorded) -> None:
         place = self._place(key)
         if place is None:
-            self._early[key] = self._keep, data
+            self._early[key] = end
             return
+        data = end.output_data()
         kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
         self._bodies.keep(*place, typed_output(data, self._output_types.get(str(data.get("output_type") or ""))), kind)
 
-    def _keep_failure(self, key: str, data: Mapping[str, object]) -> None:
+    def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
         place = self._place(key)
         if place is None:
-            self._early[key] = self._keep_failure, data
+            self._early[key] = fact
             return
-        trace = as_mapping(data.get("trace"))
-        found = TaskTrace.model_validate(trace) if trace else None
+        found = read_trace(fact)
         told = {
-            "error": as_mapping(data.get("error")) or {"type": data.get("error_type"), "text": data.get("message")},
-            "attempts": data.get("attempts"),
+            "error": fact.data.error_data,
+            "attempts": fact.data.attempts,
             "at": self.facts.head.started_at if found is None else found.completed_at.timestamp(),
             "task_description": key if found is None else found.task_description,
             "agent_role": "" if found is None else found.agent_role,
@@ -145,14 +149,13 @@ class RecoveredRun:
         if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
             return None
         told: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
-        attempts = told["attempts"]
         return MapReduceFailure(
             level=level,
             at=told["at"],
             task_description=told["task_description"],
             agent_role=told["agent_role"],
             error=error_from(told["error"]),
-            attempts=attempts if isinstance(attempts, int) else 0,
+            attempts=told["attempts"],
         )
 
     def occurrence(self, level: int, number: int) -> int:

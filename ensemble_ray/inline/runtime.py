@@ -53,7 +53,7 @@ class InlineRuntime:
             owned = await claim_run(
                 store_at(request.store),
                 request.run_id,
-                origin=work.header.get("origin"),
+                origin=work.header.origin,
                 durability=request.context.durability,
                 submission=work.submission,
             )

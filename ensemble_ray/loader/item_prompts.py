@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.problems import known_names, suggestion
-from ensemble_ray.record.definition_data import task_data
+from ensemble_ray.record.identity.definition import task_data
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.task import Task

@@ -10,7 +10,8 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from ensemble_ray.events import Event
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.values.amounts import Amount

@@ -1,4 +1,4 @@
-"""One recorded attempt to hand work on, as it stands in traces. Room: record. Pure.
+"""One recorded attempt to hand work on, as it stands in traces. Package: record. Pure.
 
 In: the decision about a call, its result where there is one, and what the worker's own facts tell. Out: the effect that
 the delegating task noted, or would have noted. Never: a result that nobody recorded.
@@ -12,12 +12,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.effects import DelegationEffect
-from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
+from ensemble_ray.facts.effects import read_request
 from ensemble_ray.values.delegation import DelegationResponse, DelegationStatus, spoken_role
 from ensemble_ray.values.ids import delegated_instance
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.facts.effects import DelegationDecided, ToolReturned
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.outputs import TaskOutput
     from ensemble_ray.values.trace import TaskTrace
 
@@ -41,24 +42,24 @@ class WorkerFold:
     last_at: float = 0.0
 
 
-def worker_role(decision: Fact, roles: Mapping[str, str]) -> str:
+def worker_role(decision: Fact[DelegationDecided], roles: Mapping[str, str]) -> str:
     """Role of who was asked; of a refused attempt that of the one who is meant, or what the model wrote.
 
     Args:
         decision: What was decided.
         roles: Roles by agent key.
     """
-    found = roles.get(str(decision.data.get("worker")))
+    found = roles.get(decision.data.worker or "")
     if found is not None:
         return found
-    asked = request_of(decision).agent_role
+    asked = read_request(decision).agent_role
     return next((role for role in roles.values() if spoken_role(role) == spoken_role(asked)), asked)
 
 
 def delegation_effect(
-    decision: Fact, result: Fact | None, worker: WorkerFold, *, depth: int, role: str
+    decision: Fact[DelegationDecided], result: ToolReturned | None, worker: WorkerFold, *, depth: int, role: str
 ) -> DelegationEffect:
-    """The effect of one attempt.
+    """Return the effect of one attempt.
 
     Args:
         decision: What was decided.
@@ -67,8 +68,8 @@ def delegation_effect(
         depth: How deep the delegating task is; 0 for one of the plan.
         role: See `worker_role`.
     """
-    request, began = request_of(decision), began_at(decision)
-    text, errors, raw, took = _given(decision, result, worker, began)
+    request, began = read_request(decision), decision.data.started_at
+    text, errors, raw, took = _result_of(decision.data, result, worker, began)
     response = DelegationResponse(
         task_id=request.task_id,
         status=DelegationStatus.FAILURE if errors else DelegationStatus.SUCCESS,
@@ -86,25 +87,22 @@ def delegation_effect(
         started_at=began,
         position=(int(turn), int(call.removeprefix("call-"))),
         text=text,
-        is_started=decision.data.get("worker") is not None and (worker.is_known or result is not None),
+        is_started=decision.data.worker is not None and (worker.is_known or result is not None),
         instance=delegated_instance(decision.name),
         output=worker.output if not errors else None,
         trace=worker.trace,
     )
 
 
-def _given(
-    decision: Fact, result: Fact | None, worker: WorkerFold, began: float
+def _result_of(
+    decision: DelegationDecided, result: ToolReturned | None, worker: WorkerFold, began: float
 ) -> tuple[str, tuple[str, ...], str | None, float]:
-    """Text for the model, errors, the worker's text, and how long it took, s."""
-    data = {} if result is None else result.data
-    text, took = str(data.get("text") or ""), data.get("duration_s")
-    taken = float(took) if isinstance(took, int | float) else 0.0
-    if decision.data.get("worker") is None:  # nobody was asked, whether or not the model has heard of it
-        refusal = as_mapping(decision.data.get("refusal"))
-        reason, hint = str(refusal.get("reason") or ""), str(refusal.get("hint") or "")
+    """Return the text for the model, errors, the worker's text, and how long it took, s."""
+    text, taken = ("", 0.0) if result is None else (result.text, result.duration_s)
+    if decision.worker is None:  # nobody was asked, whether or not the model has heard of it
+        reason, hint = decision.refusal or ("", "")
         return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), None, taken
-    if result is not None and data.get("outcome") != "success":
+    if result is not None and not result.is_success:
         return text, (text.removeprefix("Error: "),), None, taken
     if result is not None:
         return text, (), text if worker.output is None else worker.output.raw, taken

@@ -1,4 +1,4 @@
-"""What the calling process's environment decides about a record. Room: record. Pure over a given environment."""
+"""What the calling process's environment decides about a record. Package: record. Pure over a given environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folds over a run's facts: its trace and its output. Room: record. Pure.
+"""Folds over a run's facts: its trace and its output. Package: record. Pure.
 
 In: the facts of one run in order, as a journal gives them or as they are appended. Out: the `ExecutionTrace` of a
 finished, failed, cancelled or torn run; the `EnsembleOutput` of a finished one.
@@ -8,25 +8,23 @@ Never: events, clocks, files; a torn record is no error, it is a run of which le
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import LossAccepted, PlanRecorded, RunEnded, RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import MANAGER_KEY, HierarchyRules
-from ensemble_ray.record.digest import digest_of
-from ensemble_ray.record.journal import LOSS, RUN, instance_of_fact
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.record.levels import level_summaries, placed
 from ensemble_ray.record.result import RunDescription, RunEnd, RunResults, make_trace, output_with, violation_trace
-from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text, lost_told
+from ensemble_ray.record.task_fold import TaskFold
 from ensemble_ray.schedule.hierarchy import violations_of
 from ensemble_ray.values.ids import delegating_call, instance_of
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState, TaskOutput
 from ensemble_ray.values.trace import AgentSummary, CaptureMode, ErrorTrace, ExecutionTrace, TaskTrace
 from ensemble_ray.values.value import utc_of
-
-_E = TypeVar("_E", bound=StrEnum)
 
 __all__ = ["RunFold", "digest_of", "fold_output", "fold_trace"]
 
@@ -42,7 +40,7 @@ _WITH_OUTPUT = frozenset({RunState.COMPLETED, RunState.CANCELLED, RunState.BUDGE
 
 
 def fold_trace(facts: Iterable[Fact]) -> ExecutionTrace:
-    """The trace of a run from its facts.
+    """Return the trace of a run from its facts.
 
     Raises:
         RecordError: there are no facts, or their data is damaged.
@@ -56,7 +54,7 @@ def fold_output(
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput:
-    """The output of a finished run from its facts (S-SET-39).
+    """Return the output of a finished run from its facts (S-SET-39).
 
     Args:
         facts: All facts of the run.
@@ -75,11 +73,13 @@ class RunFold:
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._run_id: str | None = None
+        self._header = PlanRecorded()
+        #: the plan as it is recorded
         self._plan: Mapping[str, object] = {}
         #: places of the plan's tasks by key, and roles of its agents by key; the manager's is nobody's to ask
         self._nodes: Mapping[str, Mapping[str, object]] = {}
         self._roles: Mapping[str, str] = {}
-        self._end: Mapping[str, object] | None = None
+        self._end: RunEnded | None = None
         self._started_at: float | None = None
         self._last_at = 0.0
         self._tasks: dict[str, TaskFold] = {}
@@ -98,22 +98,24 @@ class RunFold:
             self._run_id = fact.run
             self._started_at = fact.at
         self._last_at = max(self._last_at, fact.at)
-        instance = instance_of_fact(fact)
-        if fact.kind == "plan":
-            self._plan = fact.data
-            self._read_places(as_mapping(fact.data.get("plan")))
-            self._started_at = as_number(fact.data.get("started_at"), fact.at)
-        elif fact.kind == "end":
-            self._end = fact.data
-            self._last_at = max(fact.at, self._started_at or 0.0)
-        elif fact.kind == "resume":
-            self._end = None  # it goes on: a cancelled run ended, and has not ended any more
-        elif fact.kind == LOSS:
-            self._lost.append(lost_told(fact.data))
-        elif instance != RUN:
-            if fact.kind == "stimulus" and fact.data.get("type") == "TaskCompleted":
-                self._completed.append(instance)
-            self._fold_of(instance).take(fact)
+        match fact.data:
+            case PlanRecorded(plan=plan, started_at=started_at) as header:
+                self._header, self._plan = header, plan or {}
+                self._read_places(self._plan)
+                self._started_at = fact.at if started_at is None else started_at
+            case RunEnded() as end:
+                self._end = end
+                self._last_at = max(fact.at, self._started_at or 0.0)
+            case RunResumed():
+                self._end = None  # it goes on: a cancelled run ended, and has not ended any more
+            case LossAccepted(reason=reason):
+                self._lost.append(reason)
+            case told if not fact.is_of_run:
+                if isinstance(told, StimulusRecorded) and told.is_completion:
+                    self._completed.append(fact.instance)
+                self._fold_of(fact.instance).take(fact)
+            case _:
+                pass
 
     def _read_places(self, plan: Mapping[str, object]) -> None:
         agents = [*map(as_mapping, as_sequence(plan.get("agents")))]
@@ -123,7 +125,7 @@ class RunFold:
         self._nodes = {as_text(node.get("key")): node for node in map(as_mapping, as_sequence(plan.get("nodes")))}
 
     def _fold_of(self, instance: str) -> TaskFold:
-        """The fold of an instance; work that was handed on belongs to who asked for it."""
+        """Return the fold of an instance; work that was handed on belongs to who asked for it."""
         call = delegating_call(instance)
         known = self._tasks if call is None else self._delegated
         fold = known.get(instance)
@@ -136,12 +138,13 @@ class RunFold:
     @property
     def state(self) -> RunState:
         """How the run ended; without an end it was interrupted."""
-        return _one_of(RunState, self._end, "state", RunState.INTERRUPTED)
+        return RunState.INTERRUPTED if self._end is None else self._end.state or RunState.INTERRUPTED
 
     @property
     def exit_reason(self) -> ExitReason:
         """Why the run ended."""
-        return _one_of(ExitReason, self._end, "exit_reason", _USUAL_REASONS.get(self.state, ExitReason.COMPLETED))
+        usual = _USUAL_REASONS.get(self.state, ExitReason.COMPLETED)
+        return usual if self._end is None else self._end.exit_reason or usual
 
     @property
     def tasks(self) -> Mapping[str, TaskFold]:
@@ -156,20 +159,21 @@ class RunFold:
     @property
     def is_hierarchical(self) -> bool:
         """Whether its only task is a manager's (S-HIER-1)."""
-        return bool(as_mapping(self._plan.get("plan")).get("hierarchy"))
+        return bool(self._plan.get("hierarchy"))
 
     @property
     def capture_mode(self) -> CaptureMode:
         """What the run captured."""
-        return _one_of(CaptureMode, self._plan, "capture_mode", CaptureMode.OFF)
+        told = self._header.capture_mode
+        return CaptureMode(told) if told in set(CaptureMode) else CaptureMode.OFF
 
     @property
-    def header(self) -> Mapping[str, object]:
-        """The data of the first fact: plan, inputs, digest, origin; empty when it is not recorded."""
-        return self._plan
+    def header(self) -> PlanRecorded:
+        """The run's first fact; an empty one when it is not recorded."""
+        return self._header
 
     def trace(self) -> ExecutionTrace:
-        """The run's trace so far.
+        """Return the run's trace so far.
 
         Raises:
             RecordError: no facts were taken, or their data is damaged.
@@ -179,13 +183,13 @@ class RunFold:
 
     def _description(self) -> RunDescription:
         run_id, _ = self._begun()
-        plan = as_mapping(self._plan.get("plan"))
+        header = self._header
         return RunDescription(
-            run_id=as_text(self._plan.get("ensemble_id"), run_id),
-            workflow=as_text(self._plan.get("workflow"), as_text(plan.get("workflow"), "unknown")),
-            inputs={name: str(value) for name, value in as_mapping(self._plan.get("inputs")).items()},
+            run_id=header.ensemble_id or run_id,
+            workflow=header.workflow or as_text(self._plan.get("workflow"), "unknown"),
+            inputs={name: str(value) for name, value in (header.inputs or {}).items()},
             capture_mode=self.capture_mode,
-            trace_id=as_text((self._end or {}).get("trace_id")) or None,
+            trace_id=(self._end and self._end.trace_id) or None,
         )
 
     def _results(self, tasks: _Tasks) -> RunResults:
@@ -193,7 +197,7 @@ class RunFold:
         traces = tuple(each for _, of_task in by_task for each in of_task)
         return RunResults(
             traces=traces,
-            agents=tuple(_agent(each) for each in map(as_mapping, as_sequence(self._plan.get("agents")))),
+            agents=tuple(_agent(each) for each in self._header.agents or ()),
             metrics=ExecutionMetrics.from_outputs(
                 [each for trace in traces for each in trace.with_workers()],
                 by_task={key: own.metrics for key, (own, *_workers) in by_task},
@@ -214,7 +218,7 @@ class RunFold:
         )
 
     def _traces(self, fold: TaskFold, node: Mapping[str, object], state: str) -> list[TaskTrace]:
-        """A task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
+        """Return a task's trace; a manager's workers' stand behind it (26, ExecutionTrace)."""
         roles, mode = self._roles, self.capture_mode
         trace = fold.trace(node, mode, state=state, roles=roles, is_manager=self.is_hierarchical)
         if not self.is_hierarchical:
@@ -222,30 +226,30 @@ class RunFold:
         return [trace, *fold.worker_traces(mode, state=state, roles=roles)]
 
     def trace_of(self, fold: TaskFold, *, state: str) -> TaskTrace:
-        """The trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
+        """Return the trace of one task, without those of a manager's workers; `state` marks an unfinished one."""
         node = self._nodes.get(fold.key, {})
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _placed(trace, node)
 
     def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
-        """What workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
+        """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
         if not self.is_hierarchical:
             return ()
         mode, roles = self.capture_mode, self._roles
         return tuple(fold.worker_traces(mode, state=RunState.FAILED.value, roles=roles, has_failed=True))
 
     def _violations(self) -> tuple[str, ...]:
-        """What a manager's run failed for that failed in no task (S-HIER-50)."""
+        """Return what a manager's run failed for that failed in no task (S-HIER-50)."""
         if not self.is_hierarchical or self.state is not RunState.FAILED:
             return ()
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
             return ()
         given = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
-        required = as_sequence(as_mapping(as_mapping(self._plan.get("plan")).get("hierarchy")).get("required_workers"))
+        required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
         return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), given)
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
-        """The output of the run; see `fold_output`."""
+        """Return the output of the run; see `fold_output`."""
         run_id, _ = self._begun()
         if self._end is None or self.state not in _WITH_OUTPUT:
             msg = (
@@ -284,7 +288,7 @@ class RunFold:
 
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
-        if "shown_as" in as_mapping(self._plan.get("plan")):
+        if "shown_as" in self._plan:
             return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_known]
         told = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
 
@@ -295,16 +299,16 @@ class RunFold:
         return sorted((fold for fold in self._tasks.values() if fold.is_known), key=rank)
 
     def _run_errors(self) -> Iterable[ErrorTrace]:
-        """What the end tells of and no task: errors of the run itself."""
-        told = {(f.data.get("error_type"), f.data.get("message")) for t in self._tasks.values() if (f := t.failure)}
-        for error in map(as_mapping, as_sequence((self._end or {}).get("errors"))):
-            if (error.get("error_type"), error.get("message")) not in told:
+        """Return what the end tells of and no task: errors of the run itself."""
+        told = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
+        for error in () if self._end is None else self._end.errors:
+            if (error.error_type, error.message) not in told:
                 yield ErrorTrace(
-                    agent_role=as_text(error.get("agent_role")),
-                    task_description=as_text(error.get("task_description"), as_text(error.get("key"))),
-                    error_type=as_text(error.get("error_type"), "Exception"),
-                    message=as_text(error.get("message")),
-                    stack_trace=as_text(error.get("stack_trace")),
+                    agent_role=error.agent_role,
+                    task_description=error.task_description or error.key,
+                    error_type=error.error_type or "Exception",
+                    message=error.message,
+                    stack_trace=error.stack_trace,
                     occurred_at=utc_of(self._last_at),
                 )
         if violations := self._violations():
@@ -312,7 +316,7 @@ class RunFold:
 
 
 def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
-    """The trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
+    """Return the trace of a planned map-reduce's task with its place in the tree (S-MR-38); any other as it is."""
     level = node.get("level")
     return placed(trace, as_text(node.get("node_type")), level) if isinstance(level, int) else trace
 
@@ -327,7 +331,7 @@ def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
     if failure is None:
         msg = "only failed tasks have an error"
         raise IllegalStateError(msg)
-    given = failure.data.get("trace")
+    given = failure.data.trace
     if isinstance(given, TaskTrace):
         role, description = given.agent_role, given.task_description
     else:
@@ -337,9 +341,9 @@ def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
     return ErrorTrace(
         agent_role=role,
         task_description=description,
-        error_type=as_text(failure.data.get("error_type"), "Exception"),
-        message=as_text(failure.data.get("message")),
-        stack_trace=as_text(failure.data.get("stack_trace")),
+        error_type=failure.data.error_type,
+        message=failure.data.message,
+        stack_trace=failure.data.stack_trace or "",
         occurred_at=utc_of(failure.at),
     )
 
@@ -353,10 +357,3 @@ def _agent(data: Mapping[str, object]) -> AgentSummary:
         tool_names=tuple(str(name) for name in as_sequence(data.get("tool_names"))),
         allow_delegation=data.get("allow_delegation") is True,
     )
-
-
-def _one_of(kind: type[_E], data: Mapping[str, object] | None, name: str, default: _E) -> _E:
-    try:
-        return kind(as_text((data or {}).get(name)))
-    except ValueError:
-        return default

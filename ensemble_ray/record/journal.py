@@ -1,4 +1,4 @@
-"""MemoryJournal, and what every journal shares: who may write, and what is known. Room: record.
+"""MemoryJournal, and what every journal shares: who may write, and what is known. Package: record.
 
 In: facts of one run. Out: what is recorded of an instance. Never: a write of a writer that a newer one replaced.
 """
@@ -8,46 +8,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from ensemble_ray.errors import IllegalStateError, StaleEpochError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import LossAccepted, StimulusRecorded
 from ensemble_ray.ports import Until
 from ensemble_ray.record.rendering import in_json_form
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.values.ids import RUN
 
 __all__ = [
-    "KINDS_OF_RUN",
-    "LOSS",
-    "RUN",
     "EpochGate",
     "ForgetfulJournal",
     "MemoryJournal",
-    "fence_of",
-    "instance_of_fact",
 ]
-
-#: Kinds whose names are `instance/turn/call`.
-_EFFECTS = frozenset({"model", "tool_intent", "tool_result", "decision", "delegation"})
-#: The name of facts of the run as a whole.
-RUN = "run"
-#: Kinds that have no other name.
-KINDS_OF_RUN = frozenset({"plan", "items", "resume", "end"})
-#: Kind of the fact that tells of an accepted loss, and what stands for its instance where facts are looked up: it
-#: matters to each task, and is found at once however many facts the run has.
-LOSS = "loss"
-
-
-def instance_of_fact(fact: Fact) -> str:
-    """The instance that a fact belongs to; `run` for facts of the run itself."""
-    return fact.name.rsplit("/", 2)[0] if fact.kind in _EFFECTS else fact.name
-
-
-def fence_of(fact: Fact) -> str:
-    """Whose epoch decides whether a fact is refused.
-
-    For what scheduling was told it is the run's, whichever task it was told of: a task that was handed out again has a
-    newer epoch than its run.
-    """
-    if fact.kind == LOSS:
-        return LOSS
-    return RUN if fact.kind == "stimulus" else instance_of_fact(fact)
 
 
 class EpochGate:
@@ -69,7 +40,7 @@ class EpochGate:
             StaleEpochError: a newer epoch of the run or of an instance has been seen.
         """
         if epoch or self._newest:  # else the hot path: nothing was ever dispatched twice
-            self.admit_instances({fence_of(fact) for fact in facts}, epoch)
+            self.admit_instances({fact.fence for fact in facts}, epoch)
 
     def admit_instances(self, instances: Collection[str], epoch: int) -> None:
         """Let facts of these instances pass, all or none.
@@ -97,7 +68,7 @@ class MemoryJournal:
         self._gate = EpochGate(run_id)
         self._is_closed = False
         for fact in known:
-            self._gate.learn(fence_of(fact), fact.epoch)
+            self._gate.learn(fact.fence, fact.epoch)
             self._facts.append((fact, fact.epoch))
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:  # noqa: ARG002  memory is as safe as it gets
@@ -114,11 +85,11 @@ class MemoryJournal:
         self._facts.extend((fact, epoch) for fact in facts)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
+        """Return what is recorded of an instance: (name, kind) -> its newest fact, stimuli left out."""
         return {
             (fact.name, fact.kind): in_json_form(fact, epoch=epoch, seq=seq)
             for seq, (fact, epoch) in enumerate(self._facts, start=1)
-            if fact.kind != "stimulus" and fence_of(fact) in {instance, LOSS}
+            if not isinstance(fact.data, StimulusRecorded) and fact.fence in {instance, LossAccepted.FENCE}
         }
 
     def facts(self) -> list[Fact]:

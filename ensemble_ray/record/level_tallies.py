@@ -1,4 +1,4 @@
-"""How far the levels of a map-reduce are, in a few numbers each. Room: record. Pure.
+"""How far the levels of a map-reduce are, in a few numbers each. Package: record. Pure.
 
 In: what became of tasks, one by one. Out: counts, tokens and times by level. Never: anything kept of a single task.
 """
@@ -59,7 +59,7 @@ class LevelTally:
 
 
 def level_tallies(trace: ExecutionTrace, failed: Collection[tuple[str, str]]) -> list[LevelTally]:
-    """The levels of a trace whose tasks say where they stand.
+    """Return the levels of a trace whose tasks say where they stand.
 
     Args:
         trace: Of a map-reduce.

@@ -1,4 +1,4 @@
-"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Room: record. Pure.
+"""The tasks of a planned map-reduce in their levels: traces that say so, and their order. Package: record. Pure.
 
 In: a plan, and how its run ended. Out: the same, each task's trace with its node type and level, and everything in the
 order of levels (S-MR-38, S-MR-90, S-SET-20). Never: a change of a run whose plan has no levels.
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def placed(trace: TaskTrace, node_type: str | None, level: int | None) -> TaskTrace:
-    """The trace of a task, saying where in the tree it stands."""
+    """Return the trace of a task, saying where in the tree it stands."""
     return trace.model_copy(update={"node_type": node_type, "map_reduce_level": level})
 
 
@@ -49,7 +49,7 @@ def placed_outcome(plan: Plan, outcome: RunOutcome) -> RunOutcome:
 
 
 def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tuple[str, _T]]:
-    """What belongs to tasks, by key, in the order of levels; unchanged where the plan has none."""
+    """Return what belongs to tasks, by key, in the order of levels; unchanged where the plan has none."""
     if not plan.has_levels:
         return keyed
     positions = {node.key: position for position, node in enumerate(plan.nodes)}
@@ -57,7 +57,7 @@ def in_level_order(plan: Plan, keyed: Sequence[tuple[str, _T]]) -> Sequence[tupl
 
 
 def level_summaries(traces: Iterable[TaskTrace]) -> tuple[MapReduceLevelSummary, ...]:
-    """What each level did, by the traces of its tasks (S-MR-93); those without a level are passed over."""
+    """Return what each level did, by the traces of its tasks (S-MR-93); those without a level are passed over."""
     by_level: dict[int, list[TaskTrace]] = {}
     for trace in traces:
         if trace.map_reduce_level is not None:

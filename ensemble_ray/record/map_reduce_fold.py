@@ -1,6 +1,6 @@
-"""What the facts of a fed run give to whoever goes on with it. Room: record. Pure, but for the reading.
+"""What the facts of a dynamic run give to whoever goes on with it. Package: record. Pure, but for the reading.
 
-In: the facts of a fed run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
+In: the facts of a dynamic run, in order, page by page. Out: which of its work is done, how it was grouped, what its items
 were, what it spent. Outputs and failures are handed on as they pass by and are not kept: a run may have a million.
 Never: more than 64 bytes for an item; a repetition of what is recorded; a failure held against a run that goes on to try
 that work again.
@@ -8,31 +8,46 @@ that work again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from ensemble_ray.errors.provider import is_refusal_data
-from ensemble_ray.execute.exits import recorded_reason
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, map_key, reduce_key, work_of
+from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import PlanRecorded, RunResumed
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key, work_of
 from ensemble_ray.record.map_reduce_lists import Codes, RecordedGroups, RecordedItems
-from ensemble_ray.record.run_head import HEAD_KINDS, RunHead
-from ensemble_ray.record.task_fold import as_mapping, as_number
+from ensemble_ray.record.resume.run_head import HEAD_KINDS, RunHead
 from ensemble_ray.values.ids import effect_name, instance_of
 from ensemble_ray.values.outputs import ExitReason, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.record.stores import RunStore
-    from ensemble_ray.values.messages import Fact
 
-__all__ = ["FED_KINDS", "FedRecovered", "Keep", "Outcome", "fails_on_item", "read_fed", "refusal_of"]
+__all__ = [
+    "MAP_REDUCE_KINDS",
+    "Keep",
+    "KeepFailure",
+    "MapReduceRecovery",
+    "Outcome",
+    "fails_on_item",
+    "read_map_reduce",
+    "refusal_of",
+]
 
 #: Kinds of facts that the fold looks at.
-FED_KINDS = (*HEAD_KINDS, "items", "group", "model", "output", "task_failed", "task_exited")
-#: Takes the key of some work and the data of what it gave, or of how it failed.
-Keep = Callable[[str, Mapping[str, object]], None]
-
-#: End of the names of model calls that made the agent of some work.
+MAP_REDUCE_KINDS = (
+    *HEAD_KINDS,
+    *kinds_of(ItemsRecorded, GroupRecorded, ModelAnswered, OutputRecorded, FailureRecorded, ExitRecorded),
+)
+#: Takes the key of some work and what it gave.
+Keep = Callable[[str, OutputRecorded], None]
+#: Takes the key of some work and how it failed.
+KeepFailure = Callable[[str, Fact[FailureRecorded]], None]
+#: What calls that made the agent of some work have in their names.
 _MAKING = "synthesis"
 
 
@@ -43,12 +58,12 @@ class Outcome(IntEnum):
     UNKNOWN = 0
     COMPLETED = 1
     FAILED = 2
-    #: it ended the run early; why is in `FedRecovered.exits`
+    #: it ended the run early; why is in `MapReduceRecovery.exits`
     EXITED = 3
 
 
-class FedRecovered:
-    """What is known of a fed run.
+class MapReduceRecovery:
+    """What is known of a dynamic run.
 
     Attributes:
         head: How it began, and how it stands.
@@ -61,19 +76,19 @@ class FedRecovered:
         answers: By effect name: answers to calls that made the agents of work that has not ended (S-SET-46).
     """
 
-    def __init__(self, keep: Keep | None = None, keep_failure: Keep | None = None) -> None:
+    def __init__(self, keep: Keep | None = None, keep_failure: KeepFailure | None = None) -> None:
         """Begin without facts.
 
         Args:
-            keep: Takes each recorded output, as it passes by: the `output` in the data of its fact.
-            keep_failure: Takes each recorded failure: the data of its fact. The work may be tried again afterwards:
+            keep: Takes each recorded output, as it passes by.
+            keep_failure: Takes each recorded failure. The work may be tried again afterwards:
                 `outcome` says in the end which failures count.
         """
         self.head = RunHead()
         self.items = RecordedItems()
         self.groups = RecordedGroups(self.items)
         self.exits: dict[str, ExitReason] = {}
-        self.answers: dict[str, list[Fact]] = {}
+        self.answers: dict[str, list[Fact[ModelAnswered]]] = {}
         self.input_tokens = self.output_tokens = self.uncounted_calls = 0
         self._keep = keep
         self._keep_failure = keep_failure
@@ -92,19 +107,19 @@ class FedRecovered:
             RecordError: one of them is damaged.
         """
         for fact in facts:
-            match fact.kind:
-                case "model":
-                    self._count(fact.data)
-                    if fact.name.endswith(f"/{_MAKING}"):
-                        self.answers.setdefault(fact.name, []).append(fact)
-                case "output" | "task_failed" | "task_exited":
-                    self._take_end(fact)
-                case "items":
-                    self.items.take(fact.data)
-                case "group":
-                    self.groups.take(fact.data)
-                case "resume":
-                    if fact.data.get("is_restart") is not True:
+            match fact.data:
+                case ModelAnswered() as answer:
+                    self._count(answer)
+                    if is_making_agent(fact):
+                        self.answers.setdefault(fact.name, []).append(cast("Fact[ModelAnswered]", fact))
+                case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
+                    self._take_end(fact, end)
+                case ItemsRecorded() as pulled:
+                    self.items.take(pulled)
+                case GroupRecorded() as group:
+                    self.groups.take(group)
+                case RunResumed(is_restart=is_restart):
+                    if not is_restart:
                         self._forgive()
                     self.head.take(fact)
                 case _:
@@ -113,7 +128,7 @@ class FedRecovered:
     # What is known.
 
     def outcome(self, key: str) -> Outcome:
-        """What is recorded of some work; nothing of what a run that goes on tries again."""
+        """Return what is recorded of some work; nothing of what a run that goes on tries again."""
         work = work_of(key)
         if work is None:
             return Outcome(self._named.get(key, 0))
@@ -127,7 +142,7 @@ class FedRecovered:
         return named + sum(codes.count(outcome) for codes in levels)
 
     def instance(self, key: str) -> str:
-        """The execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
+        """Return the execution of some work that counts: that of its recorded end, else the one that goes on or begins."""
         return instance_of(key, occurrence=self._occurrences.get(key, 0))
 
     def go_on(self) -> None:
@@ -159,7 +174,7 @@ class FedRecovered:
     def _repeat(self, key: str) -> None:
         self._occurrences[key] = self._occurrences.get(key, 0) + 1
 
-    def _take_end(self, fact: Fact) -> None:
+    def _take_end(self, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
         """Take how some work ended; work that it handed on belongs to it."""
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name or not occurrence.isdecimal():
@@ -170,19 +185,24 @@ class FedRecovered:
             return
         if number > counted:
             self._occurrences[key] = number
-        if fact.kind == "output":
-            self._set(key, Outcome.COMPLETED)
-            if self._keep is not None:
-                self._keep(key, as_mapping(fact.data.get("output")))
-        elif fact.kind == "task_failed":
-            self._set(key, Outcome.FAILED)
-            if is_refusal_data(fact.data.get("error")):
-                self._refused.append(key)
-            if self._keep_failure is not None:
-                self._keep_failure(key, fact.data)
-        elif (reason := recorded_reason(fact.data)) is not ExitReason.BUDGET_EXHAUSTED:  # goes on with a larger one
-            self._set(key, Outcome.EXITED)
-            self.exits[key] = reason
+        self._take_outcome(key, fact, end)
+
+    def _take_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
+        match end:
+            case OutputRecorded():
+                self._set(key, Outcome.COMPLETED)
+                if self._keep is not None:
+                    self._keep(key, end)
+            case FailureRecorded():
+                self._set(key, Outcome.FAILED)
+                if is_refusal_data(end.error):
+                    self._refused.append(key)
+                if self._keep_failure is not None:
+                    self._keep_failure(key, cast("Fact[FailureRecorded]", fact))
+            case ExitRecorded(reason=reason):
+                if reason is not ExitReason.BUDGET_EXHAUSTED:  # that goes on with a larger one
+                    self._set(key, Outcome.EXITED)
+                    self.exits[key] = reason
 
     def _set(self, key: str, outcome: Outcome) -> None:
         work = work_of(key)
@@ -191,23 +211,28 @@ class FedRecovered:
         elif key in {FINAL, DIRECT}:
             self._named[key] = outcome
 
-    def _count(self, data: Mapping[str, object]) -> None:
-        given, answered = (int(as_number(data.get(name), -1)) for name in ("input_tokens", "output_tokens"))
+    def _count(self, answer: ModelAnswered) -> None:
+        given, answered = int(answer.input_tokens), int(answer.output_tokens)
         self.input_tokens += max(given, 0)
         self.output_tokens += max(answered, 0)
         self.uncounted_calls += given < 0 or answered < 0
 
 
-def fails_on_item(header: Mapping[str, object]) -> bool:
-    """Whether the first failed map ends the run, by the data of its first fact (S-MR-150)."""
-    rules = as_mapping(header.get("plan"))
+def fails_on_item(header: PlanRecorded) -> bool:
+    """Whether the first failed map ends the run, by its first fact (S-MR-150)."""
+    rules = header.plan or {}
     chosen = rules.get("on_item_error")
     return chosen == "fail" if chosen is not None else rules.get("parallel_error_strategy") != "continue_on_error"
 
 
 def refusal_of(head: RunHead) -> str:
-    """Why a fed run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
-    if head.state is not RunState.FAILED or fails_on_item(head.header) or head.end.get("failure") != "all_maps":
+    """Why a dynamic run cannot go on, with what can be done instead; empty when it can (S-MR-163)."""
+    if (
+        head.state is not RunState.FAILED
+        or fails_on_item(head.header)
+        or head.end is None
+        or head.end.failure != "all_maps"
+    ):
         return ""
     return (
         "all its maps failed, and their failures were to be left out. Begin a new run; "
@@ -215,15 +240,15 @@ def refusal_of(head: RunHead) -> str:
     )
 
 
-async def read_fed(
-    store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: Keep | None = None
-) -> FedRecovered:
-    """Read what is known of a fed run, page by page; see `FedRecovered`. `keep` and `keep_failure` are called here.
+async def read_map_reduce(
+    store: RunStore, run_id: str, keep: Keep | None = None, keep_failure: KeepFailure | None = None
+) -> MapReduceRecovery:
+    """Read what is known of a dynamic run, page by page; see `MapReduceRecovery`. `keep` and `keep_failure` are called here.
 
     Raises:
         RecordError: the record is damaged, of a newer format, or was removed meanwhile.
     """
-    found = FedRecovered(keep, keep_failure)
-    async for page in store.read(run_id, kinds=FED_KINDS):
+    found = MapReduceRecovery(keep, keep_failure)
+    async for page in store.read(run_id, kinds=MAP_REDUCE_KINDS):
         found.take(page)
     return found

@@ -1,6 +1,6 @@
-"""Items and groups of a fed run as its record tells of them, a few bytes for each. Room: record. Pure.
+"""Items and groups of a dynamic run as its record tells of them, a few bytes for each. Package: record. Pure.
 
-In: the data of `items` and `group` facts, in order. Out: which items were pulled, what they were, what came together.
+In: the facts of items and groups, in order. Out: which items were pulled, what they were, what came together.
 Never: an object kept for an item.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import overload
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.record.map_reduce_data import DIGEST_DIGITS, map_key, work_of
-from ensemble_ray.record.task_fold import as_number, as_sequence, as_text
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.record.identity.map_reduce import DIGEST_DIGITS, map_key, work_of
 from ensemble_ray.schedule.instructions import ReduceGroup
 
 __all__ = ["Codes", "RecordedGroups", "RecordedItems"]
@@ -81,7 +81,7 @@ class RecordedItems:
         return len(self._digests) // _DIGEST
 
     def index(self, number: int) -> int:
-        """The index of the item before which so many were pulled."""
+        """Return the index of the item before which so many were pulled."""
         return number if self._indices is None else self._indices[number]
 
     def number(self, index: int) -> int | None:
@@ -96,30 +96,22 @@ class RecordedItems:
         return self._by_index[bisect_left(self._by_index, index, key=indices.__getitem__)]
 
     def digest(self, index: int) -> str | None:
-        """What `item_digest` gave of the item of that index; None when it was not pulled."""
+        """Return what `item_digest` gave of the item of that index; None when it was not pulled."""
         number = self.number(index)
         if number is None:
             return None
         value = bytes(self._digests[number * _DIGEST : (number + 1) * _DIGEST])
         return "" if value == _NOT_COMPARED else value.hex()
 
-    def take(self, data: Mapping[str, object]) -> None:
-        """Take the data of the next `items` fact.
+    def take(self, pulled: ItemsRecorded) -> None:
+        """Take the next items.
 
         Raises:
-            RecordError: it is none.
+            RecordError: their fact is damaged.
         """
-        digests = [as_text(each) for each in as_sequence(data.get("digests"))]
-        if (given := data.get("indices")) is not None:
-            indices = [int(as_number(each, -1)) for each in as_sequence(given)]
-        else:
-            first = int(as_number(data.get("first"), -1))
-            indices = list(range(first, first + len(digests)))
-        if len(indices) != len(digests) or any(index < 0 for index in indices):
-            raise RecordError("The record is damaged: a fact of items names others than it has hashes of")
-        for index, digest in zip(indices, digests, strict=True):
+        for index, digest in zip(pulled.places(), pulled.digests, strict=True):
             self._take(index, digest)
-        self.are_all = self.are_all or data.get("are_all") is True
+        self.are_all = self.are_all or pulled.are_all
 
     def _take(self, index: int, digest: str) -> None:
         try:
@@ -166,27 +158,26 @@ class RecordedGroups(Sequence[ReduceGroup]):
         """The final reduce, if it is recorded."""
         return None if self._final is None else self[self._final]
 
-    def take(self, data: Mapping[str, object]) -> None:
-        """Take the data of the next `group` fact; one that is known stays as it is.
+    def take(self, group: GroupRecorded) -> None:
+        """Take the next group; one that is known stays as it is.
 
         Raises:
-            RecordError: it is none.
+            RecordError: its fact is damaged.
         """
-        keys = [as_text(each) for each in as_sequence(data.get("inputs"))]
-        inputs = [work_of(key) for key in keys]
-        level, number = int(as_number(data.get("level"), -1)), int(as_number(data.get("number"), -1))
+        inputs = [work_of(key) for key in group.inputs]
+        level, number = group.level, group.number
         if level < 1 or number < 0 or not inputs:
-            raise RecordError(f"The record is damaged: {dict(data)} is no group")
+            raise RecordError(f"The record is damaged: {group.to_data()} is no group")
         known = self._known.setdefault(level, Codes())
         if known[number]:
             return
         known[number] = 1
-        for key, found in zip(keys, inputs, strict=True):
+        for key, found in zip(group.inputs, inputs, strict=True):
             if found is None:
                 raise RecordError(f"The record is damaged: '{key}' in a group is no map and no reduce")
             self._input_levels.append(found[0])
             self._input_numbers.append(found[1])
-        if data.get("is_final") is True:
+        if group.is_final:
             self._final = len(self._levels)
         self._levels.append(level)
         self._numbers.append(number)

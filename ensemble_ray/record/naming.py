@@ -1,4 +1,4 @@
-"""Which run a text means, and what to say of an id that is taken. Room: record. Pure; one rule for every store.
+"""Which run a text means, and what to say of an id that is taken. Package: record. Pure; one rule for every store.
 
 In: what a user wrote, and the ids that there are. Out: one id. Never: a guess between several.
 """
@@ -23,12 +23,12 @@ _INTERRUPTED = "was interrupted: resume it, or choose another run_id"
 
 
 def taken(run_id: str, state: RunState) -> str:
-    """What to tell somebody who wants to begin a run of an id that nobody owns and that has recorded something."""
+    """Return what to tell somebody who wants to begin a run of an id that nobody owns and that has recorded something."""
     return f"Run '{run_id}' {_STANDING.get(state, _INTERRUPTED)}"
 
 
 def chosen_id(text: str, known: Sequence[str], newest: Callable[[], Sequence[str]], place: str) -> str:
-    """The run of that id, the only one whose id begins so, or the newest for `latest`.
+    """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
     Args:
         text: What a user wrote.

@@ -1,4 +1,4 @@
-"""Who owns a run: a lock that the operating system lets go when its holder dies. Room: record.
+"""Who owns a run: a lock that the operating system lets go when its holder dies. Package: record.
 
 The lock is the truth; what is written into the file is for messages.
 Never: a lock that outlives its process, as a file with a process id in it would.

@@ -1,4 +1,4 @@
-"""How many tasks of a recorded run are done. Room: record.
+"""How many tasks of a recorded run are done. Package: record.
 
 In: a run's id. Out: a few numbers, at a cost that does not depend on what the tasks gave. Never: an output read for a list.
 """
@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from ensemble_ray.record.map_reduce_data import is_direct, is_fed, is_of_items
-from ensemble_ray.record.task_fold import as_mapping, as_sequence
+from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.lenient import as_sequence
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ class Progress(NamedTuple):
 
     #: tasks with an output
     done: int
-    #: tasks that are known of: all of a plan, of a fed run those that were made so far
+    #: tasks that are known of: all of a plan, of a dynamic run those that were made so far
     total: int
     #: those of `done` that are of items: maps, or the one task of all items
     items_done: int
@@ -34,23 +38,27 @@ async def tasks_done(store: RunStore, run_id: str) -> Progress:
     Raises:
         RecordError: the record is damaged, or of a newer format.
     """
-    total, is_of_fed = 0, False
-    async for page in store.read(run_id, kinds=("plan", "items")):
+    total, is_dynamic = 0, False
+    async for page in store.read(run_id, kinds=kinds_of(PlanRecorded, ItemsRecorded)):
         for fact in page:
-            if fact.kind == "items":
-                total += len(as_sequence(fact.data.get("digests")))
-            elif is_fed(fact.data):
-                is_of_fed = True
-            else:
-                total = len(as_sequence(as_mapping(fact.data.get("plan")).get("nodes")))
+            match fact.data:
+                case ItemsRecorded(digests=digests):
+                    total += len(digests)
+                case PlanRecorded(is_dynamic=True):
+                    is_dynamic = True
+                case PlanRecorded(plan=plan):
+                    total = len(as_sequence((plan or {}).get("nodes")))
+                case _:
+                    pass
     done = items = 0
-    async for page in store.read(run_id, kinds=("output", "group") if is_of_fed else ("output",), has_data=False):
+    ends = (OutputRecorded, GroupRecorded) if is_dynamic else (OutputRecorded,)
+    async for page in store.read(run_id, kinds=kinds_of(*ends), has_data=False):
         for fact in page:
-            if fact.kind == "group":
+            if isinstance(fact.data, GroupRecorded):
                 total += 1
             # Work that was handed on has outputs of its own, and is no task of the plan.
             elif delegating_call(fact.name) is None:
                 done += 1
                 items += is_of_items(fact.name)
-                total += is_of_fed and is_direct(fact.name)
+                total += is_dynamic and is_direct(fact.name)
     return Progress(done, total, items)

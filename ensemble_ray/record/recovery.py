@@ -1,4 +1,4 @@
-"""What the facts of a run give to whoever goes on with it. Room: record. Pure (S-DUR-30).
+"""What the facts of a run give to whoever goes on with it. Package: record. Pure (S-DUR-30).
 
 In: all facts of a run in order. Out: what its machine was told, and what came of its tasks, as reports. Outputs are
 given as data: who holds them decides whether and where they become objects, since a scheduler runs no user code.
@@ -10,21 +10,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, TypeVar, cast
 
-from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import RecordError
-from ensemble_ray.execute.exits import recorded_reason
 from ensemble_ray.execute.orders import TaskResult
-from ensemble_ray.execute.recorded import failure_of, typed_output
+from ensemble_ray.execute.recorded import typed_output
 from ensemble_ray.execute.reports import Report, Resumed, report_of
+from ensemble_ray.facts.ends import ExitRecorded
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_text
+from ensemble_ray.facts.runs import RunResumed, StimulusRecorded
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.task_fold import TaskFold, as_mapping, as_number, as_sequence, as_text
-from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Exited, Stimulus, stimulus_from
+from ensemble_ray.record.resume.run_head import origin_in
+from ensemble_ray.record.task_fold import TaskFold
+from ensemble_ray.schedule.stimuli import Cancelled, CancelRequested, Exited, Stimulus, decode_stimulus
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call, key_of
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
+    from ensemble_ray.definition.origin import Origin
     from ensemble_ray.values.outputs import RunState
 
 __all__ = ["Recovered", "resumed_inline"]
@@ -37,7 +41,7 @@ class Recovered:
     """What is known of a run that goes on.
 
     Attributes:
-        header: Data of the record's first fact; empty when the run recorded nothing.
+        header: The record's first fact; an empty one when the run recorded nothing.
         stimuli: What the machine was told, in the groups in which it was.
     """
 
@@ -79,7 +83,7 @@ class Recovered:
             RecordError: it is not recorded, or damaged.
         """
         try:
-            return Plan.from_dict(cast("Mapping[str, None]", as_mapping(self.header.get("plan"))))
+            return Plan.from_dict(cast("Mapping[str, None]", self.header.plan or {}))
         except ValueError as error:
             msg = f"The record is damaged: its plan cannot be read: {error}"
             raise RecordError(msg) from error
@@ -92,15 +96,12 @@ class Recovered:
     @property
     def started_at(self) -> float:
         """When the run began first, Unix time, s."""
-        return as_number(self.header.get("started_at"), 0.0)
+        return self.header.started_at or 0.0
 
     @property
     def source(self) -> Origin:
         """Where the definition came from, and what was chosen in place of what stands there."""
-        overrides = as_mapping(self.header.get("overrides"))
-        return Origin(
-            place=as_text(self.header.get("origin")), overrides={name: str(value) for name, value in overrides.items()}
-        )
+        return origin_in(self.header)
 
     def output_data(self, key: str) -> Mapping[str, object] | None:
         """The recorded output of a task as JSON data; None when there is none."""
@@ -119,7 +120,7 @@ class Recovered:
             return None
         told = fold.failure
         if told is not None:
-            return self._result(fold, "failed", told.at, failure_of(told, output_type))
+            return self._result(fold, "failed", told.at, error_from(told.data.error_data, output_type=output_type))
         exited = self._exits.get(key)
         return None if exited is None else self._result(fold, "exited", exited.at, None, exited)
 
@@ -211,7 +212,7 @@ def _last_resume(facts: Sequence[Fact]) -> int:
     wanted = (
         position
         for position, fact in enumerate(facts)
-        if fact.kind == "resume" and fact.data.get("is_restart") is not True
+        if isinstance(fact.data, RunResumed) and not fact.data.is_restart
     )
     return max(wanted, default=0)
 
@@ -220,9 +221,9 @@ def _exits(facts: Sequence[Fact], forgotten: int) -> dict[str, Exited]:
     """Tasks that recorded that they ended the run, by key; the machine may not have been told."""
     found: dict[str, Exited] = {}
     for position, fact in enumerate(facts):
-        if fact.kind == "task_exited" and delegating_call(fact.name) is None:
+        if isinstance(fact.data, ExitRecorded) and delegating_call(fact.name) is None:
             key = key_of(fact.name)
-            exited = Exited(at=fact.at, instance=fact.name, reason=recorded_reason(fact.data))
+            exited = Exited(at=fact.at, instance=fact.name, reason=fact.data.reason)
             if position >= forgotten or not _is_undone(exited):
                 found[key] = exited
     return found
@@ -239,12 +240,12 @@ def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, .
     """Stimuli in their groups; what a run that goes on makes up for is left out among the first `forgotten` facts."""
     group: list[Stimulus] = []
     for position, fact in enumerate(facts):
-        if fact.kind != "stimulus":
+        if not isinstance(fact.data, StimulusRecorded):
             continue
-        stimulus = _stimulus(fact)
+        stimulus = _stimulus(cast("Fact[StimulusRecorded]", fact))
         if position >= forgotten or not _is_undone(stimulus):
             group.append(stimulus)
-        if not fact.data.get("more"):
+        if not fact.data.more:
             if group:
                 yield tuple(group)
             group = []
@@ -252,22 +253,13 @@ def _groups(facts: Sequence[Fact], forgotten: int) -> Iterable[tuple[Stimulus, .
         yield tuple(group)
 
 
-def _stimulus(fact: Fact) -> Stimulus:
-    fields = {name: value for name, value in fact.data.items() if name != "more"}
-    if "reason" in fields or "is_timeout" in fields:  # the latter in earlier records
-        fields["reason"] = recorded_reason(fields)
-        fields.pop("is_timeout", None)
-    if "delegated_roles" in fields:
-        fields["delegated_roles"] = tuple(map(str, as_sequence(fields["delegated_roles"])))
-    if not isinstance(fields.get("key", ""), str):
-        msg = f"The record is damaged: stimulus {fact.seq}: its key is not a text"
-        raise RecordError(msg)
+def _stimulus(fact: Fact[StimulusRecorded]) -> Stimulus:
     try:
-        stimulus = stimulus_from(fact.name, {"at": fact.at, **fields})
+        stimulus = decode_stimulus(fact)
     except TypeError as error:
         msg = f"The record is damaged: stimulus {fact.seq}: {error}"
         raise RecordError(msg) from error
     if stimulus is None:
-        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.get('type')}'"
+        msg = f"The record is damaged: stimulus {fact.seq} is of the unknown type '{fact.data.type}'"
         raise RecordError(msg)
     return stimulus

@@ -1,4 +1,4 @@
-"""Facts' data as text and back. Room: record. Pure.
+"""Facts' data as text and back. Package: record. Pure.
 
 In: data that holds JSON data, dates, durations, decimals, enums or frozen pydantic models. Out: JSON text, with every
 long text in it replaced by the hash of its content; and the data of such a text.
@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from hashlib import sha256
 from typing import cast
 
 from pydantic_core import from_json, to_json
 
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.values.trace import jsonable
 
 __all__ = [
@@ -52,30 +53,27 @@ Resolve = Callable[[str], str]
 
 
 def body_digest(text: str) -> str:
-    """The SHA-256 of a text in hex; the name of a body."""
+    """Return the SHA-256 of a text in hex; the name of a body."""
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def plain_data(data: Mapping[str, object]) -> dict[str, object]:
-    """A fact's data as JSON data."""
+    """Return some data as JSON data."""
     return cast("dict[str, object]", json.loads(_as_text(data)))
 
 
 def in_json_form(fact: Fact, *, epoch: int | None = None, seq: int | None = None) -> Fact:
-    """The fact as a reader of the record gets it: same names, data as JSON data."""
-    return Fact(
-        run=fact.run,
-        kind=fact.kind,
-        name=fact.name,
-        at=fact.at,
-        data=plain_data(fact.data),
+    """Return the fact as a reader of the record gets it: what it tells as JSON data."""
+    return replace(
+        fact,
+        data=fact.data.from_data(plain_data(fact.data.to_data()), fact.at),
         epoch=fact.epoch if epoch is None else epoch,
         seq=fact.seq if seq is None else seq,
     )
 
 
 def text_of(data: Mapping[str, object], keep: Keep) -> str:
-    """A fact's data as JSON text; long texts go to `keep`."""
+    """Return a fact's data as JSON text; long texts go to `keep`."""
     text = _as_text(data)
     if _may_need_lifting(text):
         text = _as_text(_lifted(_parsed(text), keep))
@@ -91,7 +89,7 @@ def _may_need_lifting(text: bytes) -> bool:
 
 
 def data_of(text: str, resolve: Resolve) -> dict[str, object]:
-    """The data of a fact from its JSON text.
+    """Return the data of a fact from its JSON text.
 
     Raises:
         ValueError: it is no data of a fact.
@@ -104,7 +102,7 @@ def data_of(text: str, resolve: Resolve) -> dict[str, object]:
 
 
 def stored_text(body: object) -> str:
-    """A body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
+    """Return a body as it lies in a store as text; empty where it is nothing that can be one, which no body is."""
     if not isinstance(body, bytes):
         return body if isinstance(body, str) else ""
     try:
@@ -114,7 +112,7 @@ def stored_text(body: object) -> str:
 
 
 def missing_text(digest: str) -> str:
-    """What a reader shows in place of a body that is not there."""
+    """Return what a reader shows in place of a body that is not there."""
     return f"[text {digest} is missing from the record]"
 
 

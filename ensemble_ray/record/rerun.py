@@ -1,4 +1,4 @@
-"""What running under an id means that was used before, and whether two definitions are the same. Room: record. Pure.
+"""What running under an id means that was used before, and whether two definitions are the same. Package: record. Pure.
 
 Rules (S-SET-39): finished, of the same definition and inputs -> its recorded output; interrupted or cancelled -> an
 error that names `resume`; failed -> one that names `fork`; running -> `RunExistsError`; unknown -> a new run.
@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from ensemble_ray.errors import RunExistsError, ValidationError
-from ensemble_ray.record.digest import differences
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.fold import RunFold
-from ensemble_ray.record.map_reduce_data import is_fed
-from ensemble_ray.record.task_fold import as_mapping
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 __all__ = ["check_same", "is_answered", "recorded_output", "what_differs"]
@@ -28,7 +27,7 @@ def recorded_output(
     run_id: str,
     state: RunState,
     facts: Iterable[Fact],
-    header: Mapping[str, object] | None,
+    header: PlanRecorded | None,
     *,
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
@@ -39,7 +38,7 @@ def recorded_output(
         run_id: The id asked for.
         state: How the store says that the run stands.
         facts: What it recorded.
-        header: Data of the first fact that this run would record; None: that has been compared.
+        header: The first fact that this run would record; None: that has been compared.
         output_types: See `fold_output`.
         object_ids: See `fold_output`.
 
@@ -59,8 +58,8 @@ def is_answered(
     state: RunState,
     *,
     recorded_state: RunState,
-    recorded: Mapping[str, object],
-    header: Mapping[str, object] | None,
+    recorded: PlanRecorded,
+    header: PlanRecorded | None,
 ) -> bool:
     """Whether a run of that id is over, so that its record gives its output; False: it recorded nothing and begins.
 
@@ -68,8 +67,8 @@ def is_answered(
         run_id: The id asked for.
         state: How the store says that the run stands.
         recorded_state: How its facts say that it stands.
-        recorded: Data of its first fact; empty when it recorded nothing.
-        header: Data of the first fact that this run would record; None: that has been compared.
+        recorded: Its first fact; an empty one when it recorded nothing.
+        header: The first fact that this run would record; None: that has been compared.
 
     Raises:
         RunExistsError: a run of that id is running.
@@ -78,7 +77,7 @@ def is_answered(
     if state.is_going_on:
         msg = f"Run '{run_id}' is running: wait for its end, or choose another run_id"
         raise RunExistsError(msg)
-    if not recorded:
+    if recorded.is_empty:
         return False  # it never began
     if recorded_state is not RunState.INTERRUPTED:
         state = recorded_state  # the facts are the truth: its process may have died before it wrote the state
@@ -86,7 +85,7 @@ def is_answered(
         if header is not None:
             check_same(run_id, recorded, header, doing="run")
         return True
-    if state is RunState.FAILED and is_fed(recorded):
+    if state is RunState.FAILED and recorded.is_dynamic:
         msg = (
             f"Run '{run_id}' has failed and is not begun again under its id: choose another run_id, or resume it, which "
             f"tries again what failed (resume('{run_id}', ensemble), ensemble-ray resume {run_id})"
@@ -111,15 +110,13 @@ def is_answered(
     raise ValidationError(msg)
 
 
-def check_same(
-    run_id: str, recorded: Mapping[str, object], current: Mapping[str, object], *, doing: Literal["run", "resume"]
-) -> None:
+def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, doing: Literal["run", "resume"]) -> None:
     """Refuse another definition than the recorded one (S-DUR-36, S-SET-39).
 
     Args:
         run_id: The run's id.
-        recorded: Data of the run's first fact.
-        current: Data of the first fact that the definition at hand would record.
+        recorded: The run's first fact.
+        current: The first fact that the definition at hand would record.
         doing: What is refused: answering a run from the record, or going on with it.
 
     Raises:
@@ -142,12 +139,13 @@ def check_same(
     raise ValidationError(msg)
 
 
-def what_differs(recorded: Mapping[str, object], current: Mapping[str, object]) -> list[str]:
+def what_differs(recorded: PlanRecorded, current: PlanRecorded) -> list[str]:
     """What differs between the first facts of two runs, one line per path: inputs, plan, definition."""
-    found: list[str] = []
-    for part in ("inputs", "plan", "definition"):
-        old, new = as_mapping(recorded.get(part)), as_mapping(current.get(part))
-        if part == "plan":  # its inputs are those above
-            old, new = ({name: each for name, each in plan.items() if name != "inputs"} for plan in (old, new))
-        found += [f"{part}.{line}" for line in differences(old, new)]
-    return found
+    plans = (
+        {name: each for name, each in (told.plan or {}).items() if name != "inputs"} for told in (recorded, current)
+    )
+    return [
+        *(f"inputs.{line}" for line in differences(recorded.inputs or {}, current.inputs or {})),
+        *(f"plan.{line}" for line in differences(*plans)),  # its inputs are those above
+        *(f"definition.{line}" for line in differences(recorded.definition or {}, current.definition or {})),
+    ]

@@ -1,4 +1,4 @@
-"""Which records are old enough to go, and their removal. Room: record.
+"""Which records are old enough to go, and their removal. Package: record.
 
 In: a store and an age. Out: what was removed.
 Never: the record of a run that is running; anything at all unless somebody asked for it.
@@ -30,7 +30,7 @@ _ENDED = frozenset(state for state in RunState if state.is_final)
 
 
 def age_from(text: str) -> timedelta:
-    """An age as people write it: `30d`, `12h`, `2w`.
+    """Return an age as people write it: `30d`, `12h`, `2w`.
 
     Raises:
         ValidationError: it is none.

@@ -1,4 +1,4 @@
-"""The runs of a home: their directories, states and facts. Room: record.
+"""The runs of a home: their directories, states and facts. Package: record.
 
 In: a home directory and an id. Out: who owns the run, how it stands, what it recorded. Everything here blocks: it is for
 threads, and for people's own programs. Never: a directory that others may read, a state that is half written.
@@ -18,15 +18,16 @@ from datetime import datetime
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
-from ensemble_ray.record.commit_count import COUNT
-from ensemble_ray.record.losses import deleted
+from ensemble_ray.facts.fact import Fact, kinds_of
+from ensemble_ray.facts.runs import RunEnded, RunResumed
 from ensemble_ray.record.naming import chosen_id, taken
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
-from ensemble_ray.record.sqlite_file import RECORD, cannot_write
-from ensemble_ray.record.sqlite_reading import last_of_run, last_seq, read_all, read_page
+from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.file import RECORD, cannot_write
+from ensemble_ray.record.sqlite.losses import deleted
+from ensemble_ray.record.sqlite.reading import last_of_run, last_seq, read_all, read_page
 from ensemble_ray.record.stores import PAGE, RunSummary
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
@@ -38,7 +39,7 @@ _RUN_ID = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
 def runs_directory(home: Path) -> Path:
-    """The directory of all runs of a home."""
+    """Return the directory of all runs of a home."""
     return home / "runs"
 
 
@@ -142,7 +143,7 @@ class RunDirectory:
         return self.summary().state
 
     def summary(self) -> RunSummary:
-        """The run as lists show it."""
+        """Return the run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
         if not state.is_final and self.ownership.is_taken():
@@ -177,7 +178,7 @@ class RunDirectory:
     def page(
         self, *, after: int, kinds: Collection[str] | None = None, has_data: bool = True, is_partial: bool = False
     ) -> list[Fact]:
-        """The next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
+        """Return the next committed facts behind a position, at most `PAGE`; see `RunStore.read`.
 
         Raises:
             RecordError: the record is damaged, or of a newer format.
@@ -231,9 +232,9 @@ class RunDirectory:
         if not written.is_going_on and (self.path / _META).exists():
             return written
         with contextlib.suppress(RecordError, ValueError):  # a list shows what there is; reading the run tells
-            last = last_of_run(self.path, self.run_id, ("end", "resume"))
-            if last is not None and last.kind == "end":
-                return RunState(str(last.data.get("state")))
+            last = last_of_run(self.path, self.run_id, kinds_of(RunEnded, RunResumed))
+            if last is not None and isinstance(last.data, RunEnded):
+                return last.data.state or RunState.INTERRUPTED
         return RunState.INTERRUPTED
 
     def _clear(self) -> None:
@@ -292,7 +293,7 @@ def list_runs(home: Path) -> list[RunSummary]:
 
 
 def find_run(text: str, home: Path) -> RunDirectory:
-    """The run of that id, the only one whose id begins so, or the newest for `latest`.
+    """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
@@ -304,7 +305,7 @@ def find_run(text: str, home: Path) -> RunDirectory:
 
 
 def known_run(run_id: str, home: Path) -> RunDirectory:
-    """The run of exactly that id.
+    """Return the run of exactly that id.
 
     Raises:
         ValidationError: there is none; the message names the nearest.

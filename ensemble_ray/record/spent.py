@@ -1,4 +1,4 @@
-"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Room: record. Pure.
+"""What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Package: record. Pure.
 
 In: facts in order. Out: an amount, or the frame of a run that goes on with it. Never: an answer that is counted twice, or
 that another run paid for; a request without a recorded answer.
@@ -6,25 +6,21 @@ that another run paid for; a request without a recorded answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.spending import answer_tokens
-from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
 from ensemble_ray.values.amounts import NOTHING, Amount, price
 from ensemble_ray.values.ids import new_object_id
-from ensemble_ray.values.messages import ToolCall
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame
-    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.values.metrics import CostConfiguration
 
-__all__ = ["COPIED", "SpentTally", "spent_of", "with_account"]
-
-#: Mark of an answer that a fork took over from the run that it was forked from, which paid for it.
-COPIED = "is_copied"
+__all__ = ["SpentTally", "spent_of", "with_account"]
 
 
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
@@ -50,9 +46,9 @@ class SpentTally:
     def take(self, facts: Iterable[Fact]) -> None:
         """Count the next facts."""
         for fact in facts:
-            if fact.kind != "model" or fact.data.get(COPIED):
+            if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:
                 continue
-            if fact.name.endswith("/synthesis"):
+            if is_making_agent(fact):
                 if (fact.name, fact.at) in self._seen:
                     continue
                 self._seen.add((fact.name, fact.at))
@@ -60,7 +56,7 @@ class SpentTally:
 
 
 def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
-    """The frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
+    """Return the frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
 
     Args:
         frame: The frame as it was made.
@@ -72,10 +68,10 @@ def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
     return replace(frame, budget=replace(frame.budget, spent=spent_of(facts, frame.cost), account=account))
 
 
-def _tokens(data: Mapping[str, object]) -> tuple[int, int]:
-    """Input and output tokens of an answer; of what neither the provider nor a budget counted, what its text says."""
-    counted = (_count(data.get("input_tokens")), _count(data.get("output_tokens")))
-    estimated = [_count(each) for each in as_sequence(data.get("estimated_tokens"))] or [0, _answered(data)]
+def _tokens(answer: ModelAnswered) -> tuple[int, int]:
+    """Return input and output tokens; of what neither the provider nor a budget counted, what the answer's text says."""
+    counted = (_count(answer.input_tokens), _count(answer.output_tokens))
+    estimated = answer.estimated_tokens or (0, answer_tokens(answer.text, answer.tool_calls))
     return (
         counted[0] if counted[0] >= 0 else max(0, estimated[0]),
         counted[1] if counted[1] >= 0 else max(0, estimated[-1]),
@@ -84,12 +80,3 @@ def _tokens(data: Mapping[str, object]) -> tuple[int, int]:
 
 def _count(value: object) -> int:
     return value if isinstance(value, int) else -1
-
-
-def _answered(data: Mapping[str, object]) -> int:
-    calls = [as_mapping(each) for each in as_sequence(data.get("tool_calls"))]
-    asked = [
-        ToolCall(id="", name=as_text(each.get("name")), arguments=as_text(each.get("arguments"))) for each in calls
-    ]
-    text = data.get("text")
-    return answer_tokens(text if isinstance(text, str) else None, asked)

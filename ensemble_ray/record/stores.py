@@ -1,4 +1,4 @@
-"""Where runs are recorded: the `RunStore` port, and the store of an address. Room: record.
+"""Where runs are recorded: the `RunStore` port, and the store of an address. Package: record.
 
 In: a home directory, or the URL of a database. Out: runs that one process owns, runs that others write to, and what is
 known of them. Adapters: `store_sqlite` (a file per run), `store_postgres`.
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
 __all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages", "store_at"]
@@ -157,7 +157,7 @@ class RunStore(Protocol):
         has_data: bool = True,
         is_partial: bool = False,
     ) -> AsyncGenerator[Sequence[Fact]]:
-        """The facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
+        """Return the facts that are committed when reading begins, in order, page by page; one page is in memory at a time.
 
         Args:
             run_id: The run's id; where there is no such run, there are no pages.
@@ -171,7 +171,7 @@ class RunStore(Protocol):
         ...
 
     async def summary(self, run_id: str) -> RunSummary | None:
-        """The run as lists show it; None when there is none."""
+        """Return the run as lists show it; None when there is none."""
         ...
 
     async def runs(self) -> list[RunSummary]:
@@ -179,7 +179,7 @@ class RunStore(Protocol):
         ...
 
     async def find(self, text: str) -> RunSummary:
-        """The run of that id, the only one whose id begins so, or the newest for `latest`.
+        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
 
         Raises:
             ValidationError: there is none, or several; the message names the nearest.
@@ -210,7 +210,7 @@ class StoreAddress:
 
     @classmethod
     def of(cls, home: Path | None = None, url: str | None = None) -> StoreAddress:
-        """An address from what a user chose; what was not chosen comes from the environment.
+        """Return an address from what a user chose; what was not chosen comes from the environment.
 
         A home that was chosen is meant, whatever database the environment names.
         """
@@ -222,7 +222,7 @@ class StoreAddress:
 async def pages(
     last_seq: Callable[[], Awaitable[int]], page: Callable[[int], Awaitable[Sequence[Fact]]], run_id: str
 ) -> AsyncGenerator[Sequence[Fact]]:
-    """The pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
+    """Return the pages of a record as it stands when the first one is asked for: what `RunStore.read` gives.
 
     Args:
         last_seq: Gives the position of the last fact to give.
@@ -242,17 +242,17 @@ async def pages(
 
 
 def store_at(address: StoreAddress) -> RunStore:
-    """The store of an address.
+    """Return the store of an address.
 
     Raises:
         ValidationError: no store speaks that URL, or its extra is not installed.
     """
     if not address.url:
-        from ensemble_ray.record.store_sqlite import SqliteStore
+        from ensemble_ray.record.sqlite.store import SqliteStore
 
         return SqliteStore(Path(address.home))
     if address.url.startswith(("postgresql://", "postgres://")):
-        from ensemble_ray.record.store_postgres import PostgresStore
+        from ensemble_ray.record.postgres.store import PostgresStore
 
         return PostgresStore(address.url)
     # Of a text without a scheme nothing is repeated: it may be a password as well.

@@ -1,4 +1,4 @@
-"""One task's facts as its trace and its output. Room: record. Pure.
+"""One task's facts as its trace and its output. Package: record. Pure.
 
 In: the facts of one instance. Out: what it gave; and what it did, also when it was never finished.
 Never: an import of a class that the record names: records are data.
@@ -12,66 +12,54 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast, get_args
 
 from ensemble_ray.errors import RecordError
+from ensemble_ray.execute.agent.recorded_model import effect_of
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT
 from ensemble_ray.execute.effects import DelegationEffect, ModelEffect, Outcome, TaskEffects, ToolEffect
-from ensemble_ray.execute.recorded import request_of, typed_output
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.effects import (
+    DelegationDecided,
+    ModelAnswered,
+    OutcomeDecided,
+    ToolIntended,
+    ToolReturned,
+    began_at,
+    is_making_agent,
+    read_request,
+)
+from ensemble_ray.facts.ends import FailureRecorded, OutputRecorded
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_text
+from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.record.delegation_fold import WorkerFold, delegation_effect, worker_role
 from ensemble_ray.values.ids import delegating_call
-from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage, ToolCall
+from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 from ensemble_ray.values.value import Value
 
 _V = TypeVar("_V", bound=Value)
 
-__all__ = ["NO_RESULT", "TaskFold", "as_mapping", "as_number", "as_sequence", "as_text", "lost_told"]
+__all__ = ["NO_RESULT", "TaskFold"]
 
 _OUTCOMES = get_args(Outcome)
 #: `facts#0/2/model`, `facts#0/2/call-1`, `count#0/0/handler`; a task's key may hold anything.
 _EFFECT_NAME = re.compile(r".*/(?P<turn>\d+)/(?:model|call-(?P<call>\d+)|(?P<handler>handler))", re.DOTALL)
-#: End of the names of model calls that made the task's agent, before the task began (S-SET-46).
-_BEFORE = "/synthesis"
 #: What a tool call shows that was begun and never came back.
 NO_RESULT = "No result was recorded: the run ended during this call"
-
-
-def as_mapping(value: object) -> Mapping[str, object]:
-    """The value if it is a mapping, else an empty one: folds of broken records go on without it."""
-    return cast("Mapping[str, object]", value) if isinstance(value, Mapping) else {}
-
-
-def as_sequence(value: object) -> Sequence[object]:
-    """The value if it is a list or tuple, else an empty one."""
-    return cast("Sequence[object]", value) if isinstance(value, list | tuple) else ()
-
-
-def as_text(value: object, default: str = "") -> str:
-    """The value if it is a text."""
-    return value if isinstance(value, str) else default
-
-
-def as_number(value: object, default: float) -> float:
-    """The value if it is a number."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
-
-
-def lost_told(data: Mapping[str, object]) -> str:
-    """Say what a record has lost, by the data of a `loss` fact."""
-    return as_text(data.get("reason"), "it is not known what")
 
 
 @dataclass(slots=True, kw_only=True)
 class _Turn:
     """One turn of a task: a model call and the tool calls of its answer."""
 
-    model: Mapping[str, object] | None = None
+    model: ModelAnswered | None = None
     at: float = 0.0
-    intents: dict[int, Fact] = field(default_factory=dict[int, Fact])
-    results: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    intents: dict[int, Fact[ToolIntended]] = field(default_factory=dict[int, Fact[ToolIntended]])
+    results: dict[int, ToolReturned] = field(default_factory=dict[int, ToolReturned])
     #: what was decided of unknown outcomes
-    decisions: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    decisions: dict[int, OutcomeDecided] = field(default_factory=dict[int, OutcomeDecided])
     #: what was decided of calls that hand work on
-    delegations: dict[int, Fact] = field(default_factory=dict[int, Fact])
+    delegations: dict[int, Fact[DelegationDecided]] = field(default_factory=dict[int, Fact[DelegationDecided]])
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,10 +68,11 @@ class TaskFold:
 
     instance: str
     output: Mapping[str, object] | TaskOutput | None = None
-    failure: Fact | None = None
+    failure: Fact[FailureRecorded] | None = None
     _turns: dict[int, _Turn] = field(default_factory=dict[int, _Turn])
-    #: newest intent and result of its handler, which is no turn of a model
-    _handler: dict[str, Fact] = field(default_factory=dict[str, Fact])
+    #: newest result of its handler, which is no turn of a model, and whether there are facts of it
+    _handler: ToolReturned | None = None
+    _has_handler: bool = False
     #: what is known of the work that it handed on, by the call's name
     _workers: dict[str, TaskFold] = field(default_factory=dict[str, "TaskFold"])
     _first_at: float | None = None
@@ -96,19 +85,19 @@ class TaskFold:
 
     def take(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
-        if fact.name.endswith(_BEFORE):
+        if is_making_agent(fact):
             return
-        if fact.kind != "stimulus":
+        data = fact.data
+        if not isinstance(data, StimulusRecorded):
             self._last_at = max(self._last_at, fact.at)
-            begun = as_number(fact.data.get("started_at"), fact.at)
+            begun = began_at(fact)
             self._first_at = begun if self._first_at is None else min(begun, self._first_at)
-        match fact.kind:
-            case "output":
-                given = fact.data.get("output")
-                self.output = given if isinstance(given, TaskOutput) else as_mapping(given)
-            case "task_failed":
-                self.failure = fact
-            case "model" | "tool_intent" | "tool_result" | "decision" | "delegation":
+        match data:
+            case OutputRecorded(output=output):
+                self.output = output
+            case FailureRecorded():
+                self.failure = cast("Fact[FailureRecorded]", fact)
+            case _ if data.IS_EFFECT:
                 self._take_effect(fact)
             case _:
                 pass
@@ -119,21 +108,24 @@ class TaskFold:
             msg = f"The record is damaged: '{fact.name}' is no name of an effect"
             raise RecordError(msg)
         if named["handler"]:
-            self._handler[fact.kind] = fact
+            self._has_handler = True
+            self._handler = fact.data if isinstance(fact.data, ToolReturned) else self._handler
             return
         turn = self._turns.setdefault(int(named["turn"]), _Turn())
         call = int(named["call"] or 0)
-        match fact.kind:
-            case "model":
-                turn.model, turn.at = fact.data, fact.at
-            case "tool_intent":
-                turn.intents[call] = fact
-            case "tool_result":
-                turn.results[call] = fact
-            case "delegation":
-                turn.delegations[call] = fact
+        match fact.data:
+            case ModelAnswered() as answer:
+                turn.model, turn.at = answer, fact.at
+            case ToolIntended():
+                turn.intents[call] = cast("Fact[ToolIntended]", fact)
+            case ToolReturned() as result:
+                turn.results[call] = result
+            case DelegationDecided():
+                turn.delegations[call] = cast("Fact[DelegationDecided]", fact)
+            case OutcomeDecided() as decision:
+                turn.decisions[call] = decision
             case _:
-                turn.decisions[call] = fact
+                pass
 
     def adopt(self, worker: TaskFold) -> None:
         """Take what is known of work that this task handed on."""
@@ -142,7 +134,7 @@ class TaskFold:
     @property
     def is_known(self) -> bool:
         """Whether the task did anything that the record tells of."""
-        did = self._turns or self._handler or self._workers
+        did = self._turns or self._has_handler or self._workers
         return self.output is not None or self.failure is not None or bool(did)
 
     @property
@@ -163,7 +155,7 @@ class TaskFold:
     # What it gave.
 
     def task_output(self, output_type: type[Any] | None = None) -> TaskOutput | None:
-        """The recorded output; its parsed output is JSON data, or of the given type where it fits.
+        """Return the recorded output; its parsed output is JSON data, or of the given type where it fits.
 
         Raises:
             RecordError: it is no output.
@@ -177,7 +169,7 @@ class TaskFold:
             raise RecordError(msg) from error
 
     def summary(self) -> TaskOutput | None:
-        """The recorded output without its trace, which is large."""
+        """Return the recorded output without its trace, which is large."""
         if self.output is None or isinstance(self.output, TaskOutput):
             return self.output
         return typed_output({**self.output, "trace": None})
@@ -187,13 +179,13 @@ class TaskFold:
         given: list[tuple[TaskOutput, TaskFold]] = []
         for decision, result in self._attempts():
             worker = self._workers.get(decision.name)
-            if worker is not None and result is not None and result.data.get("outcome") == "success":
+            if worker is not None and result is not None and result.is_success:
                 output = worker.summary()
                 if output is not None:
                     given.append((output, worker))
         return [worker for _, worker in sorted(given, key=lambda pair: pair[0].completed_at)]
 
-    def _attempts(self) -> list[tuple[Fact, Fact | None]]:
+    def _attempts(self) -> list[tuple[Fact[DelegationDecided], ToolReturned | None]]:
         """Decisions about handing work on and what came of them, in the order of the calls."""
         return [
             (turn.delegations[call], turn.results.get(call))
@@ -219,7 +211,7 @@ class TaskFold:
         roles: Mapping[str, str] | None = None,
         is_manager: bool = False,
     ) -> TaskTrace:
-        """The task's trace; of a task that was not finished, as far as its effects tell.
+        """Return the task's trace; of a task that was not finished, as far as its effects tell.
 
         Args:
             node: The task's place in the plan.
@@ -246,7 +238,7 @@ class TaskFold:
     def worker_traces(
         self, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str], has_failed: bool = False
     ) -> list[TaskTrace]:
-        """The traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed.
+        """Return the traces of its workers, in the order in which they were asked; `has_failed`: only of those that failed.
 
         The other arguments are those of `trace`.
         """
@@ -258,11 +250,11 @@ class TaskFold:
         ]
 
     def as_worker(
-        self, decision: Fact, capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
+        self, decision: Fact[DelegationDecided], capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
     ) -> TaskTrace:
         """Its trace as that of work that was handed on by that decision."""
         place = {
-            "description": request_of(decision).task_description,
+            "description": read_request(decision).task_description,
             "expected_output": EXPECTED_OUTPUT,
             "agent_role": worker_role(decision, roles),
         }
@@ -278,7 +270,7 @@ class TaskFold:
             told = WorkerFold()
             if worker is not None and worker.is_known:
                 trace = None if is_manager else worker.as_worker(decision, capture_mode, state=state, roles=roles)
-                failure = "" if worker.failure is None else as_text(worker.failure.data.get("message"))
+                failure = "" if worker.failure is None else worker.failure.data.message
                 told = WorkerFold(
                     is_known=True, output=worker.summary(), failure=failure, trace=trace, last_at=worker.last_at
                 )
@@ -287,8 +279,9 @@ class TaskFold:
         return found
 
     def _recorded_trace(self) -> TaskTrace | None:
+        given: object
         if self.failure is not None and self.output is None:
-            given = self.failure.data.get("trace")
+            given = self.failure.data.trace
         else:
             given = self.output.trace if isinstance(self.output, TaskOutput) else as_mapping(self.output).get("trace")
         if given is None or isinstance(given, TaskTrace):
@@ -313,60 +306,36 @@ class TaskFold:
     @property
     def _is_handler_unknown(self) -> bool:
         """Whether its handler was called, and nobody knows what came of it (S-DUR-26)."""
-        result = self._handler.get("tool_result")
-        return bool(self._handler) if result is None else result.data.get("outcome") == "unknown"
+        return self._has_handler if self._handler is None else self._handler.is_unknown
 
     def _model(self, turn: _Turn) -> ModelEffect:
-        data = turn.model or {}
-        calls = tuple(
-            ToolCall(
-                id=as_text(call.get("id")), name=as_text(call.get("name")), arguments=as_text(call.get("arguments"))
-            )
-            for call in map(as_mapping, as_sequence(data.get("tool_calls")))
-        )
-        usage = TokenUsage(
-            input_tokens=int(as_number(data.get("input_tokens"), -1)),
-            output_tokens=int(as_number(data.get("output_tokens"), -1)),
-        )
-        text, reason = data.get("text"), data.get("finish_reason")
-        return ModelEffect(
-            started_at=as_number(data.get("started_at"), turn.at),
-            latency_s=as_number(data.get("latency_s"), 0.0),
-            response=ChatResponse(
-                text=text if isinstance(text, str) else None,
-                tool_calls=calls,
-                usage=usage,
-                finish_reason=reason if isinstance(reason, str) else None,
-            ),
-            is_final=not calls,
-            attempts_failed=tuple(map(as_text, as_sequence(data.get("attempts_failed")))),
-            tools=[
-                self._tool(turn, number, calls) for number in sorted({*turn.intents, *turn.results, *turn.delegations})
-            ],
-        )
+        answer = turn.model
+        if answer is None:
+            answer = ModelAnswered(request_digest="", started_at=turn.at, latency_s=0.0, text=None)
+        effect = effect_of(answer)
+        effect.is_final = not answer.tool_calls
+        effect.tools = [
+            self._tool(turn, number, answer.tool_calls)
+            for number in sorted({*turn.intents, *turn.results, *turn.delegations})
+        ]
+        return effect
 
     def _tool(self, turn: _Turn, number: int, calls: Sequence[ToolCall]) -> ToolEffect:
         intent, result = turn.intents.get(number), turn.results.get(number)
-        asked = as_mapping(intent.data if intent is not None else None)
-        found = calls[number] if number < len(calls) else ToolCall(id="", name="")
-        call = ToolCall(
-            id=found.id,
-            name=as_text(asked.get("tool_name"), found.name),
-            arguments=as_text(asked.get("arguments"), found.arguments),
-        )
+        call = calls[number] if number < len(calls) else ToolCall(id="", name="")
+        if intent is not None:
+            call = ToolCall(id=call.id, name=intent.data.tool_name, arguments=intent.data.arguments)
         if result is None:
             asked_at = intent or turn.delegations.get(number)
             begun = turn.at if asked_at is None else asked_at.at
             decided = turn.decisions.get(number)
-            text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.data.get('answer')}"
+            text = NO_RESULT if decided is None else f"{NO_RESULT}; it was decided: {decided.answer}"
             return ToolEffect(call=call, outcome="unknown", text=text, started_at=begun, duration_s=0.0)
-        data = result.data
-        outcome = data.get("outcome")
         return ToolEffect(
             call=call,
-            outcome=cast("Outcome", outcome) if outcome in _OUTCOMES else "error",
-            text=as_text(data.get("text")),
-            started_at=as_number(data.get("started_at"), result.at),
-            duration_s=as_number(data.get("duration_s"), 0.0),
-            structured_output=data.get("structured_output"),
+            outcome=cast("Outcome", result.outcome) if result.outcome in _OUTCOMES else "error",
+            text=result.text,
+            started_at=result.started_at,
+            duration_s=result.duration_s,
+            structured_output=result.structured_output,
         )

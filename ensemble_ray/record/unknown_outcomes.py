@@ -1,4 +1,4 @@
-"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Room: record. Pure.
+"""Calls of which nobody knows whether they were done, in a run of many tasks (S-DUR-26). Package: record. Pure.
 
 In: intents and results of effects, in order. Out: how many have an unknown outcome, by task, and the first of them.
 Never: anything kept of a call that has a known result.
@@ -7,20 +7,22 @@ Never: anything kept of a call that has a known result.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from ensemble_ray.record.task_fold import NO_RESULT, as_text
-from ensemble_ray.record.tree import TreeRow, one_line
+from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.record.task_fold import NO_RESULT
+from ensemble_ray.record.view.tree import TreeRow, one_line
 from ensemble_ray.values.ids import task_instance
 
 if TYPE_CHECKING:
-    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.facts.fact import Fact
 
 __all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
 
 #: Kinds of facts that tell of them.
-UNKNOWN_KINDS = ("tool_intent", "tool_result")
+UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned)
 #: How many are told; all of them are counted.
 _TOLD = 20
 _TITLE = 72
@@ -32,21 +34,24 @@ class UnknownOutcomes:
     def __init__(self) -> None:
         """Begin without facts."""
         #: intents by name that have no result yet; as many as were on their way when processes ended, or are now
-        self._open: dict[str, Mapping[str, object]] = {}
+        self._open: dict[str, ToolIntended] = {}
         #: settled as unknown, by task
         self._settled: Counter[str] = Counter()
         self._told: dict[str, str] = {}
 
     def take(self, fact: Fact) -> None:
         """Take the next fact; others than those of `UNKNOWN_KINDS` are passed over."""
-        if fact.kind == "tool_intent":
-            self._open[fact.name] = fact.data
-        elif fact.kind == "tool_result":
-            asked = self._open.pop(fact.name, {})
-            if fact.data.get("outcome") == "unknown":
-                self._settled[_key_of(fact.name)] += 1
-                if len(self._told) < _TOLD:
-                    self._told[fact.name] = _call(asked, as_text(fact.data.get("text")))
+        match fact.data:
+            case ToolIntended() as intent:
+                self._open[fact.name] = intent
+            case ToolReturned() as result:
+                asked = self._open.pop(fact.name, None)
+                if result.is_unknown:
+                    self._settled[_key_of(fact.name)] += 1
+                    if len(self._told) < _TOLD:
+                        self._told[fact.name] = _call(asked, result.text)
+            case _:
+                pass
 
     def counts(self, is_over: Callable[[str], bool]) -> Counter[str]:
         """Return how many there are, by the key of their task.
@@ -76,10 +81,10 @@ class UnknownOutcomes:
 
 
 def _key_of(name: str) -> str:
-    """The task of the run that a call was made for, also where another one made it."""
+    """Return the task of the run that a call was made for, also where another one made it."""
     return task_instance(name).rpartition("#")[0]
 
 
-def _call(asked: Mapping[str, object], text: str) -> str:
-    tool, arguments = (as_text(asked.get(name), "?") for name in ("tool_name", "arguments"))
+def _call(asked: ToolIntended | None, text: str) -> str:
+    tool, arguments = ("?", "?") if asked is None else (asked.tool_name, asked.arguments)
     return f"{one_line(tool, _TITLE)}({one_line(arguments, _TITLE)}) -> {one_line(text, _TITLE)}"

@@ -8,35 +8,38 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import EnsembleError, RecordError, RunExistsError, ValidationError, message_of
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
+from ensemble_ray.facts.effects import ModelAnswered, is_making_agent
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import RecordedFork
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
 from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.definition_data import run_data
-from ensemble_ray.record.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
-from ensemble_ray.record.journal import instance_of_fact
+from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import located, read_head
+from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.run_head import located, read_head
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runtime import connect
-from ensemble_ray.schedule.stimuli import Begun, stimulus_fields
+from ensemble_ray.schedule.stimuli import Begun, encode_stimulus
+from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.ids import new_run_id as fresh_run_id
-from ensemble_ray.values.messages import ChatResponse, Fact
+from ensemble_ray.values.messages import ChatResponse
 from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
@@ -175,7 +178,7 @@ async def offer_fork(
     """
     store = store_at(connect(runtime or "inline").store_address)
     found = await store.find(run_id)
-    if (await read_head(store, found.run_id)).is_fed:
+    if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
             f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: it has no plan to fork from. "
             "Where it failed, resume it, which tries again what failed; items that were left out are mapped again by a "
@@ -188,7 +191,7 @@ async def offer_fork(
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    earlier = cast("Mapping[str, object]", recovered.header.get("inputs") or {})
+    earlier = recovered.header.inputs or {}
     chosen = {**earlier, **(inputs or {})}
     planned = await _planned(_as_run(definition, recovered), chosen, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
@@ -264,24 +267,38 @@ async def accept_fork(
 async def _write(offer: ForkOffer, run_id: str) -> None:
     """Write the beginning of the new run's record, as of a run that was interrupted there."""
     source, now = offer.ensemble.source, time.time()
-    header = {
-        **offer.recovered.header,
-        **run_data(offer.planned, _as_run(offer.ensemble, offer.recovered)),
-        "ensemble_id": run_id,
-        "forked_from": {"run": offer.run_id, "task": offer.from_task},
-        "started_at": now,
-    }
-    if source.place:
-        header |= {"origin": source.place, "overrides": dict(source.overrides)}
-    made = {instance_of_fact(fact).rpartition("#")[0] for fact in offer.facts if fact.name.endswith("/synthesis")}
+    recorded = offer.recovered.header
+    header = replace(
+        run_data(offer.planned, _as_run(offer.ensemble, offer.recovered)),
+        ensemble_id=run_id,
+        options=recorded.options,
+        budget=recorded.budget,
+        origin=source.place or recorded.origin,
+        overrides=dict(source.overrides) if source.place else recorded.overrides,
+        runtime=recorded.runtime,
+        capture_mode=recorded.capture_mode,
+        forked_from=RecordedFork(offer.run_id, offer.from_task),
+        started_at=now,
+        rest=recorded.rest,
+    )
+    made = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
     same = [key for key in made if not reused_differences(offer.recovered.header, header, [key])]
-    started = Fact(run=run_id, kind="stimulus", name="run", at=now, data=stimulus_fields(Begun(at=now)))
+    started = Fact(run=run_id, name=RUN, at=now, data=encode_stimulus(Begun(at=now)))
     copies = copied_facts(offer.facts, run_id, offer.plan.reused, made_again=same)
-    owned = await offer.store.begin(run_id, origin=str(header.get("origin") or ""))
+    owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
         planned, answers = await _made(offer, run_id, copies)
-        header |= run_data(planned, _as_run(offer.ensemble, offer.recovered))
-        first = Fact(run=run_id, kind="plan", name="run", at=now, data=header)
+        told = run_data(planned, _as_run(offer.ensemble, offer.recovered))
+        header = replace(
+            header,
+            plan=told.plan,
+            definition=told.definition,
+            workflow=told.workflow,
+            inputs=told.inputs,
+            agents=told.agents,
+            digest=told.digest,
+        )
+        first = Fact(run=run_id, name=RUN, at=now, data=header)
         await owned.journal.append((first, *answers, started, *copies), until=Until.WRITTEN)
     finally:
         await owned.close(RunState.INTERRUPTED)
@@ -311,7 +328,7 @@ def _check(found: RunSummary, recovered: Recovered) -> None:
         raise RunExistsError(
             f"Run '{found.run_id}' is running: wait for its end, or end it (ensemble-ray cancel {found.run_id}), then fork it"
         )
-    if not recovered.header:
+    if recovered.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to fork", found.place
         )
@@ -361,7 +378,7 @@ async def _planned(definition: Ensemble, inputs: Mapping[str, object], facts: Se
 class _Answers:
     """A model that gives recorded answers in their order, and asks nobody."""
 
-    def __init__(self, facts: Sequence[Fact]) -> None:
+    def __init__(self, facts: Sequence[Fact[ModelAnswered]]) -> None:
         self._facts = iter(facts)
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
@@ -374,4 +391,4 @@ class _Answers:
         fact = next(self._facts, None)
         if fact is None:
             raise ValidationError("No answer is recorded")
-        return ChatResponse(text=cast("str | None", fact.data.get("text")))
+        return ChatResponse(text=fact.data.text)

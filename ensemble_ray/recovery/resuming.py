@@ -6,13 +6,14 @@ In: a run's id. Out: its output, as if nothing had happened. Never: a request wh
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.ensemble import Ensemble, join, joined
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.loader import load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -20,8 +21,8 @@ from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.run_budget import check_larger, options_again, recorded_budget
-from ensemble_ray.record.run_head import RunHead, head_facts, read_head
+from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
+from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import SpentTally
 from ensemble_ray.record.stores import RunStore, RunSummary, store_at
 from ensemble_ray.runs.launching import Resumption
@@ -147,8 +148,8 @@ async def begin_again(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
         )
     return definition.begin(
-        cast("Mapping[str, object]", header.get("inputs") or {}),
-        runtime=runtime or cast("str", header.get("runtime") or None),
+        header.inputs or {},
+        runtime=runtime or header.runtime or None,
         run_id=found.run_id,
         options=options,
         is_watched=is_watched,
@@ -168,7 +169,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     """Read what the recorded answers of a run cost, page by page; nothing where it has no budget now."""
     tally = SpentTally(definition.cost_configuration)
     if _budget(definition) is not None:
-        async for page in store.read(run_id, kinds=("model",)):
+        async for page in store.read(run_id, kinds=kinds_of(ModelAnswered)):
             tally.take(page)
     return tally.total
 
@@ -181,7 +182,7 @@ async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> Ru
     """Return the run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
-    if (await read_head(store, found.run_id)).header.get("runtime") != "ray":
+    if (await read_head(store, found.run_id)).header.runtime != "ray":
         return found
     _log.warning("Run '%s' is running: waiting up to %.0f s, in case its cluster is ending", found.run_id, _ENDING_S)
     for _ in range(int(_ENDING_S)):
@@ -195,9 +196,9 @@ async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> Ru
 def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
     """Refuse what cannot go on, and say what can be done instead."""
     run_id = found.run_id
-    if head.is_fed and (refusal := refusal_of(head)):
+    if head.is_dynamic and (refusal := refusal_of(head)):
         raise ValidationError(f"Run '{run_id}' failed and is not resumed: {refusal}")
-    if head.state is RunState.FAILED and not head.is_fed:
+    if head.state is RunState.FAILED and not head.is_dynamic:
         raise ValidationError(
             f"Run '{run_id}' failed and is not resumed. A new run can use what it recorded before the task that "
             f"failed: ensemble-ray fork {run_id} --from TASK"
@@ -208,14 +209,14 @@ def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
             f"Run '{run_id}' is running: {owner} owns it. Wait for its end; if that process hangs, take the run from it "
             "with take_over=True (--take-over)"
         )
-    if not head.header:
+    if head.header.is_empty:
         raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
 
 
 def _check_kind(run_id: str, definition: Runnable, head: RunHead) -> None:
     """Refuse a definition of another kind than the run's."""
     has_plan = _has_plan(definition)
-    if has_plan is not head.is_fed:
+    if has_plan is not head.is_dynamic:
         return
     told = ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
     raise ValidationError(

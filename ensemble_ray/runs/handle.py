@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.definition.origin import Origin
 from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.events import EnsembleCompletedEvent, EnsembleStartedEvent
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_log_context, log_context
 from ensemble_ray.process.loop import bridge, on_library_loop, submit
 from ensemble_ray.record.environment import effective_capture_mode
-from ensemble_ray.record.exporters import effective_exporter, export_safely
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunDescription, assemble, not_begun
+from ensemble_ray.record.resume.run_budget import budget_of
 from ensemble_ray.record.retention import apply_retention
-from ensemble_ray.record.run_budget import budget_data
 from ensemble_ray.record.stores import store_at
+from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents
 from ensemble_ray.values.amounts import RunBudget
@@ -32,8 +34,6 @@ from ensemble_ray.values.ids import new_run_id
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason, RunState
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.events.log import EventStream
     from ensemble_ray.runs.ports import Runtime
@@ -256,26 +256,26 @@ class Run:
         self._state = RunState(reason.value)
         return not_begun(self.id, reason)
 
-    def _header(self, mode: CaptureMode) -> Mapping[str, object]:
-        """Return the data of the record's first fact: everything that tells whether, and with what, the run can go on.
+    def _header(self, mode: CaptureMode) -> PlanRecorded:
+        """Return the record's first fact: everything that tells whether, and with what, the run can go on.
 
         It is for the record, and to be compared with that of an earlier run of the same id.
         """
         if self._scope.store_address is None and not self._scope.is_named:
-            return {}
+            return PlanRecorded()
         definition, options = self._definition, self._options
-        return {
-            **self._launcher.describe(),
-            "ensemble_id": self.id,
-            "options": {} if options is None else options.model_dump(mode="json", exclude_none=True),
-            **budget_data(RunBudget.of(definition.max_tokens, definition.max_cost)),
-            "origin": self._origin.place,
-            "overrides": dict(self._origin.overrides),
-            "runtime": self._scope.runtime.name,
-            "capture_mode": mode.value,
-        }
+        return replace(
+            self._launcher.describe(),
+            ensemble_id=self.id,
+            options={} if options is None else options.model_dump(mode="json", exclude_none=True),
+            budget=budget_of(RunBudget.of(definition.max_tokens, definition.max_cost)),
+            origin=self._origin.place,
+            overrides=dict(self._origin.overrides),
+            runtime=self._scope.runtime.name,
+            capture_mode=mode.value,
+        )
 
-    def _announce(self, prepared: Prepared, header: Mapping[str, object]) -> None:
+    def _announce(self, prepared: Prepared, header: PlanRecorded) -> None:
         """Say that the run has started, if it may.
 
         Raises:
@@ -296,9 +296,7 @@ class Run:
         )
         self._state = RunState.RUNNING
 
-    async def _recorded_output(
-        self, header: Mapping[str, object], description: RunDescription
-    ) -> EnsembleOutput | None:
+    async def _recorded_output(self, header: PlanRecorded, description: RunDescription) -> EnsembleOutput | None:
         """Return what a finished run of that id gave (S-SET-39); None for a run that begins or goes on."""
         resumption = self._scope.resumption
         if not (self._scope.is_named if resumption is None else resumption.is_completed):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from ensemble_ray.definition.run_rules import Watched
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.record.result import RunDescription, RunEnd, RunResults
     from ensemble_ray.record.stores import RunStore, StoreAddress
     from ensemble_ray.runs.ports import Runtime
@@ -32,8 +33,8 @@ __all__ = ["Conclusion", "Launcher", "Prepared", "Resumption", "RunScope"]
 class Resumption:
     """That a run is in the record already and goes on."""
 
-    #: data of its first fact
-    header: Mapping[str, object]
+    #: its first fact
+    header: PlanRecorded
     #: how many tasks have recorded outputs
     recorded_tasks: int = 0
     #: how many of them are of items of a map-reduce
@@ -123,18 +124,18 @@ class Launcher(Protocol):
         """
         ...
 
-    def describe(self) -> Mapping[str, object]:
+    def describe(self) -> PlanRecorded:
         """Return what the record's first fact says of the prepared work."""
         ...
 
     async def replay(
-        self, scope: RunScope, header: Mapping[str, object] | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
     ) -> EnsembleOutput | None:
         """Return what a finished run of that id gave; it is not run again (S-SET-39). None: there is none.
 
         Args:
             scope: The run.
-            header: Data of the first fact that the run would record; None: that has been compared.
+            header: The first fact that the run would record; None: that has been compared.
             description: What its trace says of it.
 
         Raises:
@@ -142,7 +143,7 @@ class Launcher(Protocol):
         """
         ...
 
-    async def launch(self, scope: RunScope, header: Mapping[str, object], mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
         """Launch the work and wait for its end; give why the run ends where it was cancelled before it began.
 
         Raises:

@@ -21,6 +21,8 @@ from ensemble_ray.events import Event, TaskFailedEvent, TaskStartEvent
 from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.execute.recorded import answers_before
 from ensemble_ray.execute.spending import Spending, spending_here
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import kinds_of
 from ensemble_ray.plan.manager import manager_context, workers_of
 from ensemble_ray.plan.plan import MANAGER_KEY, MANAGER_ROLE
 from ensemble_ray.plan.planner import Planned, ResolvedTasks, needs_synthesis, plan_run, resolve_tasks
@@ -28,7 +30,7 @@ from ensemble_ray.plan.synthesis import synthesize_agents
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, threads
 from ensemble_ray.prompts.manager import manager_prompts
-from ensemble_ray.record.definition_data import run_data
+from ensemble_ray.record.identity.definition import run_data
 from ensemble_ray.record.rerun import recorded_output
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
@@ -40,9 +42,10 @@ from ensemble_ray.values.outputs import EnsembleOutput, ExitReason
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.ports import ChatModel
     from ensemble_ray.record.result import RunDescription
-    from ensemble_ray.values.messages import Fact
     from ensemble_ray.values.trace import CaptureMode
 
 __all__ = ["PlannedLauncher", "check"]
@@ -96,12 +99,12 @@ class PlannedLauncher:
             size=f"{len(plan.nodes)} tasks, {len(plan.agents)} agents",
         )
 
-    def describe(self) -> Mapping[str, object]:
+    def describe(self) -> PlanRecorded:
         """Return what the record's first fact says of the plan."""
         return run_data(self._planned, self.definition)
 
     async def replay(
-        self, scope: RunScope, header: Mapping[str, object] | None, description: RunDescription
+        self, scope: RunScope, header: PlanRecorded | None, description: RunDescription
     ) -> EnsembleOutput | None:
         """Return the recorded output of a finished run of that id."""
         del description  # the record has its own
@@ -118,7 +121,7 @@ class PlannedLauncher:
             object_ids={node.key: node.object_id for node in planned.plan.nodes},
         )
 
-    async def launch(self, scope: RunScope, header: Mapping[str, object], mode: CaptureMode) -> Conclusion | ExitReason:
+    async def launch(self, scope: RunScope, header: PlanRecorded, mode: CaptureMode) -> Conclusion | ExitReason:
         """Submit the plan, and wait for the end of the run."""
         work = PlannedWork(
             planned=self._planned,
@@ -212,10 +215,10 @@ class PlannedLauncher:
             raise failure from error
 
 
-async def _read_answers(scope: RunScope) -> Mapping[str, Sequence[Fact]]:
+async def _read_answers(scope: RunScope) -> Mapping[str, Sequence[Fact[ModelAnswered]]]:
     """Return the recorded answers of before scheduling, by effect name, in the order of the calls."""
-    answers: dict[str, list[Fact]] = {}
-    async for page in scope.store.read(scope.run_id, kinds=("model",)):
+    answers: dict[str, list[Fact[ModelAnswered]]] = {}
+    async for page in scope.store.read(scope.run_id, kinds=kinds_of(ModelAnswered)):
         for name, found in answers_before(page).items():
             answers.setdefault(name, []).extend(found)
     return answers

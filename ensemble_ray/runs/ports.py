@@ -8,7 +8,7 @@ caller's process, and opens a session that takes orders (decision 0007).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
@@ -18,10 +18,11 @@ from ensemble_ray.runs.submission import SubmissionReason
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import PlanRecorded
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
     from ensemble_ray.record.stores import StoreAddress
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["Deliver", "Executor", "PlannedWork", "RunRequest", "Runtime", "SubmittedRun"]
 
@@ -53,8 +54,8 @@ class PlannedWork:
     """What a run does that is planned as a whole, with all that its coordinator needs."""
 
     planned: Planned
-    #: data of the record's first fact
-    header: Mapping[str, object]
+    #: the record's first fact, but for its time; an empty one for a run that is recorded nowhere
+    header: PlanRecorded
     #: effects of before scheduling: calls of an LLM-based synthesizer (S-SET-46)
     preliminary: Sequence[Fact] = ()
     #: asked in order about each delegation

@@ -1,7 +1,7 @@
 """Facts told to a source, each with its time. Package: schedule. With `instructions`, the only words of every source.
 
 A task is named by its instance, the path of `key#occurrence`. The names of stimuli in records are older than these
-classes and stay: `stimulus_fields` and `stimulus_from` are the one place that knows both.
+classes and stay: `encode_stimulus` and `decode_stimulus` are the one place that knows both.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Union
 
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.schedule.instructions import Question
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason
@@ -25,8 +27,8 @@ __all__ = [
     "Failed",
     "ItemsPulled",
     "Stimulus",
-    "stimulus_fields",
-    "stimulus_from",
+    "decode_stimulus",
+    "encode_stimulus",
 ]
 
 
@@ -136,36 +138,32 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
 _BY_NAME: Mapping[str, type[Stimulus]] = {name: kind for kind, (name, _) in _RECORDED.items()}
 
 
-def stimulus_fields(stimulus: Stimulus) -> dict[str, object]:
-    """Return the stimulus as data for the record.
+def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
+    """Return the stimulus for the record; `more` says how many of the same group follow.
 
     Raises:
         KeyError: it is none that is recorded.
     """
-    name, fields = _RECORDED[type(stimulus)]
-    data: dict[str, object] = {"type": name, "at": stimulus.at}
+    name, names = _RECORDED[type(stimulus)]
+    fields: dict[str, object] = {"at": stimulus.at}
     if (instance := getattr(stimulus, "instance", "")) != "":
-        data["key"] = key_of(instance)
-    data.update({field: getattr(stimulus, field) for field in fields})
-    if not data.get("delegated_roles"):  # which only managers have
-        data.pop("delegated_roles", None)
-    return data
+        fields["key"] = key_of(instance)
+    fields.update({field: getattr(stimulus, field) for field in names})
+    if not fields.get("delegated_roles"):  # which only managers have
+        fields.pop("delegated_roles", None)
+    return StimulusRecorded(type=name, fields=fields, more=more)
 
 
-def stimulus_from(name: str, fields: Mapping[str, object]) -> Stimulus | None:
-    """Return the stimulus of recorded data; None where its type is unknown.
-
-    Args:
-        name: Name of the fact: the instance, or the run.
-        fields: Its data, with values of the types that the stimulus has.
+def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
+    """Return the stimulus of a recorded fact; None where its type is unknown.
 
     Raises:
         TypeError: it lacks a field, or has one too many.
     """
-    kind = _BY_NAME.get(str(fields.get("type")))
+    kind = _BY_NAME.get(fact.data.type)
     if kind is None:
         return None
-    known = {field: value for field, value in fields.items() if field not in {"type", "key"}}
-    if isinstance(key := fields.get("key"), str):
-        known["instance"] = name if key_of(name) == key else instance_of(key)
+    known = {"at": fact.at, **fact.data.fields}
+    if isinstance(key := known.pop("key", None), str):
+        known["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
     return kind(**known)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError

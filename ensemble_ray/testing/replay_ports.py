@@ -11,23 +11,29 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, cast
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
 
 from ensemble_ray.errors import AgentExecutionError, ValidationError
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, ToolIntended, ToolReturned, is_making_agent
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
+from ensemble_ray.facts.fact import Fact, FactData, find_fact, kinds_of
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import StimulusRecorded
 from ensemble_ray.ports import Until
-from ensemble_ray.record.journal import RUN, instance_of_fact
-from ensemble_ray.record.task_fold import as_mapping, as_sequence, as_text
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, ToolSpec
+from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 
 if TYPE_CHECKING:
     from ensemble_ray.record.task_fold import TaskFold
 
 __all__ = ["Difference", "RecordedAnswer", "ReplayJournal", "UnaskedModel", "place_of", "request_difference", "shown"]
 
+D = TypeVar("D", bound=FactData)
+
 #: Kinds that say how a task ended: the runner would take them as they are and do nothing.
-_ENDS = frozenset({"output", "task_failed", "task_exited"})
+_ENDS = (OutputRecorded, FailureRecorded, ExitRecorded)
 #: Kinds that a task asks for, and does nothing again where they are there.
-_ANSWERS = frozenset({"model", "tool_result"})
+_ANSWERS = frozenset(kinds_of(ModelAnswered, ToolReturned))
 #: The instance that is at work; several are at the same time where one hands on work to others.
 _AT_WORK: ContextVar[str] = ContextVar("ensemble_ray_replayed", default="")
 #: Characters shown of a text, and before the place where two differ.
@@ -108,10 +114,10 @@ class ReplayJournal:
         self._of: dict[str, dict[tuple[str, str], Fact]] = {}
         self._ends: dict[str, Fact] = {}
         for fact in facts:
-            instance = instance_of_fact(fact)
-            if instance == RUN or fact.kind == "stimulus" or fact.name.endswith("/synthesis"):
+            instance = fact.instance
+            if instance == RUN or isinstance(fact.data, StimulusRecorded) or is_making_agent(fact):
                 continue
-            if fact.kind in _ENDS:
+            if isinstance(fact.data, _ENDS):
                 self._ends[instance] = fact
             else:
                 self._of.setdefault(instance, {})[fact.name, fact.kind] = fact
@@ -158,13 +164,14 @@ class ReplayJournal:
         known = self._at.get(instance)
         left = None if known is None else known.unused()
         if left is None:
-            decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == "delegation")
+            decided = (fact for key, fact in self._of.get(instance, {}).items() if key[1] == DelegationDecided.KIND)
             left = next((fact for fact in decided if (fact.name, fact.kind) not in self._compared), None)
         return None if left is None else place_of(left.name)
 
-    def recorded(self, name: str, kind: str) -> Fact | None:
+    def recorded(self, name: str, wanted: type[D]) -> D | None:
         """Return what is recorded under that name."""
-        return self._of.get(name.rsplit("/", 2)[0], {}).get((name, kind))
+        fact = find_fact(self._of.get(name.rsplit("/", 2)[0], {}), name, wanted)
+        return None if fact is None else fact.data
 
     def end_of(self, instance: str) -> Fact | None:
         """How a task ended, as far as its own facts tell."""
@@ -180,41 +187,43 @@ class ReplayJournal:
         """
         del epoch, until
         for fact in facts:
-            if fact.kind == "delegation":
-                self._compare_decision(fact)
-            elif fact.kind == "tool_result" and self._is_performed(fact.name):
-                self._compare_result(fact)
-            elif fact.kind == "tool_intent":
-                call = f"{fact.data.get('tool_name')}({as_text(fact.data.get('arguments'))})"
+            if isinstance(fact.data, DelegationDecided):
+                self._compare_decision(fact, fact.data)
+            elif isinstance(fact.data, ToolReturned) and self._is_performed(fact.name):
+                self._compare_result(fact, fact.data)
+            elif isinstance(fact.data, ToolIntended):
+                call = f"{fact.data.tool_name}({fact.data.arguments})"
                 difference = Difference(
                     where=place_of(fact.name),
                     what="a call whose result is not recorded",
                     recorded="nothing",
                     current=_window(call, 0),
                 )
-                self.report(difference, instance=instance_of_fact(fact), is_at_end=True)
+                self.report(difference, instance=fact.instance, is_at_end=True)
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
         """Return what is recorded of a task; its end, and what comes of its delegations, are left out."""
         facts = self._of.get(instance, {})
 
         def is_shown(name: str, kind: str) -> bool:
-            if kind == "tool_intent":  # a call that never came back, as when it ended the run: the record ends there
-                return (name, "tool_result") in facts
-            return kind != "delegation" and not (kind == "tool_result" and self._is_performed(name))
+            if (
+                kind == ToolIntended.KIND
+            ):  # a call that never came back, as when it ended the run: the record ends there
+                return (name, ToolReturned.KIND) in facts
+            return kind != DelegationDecided.KIND and not (kind == ToolReturned.KIND and self._is_performed(name))
 
         self._at[instance] = _Recorded({key: fact for key, fact in facts.items() if is_shown(*key)})
         return self._at[instance]
 
     def _is_performed(self, name: str) -> bool:
         """Whether a call handed work to somebody."""
-        decided = self.recorded(name, "delegation")
-        return decided is not None and decided.data.get("worker") is not None
+        decided = self.recorded(name, DelegationDecided)
+        return decided is not None and decided.worker is not None
 
-    def _compare_decision(self, fact: Fact) -> None:
-        recorded = self.recorded(fact.name, fact.kind)
-        instance, where = instance_of_fact(fact), place_of(fact.name)
-        current = _decided(fact)
+    def _compare_decision(self, fact: Fact, decision: DelegationDecided) -> None:
+        recorded = self.recorded(fact.name, DelegationDecided)
+        instance, where = fact.instance, place_of(fact.name)
+        current = _decided(decision)
         if recorded is None:
             nothing = Difference(
                 where=where, what="a delegation that is not recorded", recorded="nothing", current=_window(current, 0)
@@ -225,16 +234,20 @@ class ReplayJournal:
             old, new = shown(_decided(recorded), current)
             self.report(Difference(where=where, what="the delegation", recorded=old, current=new), instance=instance)
 
-    def _compare_result(self, fact: Fact) -> None:
-        recorded = self.recorded(fact.name, fact.kind)
+    def _compare_result(self, fact: Fact, result: ToolReturned) -> None:
+        recorded = self.recorded(fact.name, ToolReturned)
         if recorded is None:
             return  # the run died before it was recorded
         self._compared.add((fact.name, fact.kind))
-        for what, field in (("the result of the delegation", "text"), ("the outcome of the delegation", "outcome")):
-            if recorded.data.get(field) != fact.data.get(field):
-                old, new = shown(recorded.data.get(field), fact.data.get(field))
+        compared = (
+            ("the result of the delegation", recorded.text, result.text),
+            ("the outcome of the delegation", recorded.outcome, result.outcome),
+        )
+        for what, before, now in compared:
+            if before != now:
+                old, new = shown(before, now)
                 found = Difference(where=place_of(fact.name), what=what, recorded=old, current=new)
-                self.report(found, instance=instance_of_fact(fact))
+                self.report(found, instance=fact.instance)
 
     async def flush(self) -> None:
         """Nothing is kept."""
@@ -271,7 +284,7 @@ class UnaskedModel:
 class RecordedAnswer:
     """Stands for a model that made an agent: it gives its recorded answers in their order."""
 
-    def __init__(self, name: str, facts: Sequence[Fact]) -> None:
+    def __init__(self, name: str, facts: Sequence[Fact[ModelAnswered]]) -> None:
         self._name = name
         self._facts = iter(facts)
 
@@ -285,15 +298,15 @@ class RecordedAnswer:
         fact = next(self._facts, None)
         if fact is None:
             raise ValidationError(f"Replay: no answer is recorded for the call that makes an agent, '{self._name}'")
-        return ChatResponse(text=cast("str | None", fact.data.get("text")))
+        return ChatResponse(text=fact.data.text)
 
 
-def _decided(fact: Fact) -> str:
+def _decided(decision: DelegationDecided) -> str:
     """Describe what was decided of a call, as people read it."""
-    request, refusal = as_mapping(fact.data.get("request")), as_mapping(fact.data.get("refusal"))
+    request, refusal = decision.request, decision.refusal
     asked = f"{as_text(request.get('agent_role'))}: {as_text(request.get('task_description'))}"
-    worker = fact.data.get("worker")
-    return f"{asked} -> {as_text(refusal.get('reason'), 'refused') if worker is None else worker}"
+    reason = "refused" if refusal is None else refusal.reason
+    return f"{asked} -> {reason if decision.worker is None else decision.worker}"
 
 
 def place_of(effect: str) -> str:
@@ -330,7 +343,7 @@ def _trace(fold: TaskFold) -> Mapping[str, object]:
     """Return the task's recorded trace as data."""
     if fold.output is not None:
         return as_mapping(as_mapping(fold.output).get("trace"))
-    return as_mapping(None if fold.failure is None else fold.failure.data.get("trace"))
+    return as_mapping(None if fold.failure is None else fold.failure.data.trace)
 
 
 def _captured(fold: TaskFold, turn: int) -> list[tuple[str, str | None]]:
@@ -355,14 +368,13 @@ def _rebuilt(journal: ReplayJournal, name: str, turn: int, fold: TaskFold) -> li
     ]
     instance = name.rsplit("/", 2)[0]
     for previous in range(turn):
-        answer = journal.recorded(f"{instance}/{previous}/model", "model")
-        calls = as_sequence(None if answer is None else answer.data.get("tool_calls"))
-        if answer is None or not calls:
+        answer = journal.recorded(f"{instance}/{previous}/model", ModelAnswered)
+        if answer is None or not answer.tool_calls:
             return conversation[:1]  # a correction: a conversation of its own, of which only the system prompt is known
-        conversation.append(("assistant", cast("str | None", answer.data.get("text"))))
-        for index in range(len(calls)):
-            result = journal.recorded(f"{instance}/{previous}/call-{index}", "tool_result")
+        conversation.append(("assistant", answer.text))
+        for index in range(len(answer.tool_calls)):
+            result = journal.recorded(f"{instance}/{previous}/call-{index}", ToolReturned)
             if result is None:
                 return conversation
-            conversation.append(("tool", as_text(result.data.get("text"))))
+            conversation.append(("tool", result.text))
     return conversation

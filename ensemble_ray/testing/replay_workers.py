@@ -11,18 +11,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.exits import exit_of, recorded_reason
-from ensemble_ray.execute.recorded import as_mapping, failure_of
+from ensemble_ray.execute.exits import exit_of
+from ensemble_ray.facts.effects import ToolReturned
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded
 from ensemble_ray.testing.replay_ports import Difference, place_of, shown
+from ensemble_ray.values.error_data import error_from
 from ensemble_ray.values.ids import delegating_call
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.execute.runner import TaskRunner
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.testing.replay_ports import ReplayJournal
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["ReplayedWorkers"]
+
+_STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
 
 
 class ReplayedWorkers:
@@ -43,7 +47,11 @@ class ReplayedWorkers:
         call = delegating_call(order.instance) or order.instance
         end = self._journal.end_of(order.instance)
         found = self._journal.found(order.instance)
-        if found is not None and self._journal.is_at_end(order.instance) and (end is None or end.kind != "output"):
+        if (
+            found is not None
+            and self._journal.is_at_end(order.instance)
+            and (end is None or not isinstance(end.data, OutputRecorded))
+        ):
             return self._recorded_end(order, call, result, end, found)
         if found is not None:
             self._report(order, call, found)
@@ -60,27 +68,26 @@ class ReplayedWorkers:
         self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None, found: Difference
     ) -> TaskResult:
         """Return what is recorded of a worker that gave no output: today it comes as far as its record goes."""
-        if end is not None and end.kind == "task_exited":
-            error: BaseException = exit_of(recorded_reason(end.data))
-            return replace(result, status="exited", error=error)
-        if end is not None:
-            return replace(result, status="failed", error=failure_of(end))
-        recorded_result = self._journal.recorded(call, "tool_result")
+        if end is not None and isinstance(end.data, ExitRecorded):
+            return replace(result, status="exited", error=exit_of(end.data.reason))
+        if end is not None and isinstance(end.data, FailureRecorded):
+            return replace(result, status="failed", error=error_from(end.data.error_data))
+        recorded_result = self._journal.recorded(call, ToolReturned)
         if recorded_result is None:  # the run died while it was at work
             self._report(order, call, found, is_at_end=True)
         # It was stopped, or its process was lost.
-        text = str(recorded_result.data.get("text") or "").removeprefix("Error: ")
+        text = recorded_result.text.removeprefix("Error: ")
         return replace(result, status="failed", error=AgentExecutionError(text))
 
     def _compare(self, order: TaskOrder, call: str, result: TaskResult, end: Fact | None) -> None:
         """How what the worker gave differs from what is recorded."""
         if end is None:
             return
-        recorded = as_mapping(end.data.get("output")).get("raw") if end.kind == "output" else None
+        recorded = end.data.output_data().get("raw") if isinstance(end.data, OutputRecorded) else None
         current = None if result.output is None else result.output.raw
         what = "the output"
         if current is None or recorded is None:
-            what, recorded = "the end", {"output": "completed", "task_failed": "failed"}.get(end.kind, "exited")
+            what, recorded = "the end", _STATUS.get(end.kind, "exited")
             current = result.status
         if recorded != current:
             old, new = shown(recorded, current)

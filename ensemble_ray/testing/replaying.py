@@ -8,10 +8,10 @@ Never: a model that is asked, a tool or a handler that is called, a fact that is
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.ensemble import Ensemble
 from ensemble_ray.errors import RecordError, ValidationError
@@ -20,6 +20,7 @@ from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import answers_before, typed_output
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.loader import load_source
 from ensemble_ray.plan.planner import Planned, needs_synthesis, plan_run
@@ -28,12 +29,11 @@ from ensemble_ray.ports.services import Services
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.digest import compared
+from ensemble_ray.record.identity.digest import compared
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.run_budget import recorded_options
-from ensemble_ray.record.run_head import located, read_head
+from ensemble_ray.record.resume.run_budget import recorded_options
+from ensemble_ray.record.resume.run_head import located, read_head
 from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
-from ensemble_ray.record.task_fold import as_mapping
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run
@@ -54,9 +54,11 @@ from ensemble_ray.values.outputs import EnsembleOutput, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, jsonable
 
 if TYPE_CHECKING:
+    from ensemble_ray.facts.effects import ModelAnswered
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.loader import Runnable
     from ensemble_ray.plan.plan import Node
-    from ensemble_ray.values.messages import ChatMessage, Fact
+    from ensemble_ray.values.messages import ChatMessage
 
 __all__ = ["Difference", "Replay", "replay"]
 
@@ -115,7 +117,7 @@ def replay(
 async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -> Replay:
     store = store_at(address)
     found = await store.find(name)
-    if (await read_head(store, found.run_id)).is_fed:
+    if (await read_head(store, found.run_id)).is_dynamic:
         raise ValidationError(
             f"Run '{found.run_id}' was a map-reduce whose tasks are made while it runs: there is no plan to replay. A resume "
             "with today's definition says whether it differs"
@@ -123,7 +125,7 @@ async def _replay(name: str, ensemble: Runnable | None, address: StoreAddress) -
     facts = await store.facts(found.run_id)
     with located(found.place):
         recovered = Recovered(facts)
-    if not recovered.header:
+    if recovered.header.is_empty:
         raise RecordError(
             f"Run '{found.run_id}' recorded no plan in {found.place}: there is nothing to replay", found.place
         )
@@ -150,7 +152,7 @@ def _definition(found: RunSummary, recovered: Recovered) -> Runnable:
 
 async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[Fact]) -> Planned:
     """Today's plan with the recorded inputs; agents that a model made are made of its recorded answers."""
-    resolved = check(definition, cast("Mapping[str, object]", recovered.header.get("inputs") or {}))
+    resolved = check(definition, recovered.header.inputs or {})
     if not needs_synthesis(resolved.tasks):
         return await threads.run(plan_run, definition, resolved)  # a manager's prompts are user code
     answers = answers_before(facts)
@@ -161,7 +163,7 @@ async def _planned(definition: Ensemble, recovered: Recovered, facts: Sequence[F
 
 
 def _plan_difference(recovered: Recovered, planned: Planned) -> Difference | None:
-    found = compared(as_mapping(recovered.header.get("plan")), planned.plan.to_dict())
+    found = compared(recovered.header.plan or {}, planned.plan.to_dict())
     if not found:
         return None
     first = found[0]
@@ -275,9 +277,9 @@ class _Repetition:
             output_guardrails=len(task.output_guardrails),
         )
 
-    def _compare(self, name: str, fact: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
+    def _compare(self, name: str, fact: Fact[ModelAnswered], digest: str, messages: Sequence[ChatMessage]) -> None:
         """Told where a recorded answer is used: the request must be the recorded one."""
-        if fact.data.get("request_digest") != digest:
+        if fact.data.request_digest != digest:
             instance = name.rsplit("/", 2)[0]
             fold = self._recovered.fold_of(instance)
             self.journal.report(request_difference(self.journal, name, messages, fold), instance=instance)

@@ -1,4 +1,4 @@
-"""Values that cross a port: messages, tool calls and specs, usage, facts. Layer: above errors and ids.
+"""Values that cross a port: messages, tool calls and specs, usage. Layer: above errors and ids.
 
 Plain frozen dataclasses: they are built several times per model call, and must pickle cheaply.
 """
@@ -15,7 +15,6 @@ __all__ = [
     "ChatMessage",
     "ChatResponse",
     "Effect",
-    "Fact",
     "JsonSchema",
     "JsonValue",
     "OnIncomplete",
@@ -130,25 +129,3 @@ def whole_response(response: ChatResponse) -> ChatResponse:
     calls = tuple(ToolCall(whole_text(c.id), whole_text(c.name), whole_json(c.arguments)) for c in response.tool_calls)
     reason = response.finish_reason
     return ChatResponse(text, calls, response.usage, None if reason is None else whole_text(reason))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
-    """A stimulus or an effect with its name, as the journal keeps it.
-
-    `data` is JSON-able, or holds frozen pydantic models that the journal's writer renders as JSON; no pickles.
-    """
-
-    #: run id
-    run: str
-    #: what kind of fact: `plan`, `stimulus`, `model`, `tool_intent`, `tool_result`, `delegation`, `output`, `end`
-    kind: str
-    #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
-    name: str
-    #: Unix time, s
-    at: float
-    data: Mapping[str, object] = field(default_factory=dict[str, object])
-    #: re-dispatch generation of the instance that wrote it; an older one is refused
-    epoch: int = 0
-    #: position in the run's record; 0 until a journal gave it one
-    seq: int = 0

@@ -14,11 +14,12 @@ from ensemble_ray.actors.link.journal import RemoteJournal, open_journal
 from ensemble_ray.actors.link.wire import RecordLocation
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.journal_sqlite import SqliteJournal
+from ensemble_ray.record.sqlite.journal import SqliteJournal
 from ensemble_ray.record.stores import StoreAddress, store_at
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 from tests.contracts.journal_line import line_to
 
@@ -27,7 +28,7 @@ RUN = "run-1"
 
 def fact(number: int) -> Fact:
     """The answer of one turn."""
-    return Fact(run=RUN, kind="model", name=f"a#0/{number}/model", at=1.0, data={"number": number})
+    return read_fact(run=RUN, kind="model", name=f"a#0/{number}/model", at=1.0, data={"number": number})
 
 
 async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
@@ -44,7 +45,7 @@ async def test_facts_arrive_in_order_when_the_journal_actor_was_killed(
         ray.get_actor(f"journal-{ray.get_runtime_context().get_node_id()}", namespace="ensemble_ray"), no_restart=False
     )
     await asyncio.gather(*(line.append([fact(number)], until=Until.WRITTEN) for number in range(1, 20)))
-    numbers = [each.data["number"] for each in await store_at(address).facts(RUN)]
+    numbers = [each.data.to_data()["number"] for each in await store_at(address).facts(RUN)]
     assert list(dict.fromkeys(numbers)) == list(range(20))
     await line.close()
     await owned.close(RunState.COMPLETED)
@@ -77,7 +78,7 @@ class OutOfReach:
             self._is_back = True
             raise RecordError("its journal cannot be reached")
         groups = arguments[-1]
-        self.numbers += [each.data["number"] for facts, *_ in groups for each in facts]
+        self.numbers += [each.data.to_data()["number"] for facts, *_ in groups for each in facts]
         return [None] * len(groups)
 
 

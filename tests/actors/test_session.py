@@ -17,6 +17,7 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.epochs import REDISPATCH_STEP
@@ -49,7 +50,7 @@ def submission_of(marks: Marks, address: StoreAddress) -> Submission:
         run_id=RUN,
         plan=Plan(workflow="sequential", nodes=(node,)),
         frame=RunFrame(run_id=RUN, workflow="sequential", total_tasks=1),
-        header={},
+        header=PlanRecorded(),
         templates=(AgentTemplate(key="w", body=dump(staying, "Agent 'W'"), category="k"),),
         tasks={"a": dump(Task(description="Do a", expected_output="text"), "Task 'a'")},
         store=address,

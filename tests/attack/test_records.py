@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.values.messages import Fact
 from tests.command_line import COMMAND, Call, calling
 from tests.processes import own_environment
 
@@ -133,7 +133,11 @@ def _frame_of_the_second_order(directory: Path) -> int:
 
 
 def _orders(facts: Sequence[Fact]) -> list[str]:
-    begun = [fact.data for fact in facts if fact.kind == "tool_intent" and fact.data["tool_name"] == "order"]
+    begun = [
+        fact.data.to_data()
+        for fact in facts
+        if fact.kind == "tool_intent" and fact.data.to_data()["tool_name"] == "order"
+    ]
     return [json.loads(str(data["arguments"]))["item"] for data in begun]
 
 
@@ -213,7 +217,7 @@ SPOILT = """
 import os
 import subprocess
 from ensemble_ray import Ensemble, Task
-from ensemble_ray.record import sqlite_file
+from ensemble_ray.record.sqlite import file as sqlite_file
 from ensemble_ray.testing import ScriptedModel
 
 sqlite_file.LOOK_S = 0.0  # each commit looks: what is spoilt between a look and its commit cannot be noticed

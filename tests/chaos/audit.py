@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from ensemble_ray.record.journal import instance_of_fact
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import ServedRequest
 from ensemble_ray.values.ids import effect_name
-from ensemble_ray.values.messages import Fact
 from tests.chaos.audit_delegations import judge_delegations
 from tests.chaos.audit_map_reduce import judge_map_reduce
 from tests.chaos.kills import Kill, all_slipped
@@ -102,7 +101,7 @@ def _of_the_record(facts: Sequence[Fact]) -> Iterator[str]:
         if fact.epoch < owner:
             yield f"fact {fact.seq} ({fact.kind} {fact.name}) is of epoch {fact.epoch}, and the run's owner of {owner}"
         elif fact.kind in {"model", "tool_intent", "tool_result", "delegation", "output", "decision"}:
-            instance = instance_of_fact(fact)
+            instance = fact.instance
             if fact.epoch < epochs.get(instance, 0):
                 yield f"fact {fact.seq} ({fact.kind} {fact.name}) was taken under epoch {fact.epoch} after {epochs[instance]}"
             epochs[instance] = max(epochs.get(instance, 0), fact.epoch)
@@ -132,7 +131,7 @@ def answers_in(run_id: str, facts: Sequence[Fact]) -> dict[str, Fact]:
     for fact in facts:
         if fact.kind == "task_failed":
             # The call that failed is the one after the last that was answered.
-            turns = sum(each.kind == "model" and instance_of_fact(each) == fact.name for each in facts)
+            turns = sum(each.kind == "model" and each.instance == fact.name for each in facts)
             refused[key_of(run_id, effect_name(fact.name, turns))] = fact
     return refused | {key_of(run_id, fact.name): fact for fact in facts if fact.kind == "model"}
 
@@ -186,7 +185,7 @@ def _judge_effects(
         if tool != "look_up" and key not in intents:
             found.violations.append(f"{tool} was done under '{key}' without its intent being recorded")
     for key, fact in results.items():
-        if fact.data["outcome"] == "unknown":
+        if fact.data.to_data()["outcome"] == "unknown":
             found.unknown_outcomes += 1
             if not any(kill.explains(intents[key].at, fact.at) for kill in kills):
                 found.violations.append(f"the outcome of '{fact.name}' is said to be unknown, and no kill explains it")
@@ -197,7 +196,7 @@ def _judge_effects(
 
 
 def _is_unknown(fact: Fact) -> bool:
-    return fact.kind == "tool_result" and fact.data["outcome"] == "unknown"
+    return fact.kind == "tool_result" and fact.data.to_data()["outcome"] == "unknown"
 
 
 def _is_before_loss(line: Mapping[str, Any], kills: Sequence[Kill]) -> bool:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, cast
 
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import ServedRequest
-from ensemble_ray.values.messages import Fact
 from tests.chaos.kills import Kill, all_slipped
 from tests.chaos.world import key_of
 
@@ -60,7 +60,7 @@ class _Delegation:
     @property
     def charged(self) -> str | None:
         """The role whose cap it counts for."""
-        return cast("str | None", self.decision.data["charged"])
+        return cast("str | None", self.decision.data.to_data()["charged"])
 
     @property
     def is_managers(self) -> bool:
@@ -75,8 +75,10 @@ def decisions_in(facts: Sequence[Fact]) -> dict[str, object]:
     """What was decided, by the call's name; times and ids, which differ from run to run, are left out."""
     return {
         fact.name: {
-            **{name: fact.data.get(name) for name in ("worker", "charged", "refusal", "is_error")},
-            **{name: cast("_Data", fact.data["request"])[name] for name in ("agent_role", "task_description")},
+            **{name: fact.data.to_data().get(name) for name in ("worker", "charged", "refusal", "is_error")},
+            **{
+                name: cast("_Data", fact.data.to_data()["request"])[name] for name in ("agent_role", "task_description")
+            },
         }
         for fact in facts
         if fact.kind == "delegation"
@@ -118,7 +120,7 @@ def _delegations(facts: Sequence[Fact]) -> Iterator[_Delegation]:
 
 
 def _rules(facts: Sequence[Fact]) -> _Data:
-    plan = next((cast("_Data", fact.data["plan"]) for fact in facts if fact.kind == "plan"), {})
+    plan = next((cast("_Data", fact.data.to_data()["plan"]) for fact in facts if fact.kind == "plan"), {})
     return cast("_Data", plan.get("hierarchy") or {})
 
 
@@ -157,7 +159,7 @@ def _stages(
 
 def _carried_out(facts: Sequence[Fact], delegations: Sequence[_Delegation]) -> Iterator[str]:
     """Whom the decisions let work has worked, and nobody else; what was told of it is the end of it."""
-    decided = {each.instance for each in delegations if each.decision.data["worker"] is not None}
+    decided = {each.instance for each in delegations if each.decision.data.to_data()["worker"] is not None}
     for instance in sorted({_worker_of(fact.name) for fact in facts} - {""} - decided):
         yield f"'{instance}' worked without a decision that it may"
     for each in delegations:
@@ -174,7 +176,11 @@ def _carried_out(facts: Sequence[Fact], delegations: Sequence[_Delegation]) -> I
     # A call that may have been made in a lost part of the record has a result of unknown outcome, and no intent.
     fine = {"failure", "unknown"} if any(fact.kind == "loss" for fact in facts) else {"failure"}
     for fact in facts:
-        if fact.kind == "tool_result" and fact.name not in named | intended and fact.data["outcome"] not in fine:
+        if (
+            fact.kind == "tool_result"
+            and fact.name not in named | intended
+            and fact.data.to_data()["outcome"] not in fine
+        ):
             yield f"'{fact.name}' has a result, and neither a decision nor an intent"
 
 

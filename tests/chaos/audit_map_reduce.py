@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from tests.chaos.answers import marks_in
 
 __all__ = ["judge_files", "judge_map_reduce", "judge_marks", "outcomes_in"]
@@ -107,7 +107,7 @@ def _of_groups(facts: Sequence[Fact]) -> Iterator[str]:
         if fact.kind == "group":
             known = first.setdefault(key, fact)
             if known.data != fact.data:
-                yield f"'{key}' is recorded as another group: {fact.data['inputs']} after {known.data['inputs']}"
+                yield f"'{key}' is recorded as another group: {fact.data.to_data()['inputs']} after {known.data.to_data()['inputs']}"
             for missing in [each for each in _inputs(fact) if each not in seen]:
                 yield f"'{key}' was grouped before '{missing}', which it brings together, had its output"
         elif fact.kind == "output":
@@ -162,16 +162,16 @@ def _of_items(tree: _Tree, rows: Sequence[_Row], letters: Sequence[_Row]) -> Ite
 
 def _indices(fact: Fact) -> Sequence[int]:
     """The indices of the items that a fact tells of."""
-    data = cast("_Row", fact.data)
+    data = cast("_Row", fact.data.to_data())
     return data.get("indices") or range(data["first"], data["first"] + len(data["digests"]))
 
 
 def _inputs(group: Fact) -> Sequence[str]:
-    return cast("Sequence[str]", group.data["inputs"])
+    return cast("Sequence[str]", group.data.to_data()["inputs"])
 
 
 def _output(fact: Fact) -> _Row:
-    return cast("_Row", fact.data["output"])
+    return cast("_Row", fact.data.to_data()["output"])
 
 
 def _key(fact: Fact) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from tests.chaos.audit import difference
 from tests.chaos.audit_delegations import decisions_in
 from tests.chaos.audit_map_reduce import outcomes_in

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
 from tests.chaos.audit import answers_in
 from tests.chaos.disturbed import Disturbed
 from tests.chaos.killing import kill_only

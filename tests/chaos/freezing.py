@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
 from tests.chaos.disturbed import PATIENCE_S, Disturbed
 from tests.chaos.killing import actor_of
 from tests.chaos.kills import Kill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
 
 __all__ = ["Kill", "all_slipped"]
 

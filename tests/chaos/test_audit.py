@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ServedRequest
-from ensemble_ray.values.messages import Fact
 from tests.chaos.audit import Audit, audit, difference
 from tests.chaos.kills import Kill
 from tests.chaos.moments import moments
@@ -21,14 +22,14 @@ KILL = Kill(victim="process", at=10.0, repeats_calls=True, when="")
 
 def fact(kind: str, name: str, at: float, **data: object) -> Fact:
     """A fact without its number."""
-    return Fact(run=RUN, kind=kind, name=name, at=at, data=data)
+    return read_fact(run=RUN, kind=kind, name=name, at=at, data=data)
 
 
 def numbered(*facts: Fact, epochs: Sequence[int] = ()) -> list[Fact]:
     """Facts as a store gives them."""
     given = epochs or [0] * len(facts)
     return [
-        Fact(run=RUN, kind=each.kind, name=each.name, at=each.at, data=each.data, epoch=epoch, seq=seq)
+        read_fact(run=RUN, kind=each.kind, name=each.name, at=each.at, data=each.data.to_data(), epoch=epoch, seq=seq)
         for seq, (each, epoch) in enumerate(zip(facts, given, strict=True), start=1)
     ]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.testing import ServedRequest
-from ensemble_ray.values.messages import Fact
 from tests.chaos.audit_delegations import DelegationAudit, decisions_in, judge_delegations
 from tests.chaos.kills import Kill
 from tests.chaos.test_audit import RUN, fact, numbered, request

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from tests.chaos.audit import answers_in
 from tests.chaos.audit_map_reduce import judge_files, judge_map_reduce, judge_marks
 from tests.chaos.world import key_of
@@ -17,7 +18,7 @@ RUN = "r"
 
 def fact(kind: str, name: str, **data: object) -> Fact:
     """A fact without number and time."""
-    return Fact(run=RUN, kind=kind, name=name if kind == "items" else f"{name}#0", at=1.0, data=data)
+    return read_fact(run=RUN, kind=kind, name=name if kind == "items" else f"{name}#0", at=1.0, data=data)
 
 
 def gave(key: str) -> Fact:
@@ -116,5 +117,5 @@ def test_marks_that_are_missing_or_there_twice_are_found() -> None:
 
 def test_a_call_that_was_refused_counts_as_answered_when_its_task_failed() -> None:
     """S-MR-163: a failed map is not tried again."""
-    told = [fact("task_failed", "map-3"), Fact(run=RUN, kind="model", name="map-3#0/0/model", at=1.0)]
+    told = [fact("task_failed", "map-3"), read_fact(run=RUN, kind="model", name="map-3#0/0/model", at=1.0, data={})]
     assert key_of(RUN, "map-3#0/1/model") in answers_in(RUN, told)

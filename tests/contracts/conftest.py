@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.contracts.postgres_records import PATIENCE_S
 from tests.contracts.web_server import WebServer, serving
 from tests.postgres_server import PostgresServer

@@ -12,9 +12,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 import ensemble_ray
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
 RUN = "run-1"
@@ -23,7 +24,8 @@ _HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
 #: Beginning of a program that owns a run; its first argument is the store's address.
 _PROGRAM = """
 import asyncio, json, os, signal, sys, time
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import StoreAddress, store_at
@@ -31,7 +33,7 @@ from ensemble_ray.record.stores import StoreAddress, store_at
 store = store_at(StoreAddress(**json.loads(sys.argv[1])))
 
 def fact(name="a#0/0/model", kind="model", **data):
-    return Fact(run="run-1", kind=kind, name=name, at=1.0, data=data)
+    return read_fact(run="run-1", kind=kind, name=name, at=1.0, data=data)
 
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
@@ -44,7 +46,7 @@ async def main():
 
 def fact(name: str = "a#0/0/model", kind: str = "model", **data: object) -> Fact:
     """A fact of the run."""
-    return Fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
+    return read_fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
 
 
 async def begun(store: RunStore, run_id: str = RUN, facts: Sequence[Fact] = ()) -> OwnedRun:

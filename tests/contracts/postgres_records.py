@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from ensemble_ray.record.store_postgres import PostgresStore
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.processes import Program, own_environment, program
 
 RUN = "run-1"
@@ -19,12 +20,13 @@ PATIENCE_S = 60.0
 #: A process that owns the run, or joins it, and appends: `own` until it is refused, `join` a few.
 OTHER = """
 import asyncio, sys
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 
 def fact(number):
-    return Fact(run="run-1", kind="model", name=f"{sys.argv[2]}#0/{number}/model", at=1.0, data={"number": number})
+    return read_fact(run="run-1", kind="model", name=f"{sys.argv[2]}#0/{number}/model", at=1.0, data={"number": number})
 
 async def main():
     store = PostgresStore(sys.argv[1], patience_s=60)
@@ -59,7 +61,7 @@ def elsewhere(url: str) -> PostgresStore:
 
 def fact(name: str = "facts#0/0/model", kind: str = "model", **data: object) -> Fact:
     """A fact of the run."""
-    return Fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
+    return read_fact(run=RUN, kind=kind, name=name, at=1.0, data=data)
 
 
 def another_process(url: str, what: str, directory: Path) -> AbstractContextManager[Program]:

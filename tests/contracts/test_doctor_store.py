@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from ensemble_ray.cli.commands.checks import Finding, check_store
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from tests.postgres_server import PostgresServer
 
 from .web_server import closed_port

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.errors import EnsembleError, IllegalStateError, StaleEpochError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress, store_at
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 
@@ -87,7 +88,7 @@ async def journal(record: Record) -> Journal:
 
 
 def _fact(name: str = "facts#0/0/model", kind: str = "model", at: float = 1.0, **data: object) -> Fact:
-    return Fact(run=RUN, kind=kind, name=name, at=at, data=data)
+    return read_fact(run=RUN, kind=kind, name=name, at=at, data=data)
 
 
 async def test_nothing_is_known_at_first(journal: Journal) -> None:
@@ -103,7 +104,7 @@ async def test_appended_effect_is_known(journal: Journal, until: Until) -> None:
     assert list(found) == [("facts#0/0/model", "model")]
     fact = found["facts#0/0/model", "model"]
     assert (fact.run, fact.kind, fact.name, fact.at, fact.seq) == (RUN, "model", "facts#0/0/model", 1.0, 1)
-    assert fact.data == {"text": "answer", "input_tokens": 5}
+    assert fact.data.to_data() == {"text": "answer", "input_tokens": 5}
 
 
 async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journal: Journal) -> None:
@@ -116,21 +117,21 @@ async def test_known_are_the_newest_facts_of_that_instance_without_stimuli(journ
     )
     found = await journal.known("a/b#0")
     assert set(found) == {("a/b#0", "output"), *((f"a/b#0/1/{kind}", kind) for kind in kinds)}
-    assert {fact.data.get("text", "new") for fact in found.values()} == {"new"}
+    assert {fact.data.to_data().get("text", "new") for fact in found.values()} == {"new"}
 
 
 async def test_effects_of_other_writers_are_known(record: Record, journal: Journal) -> None:
     """S-DUR-31: another process goes on with a task from its last recorded step."""
     other = await record.second()
     await other.append([_fact(text="other")], until=Until.WRITTEN)
-    assert (await journal.known("facts#0"))["facts#0/0/model", "model"].data == {"text": "other"}
+    assert (await journal.known("facts#0"))["facts#0/0/model", "model"].data.to_data() == {"text": "other"}
 
 
 async def test_data_is_json_data(journal: Journal, record: Record) -> None:
     """S-DUR-6: values are in the form in which any reader gets them."""
     await journal.append([_fact("facts#0", "output", output=OUTPUT, took=TOOK, ones={1})])
     found = (await journal.known("facts#0"))["facts#0", "output"]
-    assert found.data == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
+    assert found.data.to_data() == {"output": OUTPUT.model_dump(mode="json"), "took": "PT2S", "ones": [1]}
     assert await record.read() == [found]
 
 
@@ -139,7 +140,7 @@ async def test_long_text_comes_back_unchanged(journal: Journal, record: Record, 
     """S-DUR-4: with line feeds, with halves of surrogate pairs, in several facts."""
     await journal.append([_fact(text=text, again=[text])], until=Until.SYNCED)
     await journal.append([_fact("facts#0/1/model", text=text)], until=Until.WRITTEN)
-    assert [fact.data for fact in await record.read()] == [{"text": text, "again": [text]}, {"text": text}]
+    assert [fact.data.to_data() for fact in await record.read()] == [{"text": text, "again": [text]}, {"text": text}]
 
 
 async def test_effects_are_known_when_the_record_is_opened_again(journal: Journal, record: Record) -> None:
@@ -147,7 +148,7 @@ async def test_effects_are_known_when_the_record_is_opened_again(journal: Journa
     await journal.append([_fact(text="answer" * 1000), _fact("facts#0", "output", raw="x")])
     await journal.close()
     found = await (await record.open()).known("facts#0")
-    assert found["facts#0/0/model", "model"].data == {"text": "answer" * 1000}
+    assert found["facts#0/0/model", "model"].data.to_data() == {"text": "answer" * 1000}
     assert ("facts#0", "output") in found
 
 
@@ -157,7 +158,7 @@ async def test_facts_are_read_in_the_order_of_appending(journal: Journal, record
         await journal.append([_fact(f"t{number}#0", "stimulus", at=300 - number // 2, key=f"t{number}")])
     await journal.flush()
     facts = await record.read()
-    assert [fact.data["key"] for fact in facts] == [f"t{number}" for number in range(300)]
+    assert [fact.data.to_data()["key"] for fact in facts] == [f"t{number}" for number in range(300)]
     assert [fact.seq for fact in facts] == list(range(1, 301))
 
 
@@ -167,7 +168,7 @@ async def test_facts_of_all_writers_stand_in_the_order_of_their_commits(journal:
     for number in range(6):
         writer = journal if number % 2 else other
         await writer.append([_fact(f"facts#0/{number}/model", number=number)], until=Until.WRITTEN)
-    assert [fact.data["number"] for fact in await record.read()] == list(range(6))
+    assert [fact.data.to_data()["number"] for fact in await record.read()] == list(range(6))
 
 
 @pytest.mark.parametrize("until", [Until.WRITTEN, Until.SYNCED])
@@ -198,7 +199,7 @@ async def test_many_tasks_lose_nothing(journal: Journal, record: Record) -> None
     await journal.flush()
     turns: dict[str, list[object]] = {}
     for fact in await record.read():
-        turns.setdefault(fact.name.split("#", maxsplit=1)[0], []).append(fact.data["turn"])
+        turns.setdefault(fact.name.split("#", maxsplit=1)[0], []).append(fact.data.to_data()["turn"])
     assert turns == {f"t{task}": list(range(20)) for task in range(50)}
 
 
@@ -319,7 +320,7 @@ async def test_closing_writes_everything(journal: Journal, record: Record) -> No
     await journal.append([_fact(text="last")])
     await journal.close()
     await journal.close()
-    assert [fact.data for fact in await record.read()] == [{"text": "last"}]
+    assert [fact.data.to_data() for fact in await record.read()] == [{"text": "last"}]
 
 
 async def test_append_is_refused_when_closed(journal: Journal) -> None:
@@ -351,7 +352,7 @@ async def test_facts_of_delegated_work_are_its_own(journal: Journal) -> None:
     await journal.append([*of_asker, *of_worker, *of_deeper], until=Until.WRITTEN)
     for instance, facts in (("a#0", of_asker), (WORKER, of_worker), (DEEPER, of_deeper)):
         assert set(await journal.known(instance)) == {(fact.name, fact.kind) for fact in facts}
-    assert (await journal.known("a#0"))[CALL, "delegation"].data == {"worker": "b"}
+    assert (await journal.known("a#0"))[CALL, "delegation"].data.to_data() == {"worker": "b"}
 
 
 async def test_delegated_work_is_fenced_for_itself(journal: Journal, record: Record) -> None:

@@ -11,8 +11,8 @@ from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres_group import name_of, text_of_name
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.group import name_of, text_of_name
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
@@ -135,7 +135,7 @@ async def test_text_is_kept_once_whoever_writes_it(url: str, store: PostgresStor
     with postgres.connection(url) as connection:
         assert connection.execute("SELECT count(*) FROM ensemble_ray.bodies").fetchone() == (1,)
         assert connection.execute("SELECT max(length(data)) < 200 FROM ensemble_ray.facts").fetchone() == (True,)
-    assert {fact.data["text"] for fact in await store.facts(RUN)} == {"long " * 1000}
+    assert {fact.data.to_data()["text"] for fact in await store.facts(RUN)} == {"long " * 1000}
 
 
 async def test_more_than_one_group_is_written_in_order(store: PostgresStore) -> None:
@@ -144,7 +144,7 @@ async def test_more_than_one_group_is_written_in_order(store: PostgresStore) -> 
     for number in range(4500):
         await owned.journal.append([fact(f"facts#0/{number}/model", number=number)])
     await owned.close(RunState.COMPLETED)
-    assert [fact.data["number"] for fact in await store.facts(RUN)] == list(range(4500))
+    assert [fact.data.to_data()["number"] for fact in await store.facts(RUN)] == list(range(4500))
 
 
 async def test_facts_are_committed_soon_when_nobody_waits(store: PostgresStore) -> None:

@@ -15,9 +15,9 @@ from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.postgres_database import Database
-from ensemble_ray.record.postgres_group import Entry, Target, commit_group, render
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.database import Database
+from ensemble_ray.record.postgres.group import Entry, Target, commit_group, render
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
@@ -120,7 +120,7 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     assert summary is not None
     assert summary.state is RunState.INTERRUPTED
     again = await store.take(RUN)
-    assert (again.epoch, [fact.data for fact in again.earlier]) == (OWNER_STEP, [{"text": "kept"}])
+    assert (again.epoch, [fact.data.to_data() for fact in again.earlier]) == (OWNER_STEP, [{"text": "kept"}])
     await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Until.WRITTEN)
     await again.close(RunState.COMPLETED)
 
@@ -167,7 +167,7 @@ async def test_cancelled_wait_loses_nothing(store: PostgresStore) -> None:
     waits[1].cancel()
     await asyncio.gather(*waits, return_exceptions=True)
     await owned.close(RunState.CANCELLED)
-    assert [fact.data["n"] for fact in await store.facts(RUN)] == [0, 1, 2]
+    assert [fact.data.to_data()["n"] for fact in await store.facts(RUN)] == [0, 1, 2]
 
 
 # Other processes.
@@ -185,7 +185,7 @@ async def test_facts_of_two_processes_are_numbered_without_gaps(url: str, store:
     facts = await store.facts(RUN)
     assert [fact.seq for fact in facts] == list(range(1, number + 51))
     for name in ("own", "join"):
-        mine = [fact.data["number"] for fact in facts if fact.name.startswith(name)]
+        mine = [fact.data.to_data()["number"] for fact in facts if fact.name.startswith(name)]
         assert mine == list(range(number if name == "own" else 50))
     await owned.close(RunState.COMPLETED)
 
@@ -232,7 +232,7 @@ async def test_run_has_no_owner_when_its_process_was_killed(url: str, store: Pos
         await until(is_interrupted)
     owned = await store.take(RUN)
     assert owned.epoch == OWNER_STEP
-    assert [fact.data["number"] for fact in owned.earlier][:50] == list(range(50))
+    assert [fact.data.to_data()["number"] for fact in owned.earlier][:50] == list(range(50))
     await owned.close(RunState.COMPLETED)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.values.outputs import RunState
 
 from .postgres_records import RUN, fact

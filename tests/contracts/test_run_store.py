@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, ValidationError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress, store_at
 from ensemble_ray.values.epochs import OWNER_STEP
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
 from .owned_runs import ME, RUN, begun, fact, state_of
@@ -119,7 +119,11 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     taken = await store.take(RUN)
     assert taken.epoch == 4 + OWNER_STEP
     assert list(taken.earlier) == await store.facts(RUN)
-    assert [(fact.seq, fact.data.get("text", "")) for fact in taken.earlier] == [(1, ""), (2, "x" * 2000), (3, "")]
+    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in taken.earlier] == [
+        (1, ""),
+        (2, "x" * 2000),
+        (3, ""),
+    ]
     assert await state_of(store) is RunState.PENDING
     await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.CANCELLED)
@@ -288,9 +292,9 @@ async def test_only_asked_kinds_are_read(store: RunStore) -> None:
     assert [(each.seq, each.kind, each.name) for each in found] == [
         (1, "plan", "run"), (3, "output", "a#0"), (4, "output", "b#0"),
     ]  # fmt: skip
-    assert found[1].data == {"output": {"raw": "x" * 2000}}
+    assert found[1].data.to_data() == {"output": {"raw": "x" * 2000}}
     (named,) = await _read(store, kinds=["output"], has_data=False)
-    assert [(each.name, dict(each.data)) for each in named] == [("a#0", {}), ("b#0", {})]
+    assert [(each.name, each.data.to_data()) for each in named] == [("a#0", {}), ("b#0", {})]
     assert await _read(store, kinds=["group"]) == []
     (head,) = await _read(store, kinds=["plan", "end", "resume"])  # of the run itself only
     assert [each.kind for each in head] == ["plan"]

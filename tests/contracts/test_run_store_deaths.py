@@ -9,7 +9,7 @@ import pytest
 
 from ensemble_ray.errors import RecordError, RunExistsError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
@@ -142,7 +142,7 @@ async def test_run_is_taken_from_an_owner_that_is_frozen_inside_a_commit(
     address = address_of("sqlite", request, tmp_path)
     store = store_at(address)
     rest = """
-from ensemble_ray.record.sqlite_file import SqliteFile
+from ensemble_ray.record.sqlite.file import SqliteFile
 await run.journal.append([fact()], until=Until.WRITTEN)
 def frozen(self, rows, bodies, **flags):
     self._connection.execute("BEGIN IMMEDIATE")

@@ -18,11 +18,13 @@ from ensemble_ray import (
     afork,
     aresume,
 )
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.retention import prune
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
-from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from ensemble_ray.values.value import utc_now
+from tests.ensemble_ray.record.facts_of_runs import altered
 
 
 def _counted(asked: ScriptedCall) -> ChatResponse:
@@ -48,9 +50,9 @@ async def test_recorded_answers_count_when_a_run_goes_on_after_a_crash(tmp_path:
     team = _team(model)
     await team.arun(runtime=home, run_id="whole", options=RunOptions(max_tokens=5000))
     facts = await SqliteStore(tmp_path).facts("whole")
-    header = {**facts[0].data, "options": {"max_tokens": 460}, "budget": {"max_tokens": 460, "max_cost": None}}
+    header = altered(facts[0], options={"max_tokens": 460}, budget={"max_tokens": 460, "max_cost": None})
     second = next(place for place, fact in enumerate(facts) if fact.kind == "output" and fact.name == "t1#0")
-    await _interrupted(SqliteStore(tmp_path), "torn", [replace(facts[0], data=header), *facts[1:second]])
+    await _interrupted(SqliteStore(tmp_path), "torn", [header, *facts[1:second]])
     output = await aresume("torn", team, runtime=home)
     assert (output.exit_reason, len(output.task_outputs)) == (ExitReason.BUDGET_EXHAUSTED, 2)
     assert len(model.calls) == 4
@@ -104,5 +106,5 @@ async def test_run_without_a_budget_records_nothing_of_one(tmp_path: Path) -> No
     home = InlineRuntime(home=tmp_path)
     await _team(ScriptedModel(otherwise=_counted), 1).arun(runtime=home, run_id="free")
     facts = await SqliteStore(tmp_path).facts("free")
-    assert "budget" not in facts[0].data
-    assert not [fact for fact in facts if "estimated_tokens" in fact.data]
+    assert "budget" not in facts[0].data.to_data()
+    assert not [fact for fact in facts if "estimated_tokens" in fact.data.to_data()]

@@ -28,7 +28,7 @@ from ensemble_ray import (
     Workflow,
 )
 from ensemble_ray.record.fold import fold_output, fold_trace
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.messages import ChatResponse, TokenUsage
 

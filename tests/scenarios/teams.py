@@ -137,7 +137,7 @@ def until_recorded(home: str, run_id: str, stimulus: str) -> None:
             facts = read_facts(run_id, Path(home))
         except EnsembleError:  # nothing has been written yet
             return False
-        return any(fact.data.get("type") == stimulus for fact in facts)
+        return any(fact.data.to_data().get("type") == stimulus for fact in facts)
 
     until(is_recorded, f"{stimulus} in the record of {run_id}")
 

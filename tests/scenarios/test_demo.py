@@ -64,7 +64,7 @@ def test_the_language_reference_is_read_on_ray(place: Path) -> None:
     # Every prompt fits a slot of the embedded model with room for its answer.
     asked = [fact for fact in read_facts(run_id, place / "records") if fact.kind == "model"]
     assert sorted(fact.name.partition("#")[0] for fact in asked) == ["final-reduce", "map-0", "map-1"]
-    assert all(0 < int(str(fact.data["input_tokens"])) < 1800 for fact in asked)
+    assert all(0 < int(str(fact.data.to_data()["input_tokens"])) < 1800 for fact in asked)
 
 
 def test_files_are_read_when_they_are_given(place: Path) -> None:

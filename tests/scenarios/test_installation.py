@@ -62,7 +62,7 @@ def test_nothing_but_the_package_can_be_imported_from_an_installation(site: Path
 def test_a_team_runs_beside_a_users_own_actors_and_serve(runtime: str, site: Path, *, is_editable: bool) -> None:
     """S-CONV-47: in the driver, and in Ray's workers, whose imports begin where the driver's do."""
     with own_directory() as directory:
-        for name in ("ensemble_ray.actors.py", "ensemble_ray.serve.py"):
+        for name in ("actors.py", "serve.py"):
             (directory / name).write_text(_USERS_MODULE, encoding="utf-8")
         (directory / "team.py").write_text(_SCRIPT, encoding="utf-8")
         where = str(ROOT if is_editable else site)

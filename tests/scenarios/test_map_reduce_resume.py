@@ -29,8 +29,8 @@ from ensemble_ray import (
     aresume,
     resume,
 )
-from ensemble_ray.record.commit_count import COUNT
 from ensemble_ray.record.runs import RunDirectory
+from ensemble_ray.record.sqlite.commit_count import COUNT
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
     Calls,
@@ -93,7 +93,7 @@ def test_groups_of_the_record_are_kept() -> None:
     ensemble = team(6, llm=cut.llm, mode="pipelined")
     cut.cut(ensemble, "grouped", 5)
     facts = RunDirectory(Path(os.environ["ENSEMBLE_RAY_HOME"]), "grouped").facts()
-    groups = [cast("list[str]", fact.data["inputs"]) for fact in facts if fact.kind == "group"]
+    groups = [cast("list[str]", fact.data.to_data()["inputs"]) for fact in facts if fact.kind == "group"]
     output = resume("grouped", ensemble, runtime="inline")
     reduced = [each.task_description for each in output.task_outputs if each.task_description.startswith("reduce")]
     for group in groups:

@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import AgentSynthesizer, Ensemble, InlineRuntime, RecordError, Runtime, Task
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.store_postgres import PostgresStore
+from ensemble_ray.record.postgres.store import PostgresStore
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.outputs import RunState
 from tests.builders import agent, task

@@ -17,12 +17,12 @@ from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.link.wire import Submission
 from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionStore
 from ensemble_ray.execute.orders import RunOutcome
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.runs import RunDirectory
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Fact
 from tests.builders import agent, call, task
 from tests.scenarios.dying import kill_actor, marks_of, staying, until_recorded
 from tests.scenarios.teams import PATIENCE_S, Marks, Watcher, until, wait_for
@@ -117,7 +117,7 @@ def cases(ray_runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Ite
     taken = run_blocking(store.take(found.taken.run.id, by_force=True))
     found.cancelled.run.cancel()
     until(
-        lambda: [each for each in found.facts(found.cancelled) if each.data.get("type") == "CancelRequested"],
+        lambda: [each for each in found.facts(found.cancelled) if each.data.to_data().get("type") == "CancelRequested"],
         "the record of the wish",
     )
     kill_actor("scheduler")
@@ -140,7 +140,7 @@ def test_run_goes_on_when_the_scheduler_dies(cases: Cases, ray_runtime: Runtime)
     assert [len(model.calls) for model in case.models] == [1, 2]
     assert output.metrics.total_llm_call_count == 3
     assert case.watcher.lines.count("complete go") == 1
-    assert [fact.data["is_restart"] for fact in cases.facts(case) if fact.kind == "resume"] == [True]
+    assert [fact.data.to_data()["is_restart"] for fact in cases.facts(case) if fact.kind == "resume"] == [True]
     assert RunDirectory(cases.home, case.run.id).state() is RunState.COMPLETED
     assert Ensemble(tasks=[task("go", agent(ScriptedModel("fine")))]).run(runtime=ray_runtime).raw == "fine"
 

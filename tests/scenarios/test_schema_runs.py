@@ -185,7 +185,7 @@ def test_what_is_said_is_the_same_when_no_schema_is_sent(
         output = Ensemble(tasks=[typed(model)]).run(runtime=inline, run_id=way)
         bodies.append({name: each for name, each in server.requests[0].body.items() if name != "response_format"})
         (fact,) = [fact for fact in read_facts(output.run_id, Path(home)) if fact.kind == "model"]
-        digests.append(fact.data["request_digest"])
+        digests.append(fact.data.to_data()["request_digest"])
     assert bodies[0] == bodies[1]
     assert digests[0] == digests[1]
 
@@ -246,7 +246,7 @@ def test_a_refused_schema_leaves_no_trace_in_the_run(
     refused, answered, correction = (request.key for request in server.requests)
     assert refused == answered != correction
     facts = [fact for fact in read_facts(output.run_id, Path(home)) if fact.kind == "model"]
-    assert [fact.data["text"] for fact in facts] == ["no JSON", GOOD]
+    assert [fact.data.to_data()["text"] for fact in facts] == ["no JSON", GOOD]
 
 
 def test_refused_schemas_are_no_faults_of_the_endpoint(

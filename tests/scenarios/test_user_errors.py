@@ -254,7 +254,7 @@ def test_providers_class_is_read_from_the_record(runtime: Runtime, model_server:
         team.run(runtime=runtime, run_id="twice")
     assert set(caught.value.failed_task_causes) == {"a", "b"}
     facts = [fact for fact in read_facts("twice", Path(home)) if fact.kind == "task_failed"]
-    errors = [error_from(cast("Mapping[str, object]", fact.data["error"])) for fact in facts]
+    errors = [error_from(cast("Mapping[str, object]", fact.data.to_data()["error"])) for fact in facts]
     provider = next(each.__cause__ for each in errors if isinstance(each.__cause__, openai.APIError))
     assert isinstance(provider, openai.RateLimitError)
     assert provider.status_code == 429

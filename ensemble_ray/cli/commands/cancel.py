@@ -68,8 +68,10 @@ async def _mark(store: RunStore, run_id: str) -> None:
     import time
 
     from ensemble_ray.errors import RunExistsError
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.facts.runs import RunEnded
     from ensemble_ray.ports import Until
-    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.values.ids import RUN
     from ensemble_ray.values.outputs import ExitReason, RunState
 
     try:
@@ -77,8 +79,8 @@ async def _mark(store: RunStore, run_id: str) -> None:
     except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
         await store.ask_cancel(run_id)
         return
-    data = {"state": RunState.CANCELLED.value, "exit_reason": ExitReason.CANCELLED.value, "errors": []}
-    end = Fact(run=run_id, kind="end", name="run", at=time.time(), data=data, epoch=owned.epoch)
+    data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
+    end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
     try:
         if owned.earlier:  # else it never began, and its id stays free for a run that does
             await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)

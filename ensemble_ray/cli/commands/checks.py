@@ -166,7 +166,7 @@ def check_store() -> Iterator[Finding]:
         return
     try:
         store_at(address)
-        from ensemble_ray.record.postgres_database import Database
+        from ensemble_ray.record.postgres.database import Database
 
         database = Database(address.url, patience_s=0.0)
         runs = asyncio.run(database.examine())

@@ -21,7 +21,7 @@ from ensemble_ray.cli.inputs.records import RunName, own_store
 
 if TYPE_CHECKING:
     from ensemble_ray.loader import Runnable
-    from ensemble_ray.record.run_head import RunHead
+    from ensemble_ray.record.resume.run_head import RunHead
 
 __all__ = ["AllowChanges", "RuntimeAgain", "recorded_team", "resume", "runtime_of"]
 
@@ -66,7 +66,7 @@ def resume(
     """
     from ensemble_ray.cli.view.run_view import view_of  # the help does not need them
     from ensemble_ray.process.loop import run_blocking
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
     from ensemble_ray.recovery.resuming import begin_again
 
     options = budget_options(max_tokens, max_cost)
@@ -110,5 +110,5 @@ def runtime_of(choice: RuntimeName | None, head: RunHead) -> str:
     """Return where the run goes on: as chosen, else where it ran, else as the environment says."""
     from ensemble_ray.process.config import Settings
 
-    recorded = head.header.get("runtime")
+    recorded = head.header.runtime
     return choice.value if choice else str(recorded or Settings.from_environment().runtime)

@@ -118,7 +118,7 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
 
     from ensemble_ray.errors import RecordError, message_of
     from ensemble_ray.record.progress import tasks_done
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
 
     readers = asyncio.Semaphore(_READERS)
 
@@ -129,6 +129,6 @@ async def _tasks_done(store: RunStore, shown: Sequence[RunSummary]) -> list[_Don
                 parent = (await read_head(store, run.run_id)).forked_from
             except RecordError as error:  # a list shows what there is; a run that was deleted meanwhile is not damaged
                 return None, None, message_of(error) if await store.summary(run.run_id) is not None else "", None
-            return progress.done, progress.total, "", parent
+            return progress.done, progress.total, "", None if parent is None else parent._asdict()
 
     return list(await asyncio.gather(*(count(run) for run in shown)))

@@ -12,10 +12,10 @@ from ensemble_ray.cli.view.terminal import FINE, say, show, show_json, show_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ensemble_ray.record.map_reduce_view import FedView
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.record.stores import RunStore, RunSummary
-    from ensemble_ray.record.tree import TreeRow
-    from ensemble_ray.values.messages import Fact
+    from ensemble_ray.record.view.map_reduce import MapReduceView
+    from ensemble_ray.record.view.tree import TreeRow
 
 __all__ = ["trace"]
 
@@ -78,12 +78,12 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     from ensemble_ray.errors import RecordError
     from ensemble_ray.process.loop import run_blocking
     from ensemble_ray.record.fold import fold_trace
-    from ensemble_ray.record.run_head import located, read_head
-    from ensemble_ray.record.tree import tree_rows
+    from ensemble_ray.record.resume.run_head import located, read_head
+    from ensemble_ray.record.view.tree import tree_rows
 
     run_id = named.run_id
     head = run_blocking(read_head(store, run_id, is_partial=is_partial))
-    if task is None and head.is_fed:
+    if task is None and head.is_dynamic:
         with located(named.place):
             view = run_blocking(_view(store, named, is_partial=is_partial))
             rows, data = tuple(view.rows()), view.data()
@@ -101,20 +101,20 @@ def _show_run(store: RunStore, named: RunSummary, task: str | None, *, as_json: 
     with located(named.place):
         found = fold_trace(facts)
     if head.forked_from is not None:
-        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from})
+        found = found.replace(metadata={**found.metadata, "forked_from": head.forked_from._asdict()})
     if as_json:
         show_json_text(found.to_json())
     else:
         _print_tree(tree_rows(found))
 
 
-async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> FedView:
+async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapReduceView:
     """Return what the record of a map-reduce run holds."""
-    from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
+    from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
     from ensemble_ray.values.outputs import RunState
 
     is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
-    view = FedView(run.run_id, is_running=is_running)
+    view = MapReduceView(run.run_id, is_running=is_running)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
         view.take(page)
     return view
@@ -127,6 +127,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
         ValidationError: nothing is recorded of such a task.
     """
     from ensemble_ray.errors import ValidationError
+    from ensemble_ray.record.resume.run_head import HEAD_KINDS
     from ensemble_ray.values.ids import RUN, task_instance
 
     facts: list[Fact] = []
@@ -134,7 +135,7 @@ async def _of_task(store: RunStore, run_id: str, task: str, *, is_partial: bool)
     async for page in store.read(run_id, is_partial=is_partial):
         for fact in page:
             key = task_instance(fact.name).rpartition("#")[0]
-            if key == task or (fact.name == RUN and fact.kind in {"plan", "resume", "end"}):
+            if key == task or (fact.name == RUN and fact.kind in HEAD_KINDS):
                 facts.append(fact)
                 is_found |= key == task
     if not is_found:
@@ -157,7 +158,7 @@ def _list(runs: list[RunSummary]) -> None:
 def _print_tree(rows: Sequence[TreeRow]) -> None:
     import sys
 
-    from ensemble_ray.record.tree import render_rows
+    from ensemble_ray.record.view.tree import render_rows
 
     text = render_rows(rows)
     if not sys.stdout.isatty():

@@ -15,10 +15,12 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from ensemble_ray.cli.view.terminal import FAILED, FINE, own_command, say, show
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.values.ids import new_run_id
-from ensemble_ray.values.messages import Fact
 
 __all__ = ["Comparison", "crash_and_resume"]
 
@@ -32,19 +34,19 @@ class Comparison:
     """Model answers in the record when the run was killed, and in the end."""
 
     #: in order of the record
-    before: Sequence[Fact]
-    after: Sequence[Fact]
+    before: Sequence[Fact[ModelAnswered]]
+    after: Sequence[Fact[ModelAnswered]]
     #: model calls at a time
     slots: int
 
     @property
-    def asked_after(self) -> Sequence[Fact]:
+    def asked_after(self) -> Sequence[Fact[ModelAnswered]]:
         """Answers of calls that were made after the kill."""
         kept = {fact.seq for fact in self.before}
         return [fact for fact in self.after if fact.seq not in kept]
 
     @property
-    def asked_again(self) -> Sequence[Fact]:
+    def asked_again(self) -> Sequence[Fact[ModelAnswered]]:
         """Calls of these whose answer had been recorded before; the promise is that there are none."""
         answered = {fact.name for fact in self.before}
         return [fact for fact in self.asked_after if fact.name in answered]
@@ -86,8 +88,8 @@ def _call_of(fact: Fact) -> str:
     return fact.name.partition("#")[0]
 
 
-def _latency_of(fact: Fact) -> str:
-    return f"{float(str(fact.data.get('latency_s', 0))):.1f} s"
+def _latency_of(fact: Fact[ModelAnswered]) -> str:
+    return f"{fact.data.latency_s:.1f} s"
 
 
 def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: int, slots: int) -> int:
@@ -120,7 +122,7 @@ def crash_and_resume(options: Sequence[str], *, run_id: str | None, passages: in
     return FINE if compared.is_kept else FAILED
 
 
-def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact] | None:
+def _kill_at(half: int, options: Sequence[str], run_id: str) -> Sequence[Fact[ModelAnswered]] | None:
     """Kill the demo and return the answers that are recorded; None when it ended before half of its notes were there."""
     # A display that redraws itself would leave the terminal without its cursor.
     environment = {**os.environ, "TERM": "dumb"}
@@ -166,13 +168,14 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
     return found
 
 
-def _answers(run_id: str) -> list[Fact]:
+def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
     """Return the recorded answers of the model, in order; none while there is no record."""
+    from ensemble_ray.facts.effects import ModelAnswered
     from ensemble_ray.record.stores import store_at  # the help does not need them
     from ensemble_ray.runtime import connect
 
     facts = asyncio.run(store_at(connect("inline").store_address).facts(run_id))
-    return [fact for fact in facts if fact.kind == "model"]
+    return [cast("Fact[ModelAnswered]", fact) for fact in facts if isinstance(fact.data, ModelAnswered)]
 
 
 def _call(arguments: Sequence[str]) -> int:

@@ -18,7 +18,7 @@ from ensemble_ray.map_reduce import MapReduceEnsemble
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.agent import build_system_prompt
 from ensemble_ray.prompts.task import build_user_prompt
-from ensemble_ray.record.run_head import read_head
+from ensemble_ray.record.resume.run_head import read_head
 
 if TYPE_CHECKING:
     from ensemble_ray.items.pulling import Entry

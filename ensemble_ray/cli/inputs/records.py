@@ -87,9 +87,9 @@ _AGAIN = "Resume it, which tries again what failed: {command} resume {run}"
 async def _next_of(run: RunSummary) -> str | None:
     """Return what can be done with a run; None: nothing."""
     from ensemble_ray.record.map_reduce_fold import refusal_of
-    from ensemble_ray.record.run_head import read_head
+    from ensemble_ray.record.resume.run_head import read_head
 
-    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_fed:
+    if run.state.value == "failed" and (head := await read_head(own_store(), run.run_id)).is_dynamic:
         return None if refusal_of(head) else _AGAIN
     return _NEXT.get(run.state.value)
 

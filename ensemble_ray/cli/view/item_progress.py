@@ -10,7 +10,7 @@ from ensemble_ray.cli.view.progress import Block, label_of
 from ensemble_ray.cli.view.terminal import one_line
 from ensemble_ray.errors import message_of
 from ensemble_ray.events import EnsembleStartedEvent, Event, TaskCompleteEvent, TaskFailedEvent, TaskStartEvent
-from ensemble_ray.record.map_reduce_data import is_direct, is_of_items
+from ensemble_ray.record.identity.map_reduce import is_direct, is_of_items
 from ensemble_ray.text.control_characters import escape_controls
 
 __all__ = ["ItemProgress"]

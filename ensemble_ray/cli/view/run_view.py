@@ -15,7 +15,7 @@ from ensemble_ray.cli.view.item_progress import ItemProgress
 from ensemble_ray.cli.view.progress import TaskProgress, count_noun
 from ensemble_ray.cli.view.terminal import FAILED, FINE, PARTLY, one_line
 from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinition
-from ensemble_ray.record.map_reduce_data import map_key
+from ensemble_ray.record.identity.map_reduce import map_key
 
 if TYPE_CHECKING:
     from ensemble_ray.fed.run import MapReduceRun

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ensemble_ray.items.pulling import RefusedItem
-from ensemble_ray.record.map_reduce_data import item_digest
+from ensemble_ray.record.identity.map_reduce import item_digest
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.ports import RecordedTasks

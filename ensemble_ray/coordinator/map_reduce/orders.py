@@ -15,11 +15,12 @@ from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.definition.task import Task
 from ensemble_ray.execute.kinds import Kinds
 from ensemble_ray.execute.orders import TaskOrder
+from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
 from ensemble_ray.ports import Until
-from ensemble_ray.record.map_reduce_data import DIRECT, FINAL, agents_fact, group_fact, map_key, reduce_key
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, map_key, reduce_key
 from ensemble_ray.schedule.instructions import MapItem, ReduceGroup
-from ensemble_ray.values.ids import instance_of, key_of
+from ensemble_ray.values.ids import RUN, instance_of, key_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,9 +166,8 @@ class OrderMaker:
         level, number = group.level, group.number
         key = self.key(level, number, is_final=group.is_final)
         inputs = [self.key(*each) for each in group.inputs]
-        at = self._journal.now()
-        fact = group_fact(self._journal.run_id, at, key=key, level=level, number=number, inputs=inputs)
-        await self._journal.append(fact, until=Until.WRITTEN)
+        data = GroupRecorded(level=level, number=number, inputs=inputs, is_final=group.is_final)
+        await self._journal.append(self._journal.fact(instance_of(key), data), until=Until.WRITTEN)
         async with self._turn:
             if is_discarded(instance):
                 return []
@@ -186,7 +186,7 @@ class OrderMaker:
             if asked := self._maker.taken_facts():
                 await self._journal.append(*asked, until=Until.WRITTEN)
         if fresh := self._store.meet([each.agent for each in made if each.agent is not None]):
-            await self._journal.append(agents_fact(self._journal.run_id, self._journal.now(), fresh))
+            await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
         return made
 
     def _order(

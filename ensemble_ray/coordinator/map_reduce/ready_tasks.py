@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.definition.task import Task
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.ports import ChatModel
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["ReadyTask", "TaskMaker", "rules_for_tasks"]
 

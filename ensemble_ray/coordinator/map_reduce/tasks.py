@@ -23,11 +23,11 @@ from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochErr
 from ensemble_ray.errors.provider import is_refusal
 from ensemble_ray.errors.texts import brief, message_of
 from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.facts.items import ItemsRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
-from ensemble_ray.record.map_reduce_data import items_fact
 from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Evaluated, Exited, Failed, ItemsPulled
-from ensemble_ray.values.ids import key_of
+from ensemble_ray.values.ids import RUN, key_of
 from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.schedule.instructions import End, Place, Question, Start, WarnOversized
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
-    from ensemble_ray.values.messages import Fact
 
 __all__ = ["MapReduceParts", "MapReduceTasks"]
 
@@ -170,9 +170,8 @@ class MapReduceTasks:
         taken = await items.pull(min(count, places))
         now = self._journal.now()
         if taken.is_news:
-            run_id, are_all = self._journal.run_id, taken.is_exhausted
-            fact = items_fact(run_id, now, indices=taken.indices, digests=taken.digests, are_all=are_all)
-            await self._journal.append(fact)
+            data = ItemsRecorded.of(taken.indices, taken.digests, are_all=taken.is_exhausted)
+            await self._journal.append(self._journal.fact(RUN, data, now))
         for number, entry in taken.refused.items():
             self._lose_item(number, entry.text, entry.error, now)
         return ItemsPulled(count=taken.count, is_exhausted=taken.is_exhausted, refused=tuple(taken.refused))

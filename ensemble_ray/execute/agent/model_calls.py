@@ -20,8 +20,9 @@ from ensemble_ray.errors.texts import agent_failure, describe
 from ensemble_ray.events import LlmIterationCompletedEvent, LlmIterationStartedEvent, TokenEvent
 from ensemble_ray.execute.agent.attempts import Attempts
 from ensemble_ray.execute.agent.incomplete import MOST_REPEATS, asked_again, incomplete_text, joined
-from ensemble_ray.execute.agent.recorded_model import effect_of, fact_data
+from ensemble_ray.execute.agent.recorded_model import answer_of, effect_of
 from ensemble_ray.execute.effects import ModelEffect, captured
+from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.ports import StreamingChatModel, StructuredChatModel, Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import use_effect_key
@@ -162,12 +163,12 @@ class ModelCalls:
     ) -> ChatResponse:
         name = effect_name(self._order.instance, turn)
         request_digest = self._request_digest(messages)
-        recorded = self._scope.recorded(name, "model")
+        recorded = self._scope.recorded(name, ModelAnswered)
         if recorded is not None:
             compare = self._scope.ports.compare
             if compare is not None:
                 compare(name, recorded, request_digest, messages)
-            effect = effect_of(recorded)
+            effect = effect_of(recorded.data)
             self._scope.effects.retry_count += effect.retries
         else:
             await self._settle_record()
@@ -256,7 +257,7 @@ class ModelCalls:
         is_last = not effect.response.tool_calls and self._order.task.output_type is not None
         self._is_underway = not is_last
         until = Until.WRITTEN if is_last else Until.TAKEN
-        await self._scope.note("model", name, fact_data(request_digest, effect), until=until)
+        await self._scope.note(name, answer_of(request_digest, effect), until=until)
 
     async def _settle_record(self) -> None:
         """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""

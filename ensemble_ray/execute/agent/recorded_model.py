@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ensemble_ray.execute.effects import ModelEffect
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact, require_usable
 from ensemble_ray.process.threads import call_user
 from ensemble_ray.values.messages import (
     ChatMessage,
     ChatResponse,
-    Fact,
     TokenUsage,
-    ToolCall,
     ToolSpec,
     told_finish_reason,
     whole_response,
@@ -23,47 +23,42 @@ if TYPE_CHECKING:
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import ChatModel
 
-__all__ = ["RecordedModel", "effect_of", "fact_data"]
+__all__ = ["RecordedModel", "answer_of", "effect_of"]
 
 
-def fact_data(request_digest: str, effect: ModelEffect) -> dict[str, object]:
-    """Return the data of a `model` fact: an answer, and what it took to get it."""
+def answer_of(request_digest: str, effect: ModelEffect) -> ModelAnswered:
+    """Return an answer, and what it took to get it, as it is recorded."""
     response = effect.response
     usage = response.usage or TokenUsage()
-    data: dict[str, object] = {
-        "request_digest": request_digest,
-        "started_at": effect.started_at,
-        "latency_s": effect.latency_s,
-        "text": response.text,
-        "tool_calls": [{"id": c.id, "name": c.name, "arguments": c.arguments} for c in response.tool_calls],
-        "input_tokens": usage.input_tokens,
-        "output_tokens": usage.output_tokens,
-    }
-    if (reason := told_finish_reason(response)) is not None:
-        data["finish_reason"] = reason
-    if effect.estimated is not None:
-        data["estimated_tokens"] = list(effect.estimated)
-    if effect.retries:
-        data |= {"retries": effect.retries, "attempts_failed": list(effect.attempts_failed)}
-    return data
+    return ModelAnswered(
+        request_digest=request_digest,
+        started_at=effect.started_at,
+        latency_s=effect.latency_s,
+        text=response.text,
+        tool_calls=tuple(response.tool_calls),
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        finish_reason=told_finish_reason(response),
+        estimated_tokens=effect.estimated or (),
+        retries=effect.retries,
+        attempts_failed=effect.attempts_failed,
+    )
 
 
-def effect_of(fact: Fact) -> ModelEffect:
+def effect_of(answer: ModelAnswered) -> ModelEffect:
     """Return the answer that was recorded."""
-    data = fact.data
-    calls = cast("Sequence[dict[str, str]]", data["tool_calls"])
     response = ChatResponse(
-        text=cast("str | None", data["text"]),
-        tool_calls=tuple(ToolCall(id=c["id"], name=c["name"], arguments=c["arguments"]) for c in calls),
-        usage=TokenUsage(cast("int", data["input_tokens"]), cast("int", data["output_tokens"])),
-        finish_reason=cast("str | None", data.get("finish_reason")),
+        text=answer.text,
+        tool_calls=answer.tool_calls,
+        usage=TokenUsage(int(answer.input_tokens), int(answer.output_tokens)),
+        finish_reason=answer.finish_reason,
     )
     return ModelEffect(
-        started_at=cast("float", data["started_at"]),
-        latency_s=cast("float", data["latency_s"]),
+        started_at=answer.started_at,
+        latency_s=answer.latency_s,
         response=response,
         is_final=True,
-        attempts_failed=tuple(cast("Sequence[str]", data.get("attempts_failed", ()))),
+        attempts_failed=answer.attempts_failed,
     )
 
 
@@ -77,7 +72,7 @@ class RecordedModel:
         name: str,
         keep: Callable[[Fact], object],
         *,
-        known: Sequence[Fact] = (),
+        known: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
         """Make one.
@@ -101,7 +96,7 @@ class RecordedModel:
         """Ask the model and note its answer; one that is recorded is given instead."""
         known = next(self._known, None)
         if known is not None:
-            return effect_of(known).response
+            return effect_of(require_usable(known).data).response
         started_at = 0.0
 
         async def ask() -> ChatResponse:
@@ -121,5 +116,5 @@ class RecordedModel:
         effect = ModelEffect(
             started_at=started_at, latency_s=latency_s, response=response, is_final=True, estimated=estimated
         )
-        self._keep(Fact(run=self._run_id, kind="model", name=self._name, at=time.time(), data=fact_data("", effect)))
+        self._keep(Fact(run=self._run_id, name=self._name, at=time.time(), data=answer_of("", effect)))
         return response

@@ -18,7 +18,7 @@ from ensemble_ray.errors.texts import user_traceback
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.delegation.calls import Asked, read_call
 from ensemble_ray.execute.delegation.gates import Gate, Refusal
-from ensemble_ray.execute.recorded import as_mapping, began_at, request_of
+from ensemble_ray.facts.effects import DelegationDecided, RecordedRefusal, read_request
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS
@@ -33,7 +33,8 @@ from ensemble_ray.values.ids import effect_name, uuid_of
 
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
-    from ensemble_ray.values.messages import Fact, ToolCall
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.values.messages import ToolCall
 
 __all__ = ["Decision", "Decisions"]
 
@@ -72,7 +73,7 @@ class Decisions:
         self._malformed: dict[str, str] = {}
 
     def of(self, name: str) -> Decision | str:
-        """What was decided of the call of that name, or the error text of one that asks for nothing."""
+        """Return what was decided of the call of that name, or the error text of one that asks for nothing."""
         return self._malformed[name] if name in self._malformed else self._made[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
@@ -88,12 +89,12 @@ class Decisions:
             if isinstance(asked, str):
                 self._malformed[name] = asked
                 continue
-            fact = self._scope.recorded(name, "delegation")
+            fact = self._scope.recorded(name, DelegationDecided)
             if fact is not None:
                 self._made[name] = self._recalled(fact, (turn, index))
                 continue
             decision = self._made[name] = await self._decided(name, asked, (turn, index))
-            await self._scope.note("delegation", name, _data_of(decision))
+            await self._scope.note(name, _fact_of(decision))
             is_new = True
         if is_new:
             await self._written()
@@ -161,35 +162,31 @@ class Decisions:
         answer = await self._scope.ports.callables.evaluate(callable_path("", "policy", index), (request, context))
         return cast("DelegationPolicyResult", answer)
 
-    def _recalled(self, fact: Fact, position: tuple[int, int]) -> Decision:
-        """The decision that is on record; what it counted for counts again."""
+    def _recalled(self, fact: Fact[DelegationDecided], position: tuple[int, int]) -> Decision:
+        """Return the decision that is on record; what it counted for counts again."""
         data = fact.data
-        told = as_mapping(data.get("refusal"))
-        key = data.get("worker")
-        worker = next((each for each in self._context.colleagues if each.key == key), None)
-        charged = data.get("charged")
-        if isinstance(charged, str):
-            self._gate.recall(charged)
+        worker = next((each for each in self._context.colleagues if each.key == data.worker), None)
+        if data.charged is not None:
+            self._gate.recall(data.charged)
         return Decision(
-            request=request_of(fact),
+            request=read_request(fact),
             worker=worker,
-            at=began_at(fact),
+            at=data.started_at,
             position=position,
-            charged=charged if isinstance(charged, str) else None,
-            refusal=Refusal(str(told.get("reason", "")), str(told.get("hint", ""))) if told else None,
-            is_error=data.get("is_error") is True,
+            charged=data.charged,
+            refusal=None if data.refusal is None else Refusal(*data.refusal),
+            is_error=data.is_error is True,
         )
 
 
-def _data_of(decision: Decision) -> dict[str, object]:
-    """What is recorded of a decision."""
+def _fact_of(decision: Decision) -> DelegationDecided:
+    """Return what is recorded of a decision."""
     refusal = decision.refusal
-    data: dict[str, object] = {
-        "request": decision.request.model_dump(mode="json"),
-        "worker": None if decision.worker is None else decision.worker.key,
-        "charged": decision.charged,
-        "started_at": decision.at,
-    }
-    if refusal is not None:
-        data |= {"refusal": {"reason": refusal.reason, "hint": refusal.hint}, "is_error": decision.is_error}
-    return data
+    return DelegationDecided(
+        request=decision.request.model_dump(mode="json"),
+        worker=None if decision.worker is None else decision.worker.key,
+        charged=decision.charged,
+        started_at=decision.at,
+        refusal=None if refusal is None else RecordedRefusal(refusal.reason, refusal.hint),
+        is_error=None if refusal is None else decision.is_error,
+    )

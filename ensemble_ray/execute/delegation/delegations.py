@@ -35,7 +35,7 @@ from ensemble_ray.execute.delegation.peers import Colleagues
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
-from ensemble_ray.execute.recorded import as_mapping, trace_of, typed_output
+from ensemble_ray.execute.recorded import recorded_output, recorded_trace
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -171,12 +171,9 @@ class Delegations:
         known = await self._scope.ports.journal.known(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
-            failed = known.get((order.instance, "task_failed"))
-            return replace(self._failed_result(order, error), trace=None if failed is None else trace_of(failed))
-        fact = known.get((order.instance, "output"))
-        if fact is not None:
-            output = typed_output(as_mapping(fact.data.get("output")))
-        else:  # in a run whose facts are written later (durability `run`), the last ones may be lost
+            return replace(self._failed_result(order, error), trace=recorded_trace(known, order.instance))
+        output = recorded_output(known, order.instance)
+        if output is None:  # in a run whose facts are written later (durability `run`), the last ones may be lost
             output = TaskOutput(
                 raw=recorded.text,
                 task_description=order.task.description,

@@ -20,6 +20,7 @@ from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
 from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.tools.batch import BATCH_LIMIT_S, call_batch
@@ -31,9 +32,10 @@ from ensemble_ray.values.ids import effect_name
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.scope import TaskScope
+    from ensemble_ray.facts.fact import Fact
     from ensemble_ray.tools.outcome import ToolOutcome
     from ensemble_ray.tools.registry import BoundTool
-    from ensemble_ray.values.messages import Fact, ToolCall, ToolSpec
+    from ensemble_ray.values.messages import ToolCall, ToolSpec
 
 __all__ = ["MOST_TRIES", "ToolCalls"]
 
@@ -42,30 +44,29 @@ _log = bounded_logger(__name__)
 MOST_TRIES = 3
 
 
-def _from_fact(call: ToolCall, fact: Fact) -> ToolEffect:
-    """The result that was recorded."""
-    data = fact.data
+def _effect_of(call: ToolCall, recorded: ToolReturned) -> ToolEffect:
+    """Return the result that was recorded."""
     return ToolEffect(
         call=call,
-        outcome=cast("Outcome", data["outcome"]),
-        text=str(data["text"]),
-        started_at=cast("float", data["started_at"]),
-        duration_s=cast("float", data["duration_s"]),
-        structured_output=data["structured_output"],
-        asks_again=data.get("asks_again") is True,
+        outcome=cast("Outcome", recorded.outcome),
+        text=recorded.text,
+        started_at=recorded.started_at,
+        duration_s=recorded.duration_s,
+        structured_output=recorded.structured_output,
+        asks_again=recorded.asks_again,
     )
 
 
-def _data_of(effect: ToolEffect) -> dict[str, object]:
-    """What is recorded of a result."""
-    return {
-        "outcome": effect.outcome,
-        "text": effect.text,
-        "structured_output": effect.structured_output,
-        "started_at": effect.started_at,
-        "duration_s": effect.duration_s,
-        **({"asks_again": True} if effect.asks_again else {}),
-    }
+def _result_of(effect: ToolEffect) -> ToolReturned:
+    """Return a result as it is recorded."""
+    return ToolReturned(
+        outcome=effect.outcome,
+        text=effect.text,
+        structured_output=effect.structured_output,
+        started_at=effect.started_at,
+        duration_s=effect.duration_s,
+        asks_again=effect.asks_again,
+    )
 
 
 class ToolCalls:
@@ -87,7 +88,7 @@ class ToolCalls:
 
     @classmethod
     async def of(cls, scope: TaskScope, agent: Agent) -> ToolCalls:
-        """The tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
+        """Return the tools of an agent; dynamic providers are asked now, once (S-TOOL-32).
 
         Raises:
             ValidationError: an entry is no tool, or a name is taken twice (S-ENG-60).
@@ -99,7 +100,7 @@ class ToolCalls:
         return cls(scope, tools, delegations)
 
     def reminder(self) -> str | None:
-        """What a model is told that wants to finish too early; None: it may."""
+        """Return what a model is told that wants to finish too early; None: it may."""
         return None if self._delegations is None else self._delegations.reminder()
 
     async def run(self, calls: Sequence[ToolCall], turn: int) -> list[tuple[ToolEffect, str]]:
@@ -143,7 +144,7 @@ class ToolCalls:
         ]
 
     def turn_ended(self) -> None:
-        """What a turn's calls gave is noted.
+        """Note what a turn's calls gave.
 
         Raises:
             ManagerStalledError: nothing has been achieved for too many turns.
@@ -152,7 +153,7 @@ class ToolCalls:
             self._delegations.turn_ended()
 
     async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
-        """What of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
+        """Return what of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
 
         One after the other, and before any call is made: a person may be asked, and the task may fail.
         """
@@ -160,19 +161,19 @@ class ToolCalls:
         warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
-            recorded = self._scope.recorded(name, "tool_result")
+            recorded = self._scope.recorded(name, ToolReturned)
             if recorded is not None:
-                settled[index] = effect = _from_fact(call, recorded)
+                settled[index] = effect = _effect_of(call, recorded.data)
                 self._tries[call.name] += effect.asks_again
                 if self._is_behind_loss(recorded):
                     warned.add((call.name, call.arguments))
                 continue
             bound = self._tools.get(call.name)
-            intent = self._scope.recorded(name, "tool_intent")
+            intent = self._scope.recorded(name, ToolIntended)
             if intent is None and bound is not None and (call.name, call.arguments) not in self._warned:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
-            if intent is not None and effect_of(intent, "none" if bound is None else bound.effect) == "once":
+            if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
                 text = await settle_unknown(self._scope, intent)
                 if text is not None:
                     settled[index] = await self._lost(call, intent, text)
@@ -199,10 +200,10 @@ class ToolCalls:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
                 await self._delegations.recall(call, name, settled[index])
 
-    async def _lost(self, call: ToolCall, intent: Fact, text: str) -> ToolEffect:
-        """A call that was begun before a crash, and has an unknown outcome for good."""
+    async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
+        """Return a call that was begun before a crash, and has an unknown outcome for good."""
         effect = ToolEffect(call=call, outcome="unknown", text=text, started_at=intent.at, duration_s=0.0)
-        await self._scope.note("tool_result", intent.name, _data_of(effect), until=Until.WRITTEN)
+        await self._scope.note(intent.name, _result_of(effect), until=Until.WRITTEN)
         return effect
 
     def _unknown_tool(self, call: ToolCall) -> ToolEffect:
@@ -222,9 +223,8 @@ class ToolCalls:
         started_at = clock.now()
         # Also when the call is repeated: a house that was replaced is stopped here, before the effect.
         await self._scope.note(
-            "tool_intent",
             name,
-            {"tool_name": call.name, "arguments": call.arguments, "effect": bound.effect},
+            ToolIntended(tool_name=call.name, arguments=call.arguments, effect=bound.effect),
             # The tool depends on the answer that asked for it, also one that only reads: it may end this process.
             until=Until.WRITTEN if bound.effect == "none" else Until.SYNCED,
         )
@@ -246,13 +246,11 @@ class ToolCalls:
         )
         # The last one waits for all: the next model call depends on them. What may be read again need not wait before.
         is_safe_later = bound.effect == "none" and self._open > 0
-        await self._scope.note(
-            "tool_result", name, _data_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN
-        )
+        await self._scope.note(name, _result_of(effect), until=Until.TAKEN if is_safe_later else Until.WRITTEN)
         return effect
 
     def _bounded(self, call: ToolCall, outcome: ToolOutcome) -> ToolOutcome:
-        """The outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
+        """Return the outcome; a tool that asks the model to try again too often has failed (S-TOOL-54)."""
         if not outcome.asks_again:
             return outcome
         if self._tries[call.name] < MOST_TRIES:
@@ -268,7 +266,7 @@ class ToolCalls:
         finally:
             self._open -= 1
             self._scope.slot.ended()
-        await self._scope.note("tool_result", name, _data_of(effect), until=until)
+        await self._scope.note(name, _result_of(effect), until=until)
         return effect
 
     def _context(self, tool_name: str, effect: str) -> ToolContext:

@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError, message_of
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.facts.effects import OutcomeDecided, ToolIntended
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import USER_ERRORS, call_user, threads
 from ensemble_ray.text.control_characters import escape_controls
-from ensemble_ray.tools.tool import check_effect, strongest_effect
+from ensemble_ray.tools.tool import strongest_effect
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.messages import Effect
 from ensemble_ray.values.value import utc_of
 
 if TYPE_CHECKING:
@@ -44,16 +46,16 @@ _terminal = threading.Lock()
 
 
 def key_of(scope: TaskScope, name: str) -> str:
-    """The idempotency key of an effect of a task: the same for its every repetition."""
+    """Return the idempotency key of an effect of a task: the same for its every repetition."""
     return uuid_of(f"{scope.order.run_id}/{name}")
 
 
-def effect_of(intent: Fact, declared: Effect) -> Effect:
-    """What to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
-    return strongest_effect(check_effect(intent.data.get("effect", "once"), "Recorded"), declared)
+def effect_of(intent: ToolIntended, declared: Effect) -> Effect:
+    """Return what to take a begun call for: the stronger of what it was declared as then and what it is declared as now."""
+    return strongest_effect(intent.effect, declared)
 
 
-def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect) -> Fact | None:
+def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effect: Effect) -> Fact[ToolIntended] | None:
     """Return what stands for the intent of a call that may have been made in a part of the record that is lost.
 
     Args:
@@ -69,12 +71,12 @@ def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effec
     loss = scope.loss
     if loss is None or effect != "once":
         return None
-    data = {"tool_name": tool_name, "arguments": arguments, "effect": effect, "is_lost": True}
-    return Fact(run=loss.run, kind="tool_intent", name=name, at=loss.at, data=data, epoch=loss.epoch, seq=loss.seq)
+    data = ToolIntended(tool_name=tool_name, arguments=arguments, effect=effect, is_lost=True)
+    return Fact(run=loss.run, name=name, at=loss.at, data=data, epoch=loss.epoch, seq=loss.seq)
 
 
-async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
-    """What becomes of a call that was begun, must not be done twice, and has no result.
+async def settle_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
+    """Return what becomes of a call that was begun, must not be done twice, and has no result.
 
     Args:
         scope: The task.
@@ -87,11 +89,11 @@ async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
         UnknownOutcomeError: the task fails.
     """
     unknown = _unknown(scope, intent)
-    decided = scope.recorded(intent.name, "decision")
+    decided = scope.recorded(intent.name, OutcomeDecided)
     # A decision is about the call that was begun before it. One that was begun after it, as a repetition, has an
     # outcome of its own, which nobody has decided of.
     if decided is not None and decided.seq > intent.seq:
-        answer = _checked(decided.data.get("answer"), unknown)
+        answer = _checked(decided.data.answer, unknown)
         _log.info("%s, as was decided: %s", _begun(unknown), answer)
     else:
         _log.warning("%s, and has no recorded result: nobody knows whether it was done", _begun(unknown))
@@ -101,7 +103,7 @@ async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
                 raise _failure(unknown, "Nobody knows whether it was done")
             return _told(unknown)
         answer = await _asked(scope, unknown)
-        await scope.note("decision", intent.name, {"answer": answer}, until=Until.SYNCED)
+        await scope.note(intent.name, OutcomeDecided(answer=answer), until=Until.SYNCED)
     match answer:
         case "repeat":
             return None
@@ -144,17 +146,17 @@ async def _asked(scope: TaskScope, unknown: UnknownEffect) -> Answer:
         raise _failure(unknown, f"The process that would be asked cannot be: {message_of(error)}") from error
 
 
-def _unknown(scope: TaskScope, intent: Fact) -> UnknownEffect:
+def _unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> UnknownEffect:
     return UnknownEffect(
         run_id=scope.order.run_id,
         task=scope.order.key,
         agent_role=scope.order.agent_role,
-        tool_name=str(intent.data.get("tool_name", "")),
-        arguments=str(intent.data.get("arguments", "")),
+        tool_name=intent.data.tool_name,
+        arguments=intent.data.arguments,
         effect=intent.name,
         idempotency_key=key_of(scope, intent.name),
         begun_at=utc_of(intent.at),
-        is_lost=intent.data.get("is_lost") is True,
+        is_lost=intent.data.is_lost,
     )
 
 
@@ -218,7 +220,7 @@ def _confirmed(unknown: UnknownEffect) -> str:
 
 
 def _ask_at_terminal(unknown: UnknownEffect) -> Answer:
-    """Runs in a daemon thread, so that a question nobody answers does not hold the process's exit."""
+    """Ask in a daemon thread, so that a question nobody answers does not hold the process's exit."""
     if not (_is_terminal(sys.stdin) and _is_terminal(sys.stderr)):
         raise _failure(unknown, "There is no terminal to ask at whether it was done")
     question = (

@@ -37,5 +37,5 @@ class UnknownEffect:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> UnknownEffect:
-        """What `to_dict` gave."""
+        """Return what `to_dict` gave."""
         return cls(**cast("dict[str, Any]", dict(data)))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 from tests.command_line import Call
 
@@ -55,10 +55,12 @@ def _cut(run_id: str, *, after: str) -> None:
     async def copy() -> None:
         facts = await _store().facts(run_id)
         last = next(n for n, f in enumerate(facts) if f.kind == "output" and f.name == f"{after}#0")
-        owned = await _store().begin("torn", origin=str(facts[0].data["origin"]))
-        copies = [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts[1 : last + 1]]
-        header = {**facts[0].data, "ensemble_id": "torn"}
-        await owned.journal.append([Fact(run="torn", kind="plan", name="run", at=facts[0].at, data=header)])
+        owned = await _store().begin("torn", origin=str(facts[0].data.to_data()["origin"]))
+        copies = [
+            read_fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in facts[1 : last + 1]
+        ]
+        header = {**facts[0].data.to_data(), "ensemble_id": "torn"}
+        await owned.journal.append([read_fact(run="torn", kind="plan", name="run", at=facts[0].at, data=header)])
         await owned.journal.append(copies)
         await owned.close(RunState.INTERRUPTED)
 
@@ -71,7 +73,7 @@ def _done(folder: Path) -> str:
 
 async def _running(run_id: str) -> OwnedRun:
     owned = await _store().begin(run_id)
-    await owned.journal.append((Fact(run=run_id, kind="plan", name="run", at=1.0, data={"plan": {"nodes": []}}),))
+    await owned.journal.append((read_fact(run=run_id, kind="plan", name="run", at=1.0, data={"plan": {"nodes": []}}),))
     await owned.write_state(RunState.RUNNING)
     return owned
 
@@ -189,9 +191,9 @@ def test_run_of_a_program_is_not_resumed_from_the_command_line(call: Call, steps
     async def copy() -> None:
         first, *rest = await _store().facts("whole")
         owned = await _store().begin("torn")
-        data = {**first.data, "origin": ""}
-        told = [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in rest[:1]]
-        await owned.journal.append([Fact(run="torn", kind="plan", name="run", at=first.at, data=data), *told])
+        data = {**first.data.to_data(), "origin": ""}
+        told = [read_fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in rest[:1]]
+        await owned.journal.append([read_fact(run="torn", kind="plan", name="run", at=first.at, data=data), *told])
         await owned.close(RunState.INTERRUPTED)
 
     run_blocking(copy())

@@ -11,18 +11,19 @@ from ensemble_ray.coordinator.outputs import HeldOutputs
 from ensemble_ray.coordinator.planned import Assignment, PlannedEnd, PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
 def _told(facts: Sequence[Fact]) -> list[str]:
     """Facts as `kind name type`, in order."""
-    return [" ".join([fact.kind, fact.name, str(fact.data.get("type", ""))]).strip() for fact in facts]
+    return [" ".join([fact.kind, fact.name, str(fact.data.to_data().get("type", ""))]).strip() for fact in facts]
 
 
 class SlowJournal(MemoryJournal):
@@ -81,7 +82,12 @@ class Conducting:
         self.plan = plan
         journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
         self.tasks: PlannedTasks[str, str] = PlannedTasks(
-            plan, journal, HeldOutputs(), header={"workflow": plan.workflow}, earlier=earlier, resumed=resumed
+            plan,
+            journal,
+            HeldOutputs(),
+            header=PlanRecorded(workflow=plan.workflow),
+            earlier=earlier,
+            resumed=resumed,
         )
         self.coordinator = Coordinator(journal, self.tasks)
         self.end: asyncio.Task[PlannedEnd[str, str]]

@@ -13,6 +13,7 @@ from ensemble_ray.coordinator.outputs import HeldOutputs, KeyedOutputs, OutputSt
 from ensemble_ray.coordinator.planned import PlannedTasks
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.schedule.instructions import (
     Cancel,
@@ -65,7 +66,7 @@ class Scripted:
         self.journal = MemoryJournal("run")
         journal = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=ManualClock(start=100.0))
         self.outputs: HeldOutputs[str] = HeldOutputs()
-        self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header={})
+        self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header=PlanRecorded())
         self.source = Script(answers)
         self.executor = Houses(self.journal)
         self.coordinator = Coordinator(journal, self.tasks)
@@ -114,7 +115,7 @@ async def test_first_decision_counts() -> None:
     await run.end
     assert run.source.heard[1:] == [Decided(at=100.0, gate="a", verdict="edit", text="better")]
     assert {"type": "Decided", "at": 100.0, "gate": "a", "verdict": "edit", "text": "better"} in [
-        fact.data for fact in run.journal.facts()
+        fact.data.to_data() for fact in run.journal.facts()
     ]
     assert run.executor.started == []
 

@@ -9,8 +9,8 @@ import pytest
 
 from ensemble_ray.errors import IllegalStateError
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, Conducting, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
@@ -21,14 +21,14 @@ async def test_plan_is_the_first_fact() -> None:
     run = await conducting(PAIR)
     first, second = run.journal.facts()
     assert (first.kind, first.name, first.at) == ("plan", "run", 100.0)
-    assert first.data == {"workflow": "parallel", "started_at": 100.0}
-    assert (second.kind, second.name, second.data) == ("stimulus", "run", {"type": "RunStarted", "at": 100.0})
+    assert first.data.to_data() == {"workflow": "parallel", "started_at": 100.0}
+    assert (second.kind, second.name, second.data.to_data()) == ("stimulus", "run", {"type": "RunStarted", "at": 100.0})
     assert run.houses.known == [["plan run", "stimulus run RunStarted"]]
 
 
 async def test_effects_of_before_the_run_stand_behind_the_plan() -> None:
     """S-SET-46: those of a synthesizer, before scheduling."""
-    earlier = Fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
+    earlier = read_fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
     run = await conducting(PAIR, earlier=[earlier])
     assert run.told == ["plan run", "model run/0/model", "stimulus run RunStarted"]
 
@@ -46,7 +46,7 @@ async def test_report_is_in_the_journal_before_it_is_acted_on() -> None:
     await run.report(done("a"), done("b"))
     assert run.houses.known[-1][-2:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
     fact = run.journal.facts()[-1]
-    assert (fact.at, fact.data["key"], fact.data["total_tokens"]) == (101.0, "b", 7)
+    assert (fact.at, fact.data.to_data()["key"], fact.data.to_data()["total_tokens"]) == (101.0, "b", 7)
 
 
 async def test_nothing_is_done_when_the_journal_refuses() -> None:
@@ -131,7 +131,7 @@ async def test_completed_run_tells_its_outputs() -> None:
     assert (ended.started_at, ended.completed_at) == (100.0, 102.0)
     end = run.journal.facts()[-1]
     assert (end.kind, end.name, end.at) == ("end", "run", 102.0)
-    assert end.data == {"state": "completed", "exit_reason": "completed", "errors": []}
+    assert end.data.to_data() == {"state": "completed", "exit_reason": "completed", "errors": []}
 
 
 async def test_failure_knows_how_many_were_completed_before_it() -> None:
@@ -145,7 +145,7 @@ async def test_failure_knows_how_many_were_completed_before_it() -> None:
     ]
     assert [key for key, _ in ended.completed] == ["a", "c"]
     assert ended.state is RunState.FAILED
-    assert run.journal.facts()[-1].data == {
+    assert run.journal.facts()[-1].data.to_data() == {
         "state": "failed",
         "exit_reason": "error",
         "errors": [
@@ -236,4 +236,4 @@ async def test_late_report_changes_nothing(first: Report[str, str], late: Report
     await told_once.report(first)
     await told_once.report(failed("b"))
     assert told_twice.ended() == told_once.ended()
-    assert told_twice.journal.facts()[-1].data == told_once.journal.facts()[-1].data
+    assert told_twice.journal.facts()[-1].data.to_data() == told_once.journal.facts()[-1].data.to_data()

@@ -8,9 +8,9 @@ import pytest
 
 from ensemble_ray.errors import RecordError, StaleEpochError
 from ensemble_ray.execute.reports import Report, Resumed
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.schedule.stimuli import Begun, Completed, Exited, Failed, Stimulus
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.planned_runs import PAIR, conducting, done, ended_early, failed
 from tests.ensemble_ray.schedule.plans import plan_of
@@ -40,7 +40,7 @@ async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
     """S-DUR-30, S-DUR-16: what runs then is handed out under the new epoch; nothing is recorded a second time."""
     run = await conducting(PAIR, epoch=2, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
     assert run.told == ["resume run"]
-    assert run.journal.facts()[0].data == {"is_restart": False}
+    assert run.journal.facts()[0].data.to_data() == {"is_restart": False}
     assert [(each.node.key, each.epoch) for each in run.houses.started] == [("b", 2)]
     assert run.houses.known == [["resume run"]]
     await run.report(done("b"))
@@ -102,7 +102,7 @@ async def test_run_begins_when_nothing_was_told_to_its_machine() -> None:
     """S-DUR-30: its owner died between the first fact and the first stimulus."""
     run = await conducting(PAIR, epoch=1, resumed=resumed([]))
     assert run.told == ["resume run", "stimulus run RunStarted"]
-    assert run.journal.facts()[1].data["at"] == 50.0
+    assert run.journal.facts()[1].data.to_data()["at"] == 50.0
     assert run.houses.keys == ["a", "b"]
 
 
@@ -122,7 +122,9 @@ async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> 
     run = await conducting(plan, epoch=1, resumed=resumed(stimuli, done("a"), failed("b")))
     ended = run.ended()
     assert [(each.key, each.failure, each.completed_before) for each in ended.failures] == [("b", "failure of b", 1)]
-    assert run.journal.facts()[-1].data["errors"] == [{"key": "b", "error_type": "ValueError", "message": "b broke"}]
+    assert run.journal.facts()[-1].data.to_data()["errors"] == [
+        {"key": "b", "error_type": "ValueError", "message": "b broke"}
+    ]
 
 
 async def test_task_runs_again_when_its_completion_is_recorded_and_its_output_is_not() -> None:
@@ -237,6 +239,6 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
 
 async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:
     """S-SET-46, S-DUR-37: those that were not recorded before, such as of a task that the changed plan has anew."""
-    earlier = Fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
+    earlier = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
     run = await conducting(PAIR, epoch=1, earlier=[earlier], resumed=resumed([BEGUN]))
     assert run.told[:2] == ["resume run", "model run/1/model"]

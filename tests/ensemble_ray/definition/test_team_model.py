@@ -19,7 +19,7 @@ from ensemble_ray.errors import IllegalStateError, ValidationError
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
 from ensemble_ray.ports import StreamingChatModel
-from ensemble_ray.record.definition_data import definition_data
+from ensemble_ray.record.identity.definition import definition_data
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.rate_limit import RateLimit
 

@@ -9,11 +9,12 @@ from dataclasses import replace
 from ensemble_ray.definition import Agent
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.delegation import Colleague, DelegationContext
-from ensemble_ray.values.messages import Fact, ToolCall
+from ensemble_ray.values.messages import ToolCall
 from tests.ensemble_ray.execute.running import FRAME, Bench, call, writer
 
 

@@ -11,13 +11,14 @@ from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports import DriverServices, Until
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ManualClock, RecordingSink, ScriptedModel
 from ensemble_ray.tools import AbstractAgentTool, AgentTool, NoOpToolMetrics, ToolResult
-from ensemble_ray.values.messages import Effect, Fact, ToolCall
+from ensemble_ray.values.messages import Effect, ToolCall
 from tests.ensemble_ray.tools.doubles import PoolHere
 
 FRAME = RunFrame(run_id="run", workflow="sequential", total_tasks=2)

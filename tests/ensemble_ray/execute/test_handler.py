@@ -12,10 +12,11 @@ from ensemble_ray.definition import Task
 from ensemble_ray.errors import AgentExecutionError, UnknownOutcomeError
 from ensemble_ray.execute.handler_context import TaskHandlerContext
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal
 
 NAME = "count#0/0/handler"
@@ -69,8 +70,8 @@ async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect
     await bench.run("count")
     assert journal.degrees_of("tool_intent") == [("tool_intent", degree)]
     intent, result, output = journal.facts()
-    assert (intent.name, intent.data) == (NAME, {"tool_name": "handler", "arguments": "", "effect": effect})
-    assert (result.name, result.data["outcome"], result.data["text"]) == (NAME, "success", "42")
+    assert (intent.name, intent.data.to_data()) == (NAME, {"tool_name": "handler", "arguments": "", "effect": effect})
+    assert (result.name, result.data.to_data()["outcome"], result.data.to_data()["text"]) == (NAME, "success", "42")
     assert output.kind == "output"
 
 
@@ -113,7 +114,11 @@ async def test_failure_of_a_handler_is_recorded_and_told_again(given: object, ou
     bench, journal = bench_of(Counting(given))
     assert str((await bench.run("count")).error) == text
     result = journal.facts()[1]
-    assert (result.kind, result.data["outcome"], result.data["text"]) == ("tool_result", outcome, text)
+    assert (result.kind, result.data.to_data()["outcome"], result.data.to_data()["text"]) == (
+        "tool_result",
+        outcome,
+        text,
+    )
     again = Counting("never")
     other, _ = bench_of(again, known=journal.facts()[:2])
     failed = await other.run("count", epoch=1)
@@ -177,4 +182,4 @@ async def test_output_says_so_when_a_handler_is_confirmed_to_be_done() -> None:
     assert "What it returned is lost" in result.output.raw
     assert result.output.trace is not None
     assert result.output.trace.metadata == {"outcome": "unknown"}
-    assert (await journal.known("count#0"))[NAME, "tool_result"].data["outcome"] == "unknown"
+    assert (await journal.known("count#0"))[NAME, "tool_result"].data.to_data()["outcome"] == "unknown"

@@ -10,8 +10,10 @@ import pytest
 from ensemble_ray.errors import UnknownOutcomeError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, writer
 
 ASK = '{"input": "Ray"}'
@@ -20,7 +22,7 @@ OTHER = '{"input": "Plasma"}'
 
 def loss(*, has_effect: object = True) -> Fact:
     """What is recorded of an accepted loss."""
-    return Fact(run="run", kind="loss", name="run", at=900.0, data={"has_effect": has_effect})
+    return read_fact(run="run", kind="loss", name="run", at=900.0, data={"has_effect": has_effect})
 
 
 async def ran(
@@ -55,7 +57,7 @@ async def test_call_is_not_made_and_the_model_is_told() -> None:
         True, False, False, True, False,
     ]  # fmt: skip
     known = await bench.journal.known("draft#0")
-    assert known["draft#0/0/call-0", "tool_result"].data["outcome"] == "unknown"
+    assert known["draft#0/0/call-0", "tool_result"].data.to_data()["outcome"] == "unknown"
     assert ("draft#0/0/call-0", "tool_intent") not in known
     assert result.output is not None
     assert result.output.trace is not None

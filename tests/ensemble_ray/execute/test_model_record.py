@@ -9,10 +9,11 @@ from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
 from ensemble_ray.definition.retry_policy import RetryPolicy
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import ChatMessage, Fact
+from ensemble_ray.values.messages import ChatMessage
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, searching, writer
 
 
@@ -85,7 +86,9 @@ async def resumed(entries: Sequence[object], **fields: object) -> tuple[Bench, B
     compared: list[tuple[object, ...]] = []
 
     def compare(name: str, recorded: Fact, digest: str, messages: Sequence[ChatMessage]) -> None:
-        compared.append((name, recorded.data["request_digest"] == digest, [message.role for message in messages]))
+        compared.append(
+            (name, recorded.data.to_data()["request_digest"] == digest, [message.role for message in messages])
+        )
 
     again.runner.ports = replace(again.runner.ports, compare=compare)
     return first, again, compared
@@ -110,7 +113,7 @@ async def test_todays_request_has_another_digest_when_the_prompt_changed() -> No
 async def test_retries_are_counted_when_their_answer_is_recorded() -> None:
     """S-DUR-38, S-DUR-66: metrics of a resumed task are those of the whole task."""
     first, again, _ = await resumed([ConnectionResetError("reset"), "Done"])
-    assert [fact.data["retries"] for fact in first.journal.facts() if fact.kind == "model"] == [1]
+    assert [fact.data.to_data()["retries"] for fact in first.journal.facts() if fact.kind == "model"] == [1]
     result = await again.run(epoch=1)
     assert result.output is not None
     assert result.output.metrics.retry_count == 1

@@ -10,10 +10,12 @@ from ensemble_ray.errors import StaleEpochError, TryAgain
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.guardrails import GuardrailOutput, GuardrailResult
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Recorded effects.
@@ -31,7 +33,7 @@ async def test_recorded_answer_is_used_and_the_model_is_not_asked() -> None:
         "input_tokens": 4,
         "output_tokens": 3,
     }
-    known = [Fact(run="run", kind="model", name="draft#0/0/model", at=502.5, data=data)]
+    known = [read_fact(run="run", kind="model", name="draft#0/0/model", at=502.5, data=data)]
     bench = Bench(agents={"draft": writer(model)}, known=known)
     result = await bench.run(epoch=1)
     assert result.output is not None
@@ -101,7 +103,7 @@ async def test_replaced_runner_stops_before_its_next_effect() -> None:
     search = Search()
 
     async def answer(_: ScriptedCall) -> object:
-        newer = Fact(run="run", kind="model", name="draft#0/0/model", at=1000.0, epoch=2)
+        newer = read_fact(run="run", kind="model", name="draft#0/0/model", at=1000.0, data={}, epoch=2)
         await bench.journal.append([newer], epoch=2)
         return call("search")
 
@@ -116,7 +118,7 @@ async def test_replaced_runner_stops_before_its_next_effect() -> None:
 
 async def test_newer_runner_writes_with_its_epoch() -> None:
     """And is not disturbed by what older ones recorded."""
-    known = [Fact(run="run", kind="tool_intent", name="draft#0/0/call-0", at=1.0, epoch=1)]
+    known = [read_fact(run="run", kind="tool_intent", name="draft#0/0/call-0", at=1.0, data={}, epoch=1)]
     bench = Bench(agents={"draft": writer(ScriptedModel("Done"))}, known=known)
     assert (await bench.run(epoch=2)).status == "completed"
     assert [fact.epoch for fact in bench.journal.facts()] == [1, 2, 2]

@@ -12,10 +12,10 @@ from pydantic import BaseModel
 from ensemble_ray.errors import AgentExecutionError, ExitEarlyError, MaxIterationsExceededError
 from ensemble_ray.events import TaskCompleteEvent, TaskFailedEvent
 from ensemble_ray.execute.orders import TaskResult
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.running import Bench, Search, call, searching, writer
 
@@ -129,7 +129,7 @@ async def test_task_began_when_its_first_house_began_it() -> None:
     """S-DUR-38: its duration is that of the whole, also where its first house recorded only an answer."""
     first, _ = searching(Search(), call("search", '{"input": "Ray"}'), asyncio.CancelledError)
     await first.run(is_stopped=True)
-    begun = first.journal.facts()[0].data["started_at"]
+    begun = first.journal.facts()[0].data.to_data()["started_at"]
     again = Bench(agents={"draft": writer(ScriptedModel("Three"), tools=[Search()])}, known=first.journal.facts())
     again.clock.advance(60.0)
     result = await again.run(epoch=1)

@@ -18,12 +18,13 @@ from ensemble_ray.errors import (
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.runner import cut
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.process.context import current_log_context
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
 from ensemble_ray.tools import tool
-from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage
+from ensemble_ray.values.messages import ChatResponse, TokenUsage
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.execute.running import FRAME, WITH_A_TOOL, Bench, Search, call, searching, writer
 
@@ -43,10 +44,10 @@ async def test_facts_have_the_data_of_the_record_format() -> None:
     bench, _ = searching(Search(), asked, "Three")
     await bench.run()
     first, intent, result, second, output = bench.journal.facts()
-    digests = [first.data["request_digest"], second.data["request_digest"]]
+    digests = [first.data.to_data()["request_digest"], second.data.to_data()["request_digest"]]
     assert all(isinstance(digest, str) and len(digest) == 64 for digest in digests)
     assert digests[0] != digests[1]
-    assert first.data == {
+    assert first.data.to_data() == {
         "request_digest": digests[0],
         "started_at": 1000.0,
         "latency_s": 0.0,
@@ -55,16 +56,16 @@ async def test_facts_have_the_data_of_the_record_format() -> None:
         "input_tokens": 10,
         "output_tokens": 2,
     }
-    assert intent.data == {"tool_name": "search", "arguments": '{"input": "Ray"}', "effect": "once"}
-    assert result.data == {
+    assert intent.data.to_data() == {"tool_name": "search", "arguments": '{"input": "Ray"}', "effect": "once"}
+    assert result.data.to_data() == {
         "outcome": "success",
         "text": "3 hits",
         "structured_output": {"hits": 3},
         "started_at": 1000.0,
         "duration_s": 0.0,
     }
-    assert (second.data["input_tokens"], second.data["output_tokens"]) == (-1, -1)
-    told = output.data["output"]
+    assert (second.data.to_data()["input_tokens"], second.data.to_data()["output_tokens"]) == (-1, -1)
+    told = output.data.to_data()["output"]
     assert isinstance(told, Mapping)
     assert told["raw"] == "Three"
 
@@ -94,7 +95,9 @@ async def test_requests_of_one_turn_are_numbered_in_their_order() -> None:
     """The record format: `call-N`, N from 0 in the order of the model's requests."""
     bench, _ = searching(Search(), [call("search", '{"input": "a"}'), call("search", '{"input": "b"}')], "Done")
     await bench.run()
-    intents = {fact.name: fact.data["arguments"] for fact in bench.journal.facts() if fact.kind == "tool_intent"}
+    intents = {
+        fact.name: fact.data.to_data()["arguments"] for fact in bench.journal.facts() if fact.kind == "tool_intent"
+    }
     assert intents == {"draft#0/0/call-0": '{"input": "a"}', "draft#0/0/call-1": '{"input": "b"}'}
 
 
@@ -158,9 +161,12 @@ async def test_failed_task_is_a_result_a_fact_and_an_event() -> None:
     assert [len(each.tool_calls) for each in result.trace.llm_interactions] == [1]
     fact = bench.journal.facts()[-1]
     assert (fact.kind, fact.name) == ("task_failed", "draft#0")
-    assert (fact.data["error_type"], fact.data["message"]) == ("AgentExecutionError", str(result.error))
-    assert "no quota" in str(fact.data["stack_trace"])
-    assert isinstance(fact.data["trace"], Mapping)
+    assert (fact.data.to_data()["error_type"], fact.data.to_data()["message"]) == (
+        "AgentExecutionError",
+        str(result.error),
+    )
+    assert "no quota" in str(fact.data.to_data()["stack_trace"])
+    assert isinstance(fact.data.to_data()["trace"], Mapping)
     assert [event.cause for event in bench.sink.of(TaskFailedEvent)] == [result.error]
 
 
@@ -233,7 +239,7 @@ async def test_early_exit_is_neither_failure_nor_output(reason: ExitReason) -> N
         ("tool_intent", "draft#0/0/call-0"),
         ("task_exited", "draft#0"),
     ]
-    assert bench.journal.facts()[-1].data == {"reason": reason.value}
+    assert bench.journal.facts()[-1].data.to_data() == {"reason": reason.value}
     assert not bench.sink.of(TaskFailedEvent)
 
 

@@ -14,12 +14,13 @@ from ensemble_ray.definition.retry_policy import RetryPolicy
 from ensemble_ray.errors import BudgetExhaustedError
 from ensemble_ray.events import TaskFailedEvent
 from ensemble_ray.execute.spending import Spending, estimated_input, output_limit, spending_here
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.limits.account import LocalAccount
 from ensemble_ray.llm.openai import OpenAIChatModel
 from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.amounts import Amount, RunBudget
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.rate_limit import RateLimit
 from tests.ensemble_ray.execute.running import FRAME, Bench, writer
@@ -139,7 +140,7 @@ async def test_task_ends_the_run_when_its_request_does_not_fit() -> None:
     result = await bench.run()
     assert (result.status, result.exit_reason, result.output) == ("exited", ExitReason.BUDGET_EXHAUSTED, None)
     assert str(result.error).startswith("Budget exhausted: the limit is max_tokens 100, 0 tokens are spent")
-    assert [(fact.kind, dict(fact.data)) for fact in bench.journal.facts()] == [
+    assert [(fact.kind, fact.data.to_data()) for fact in bench.journal.facts()] == [
         ("task_exited", {"reason": "budget_exhausted"})
     ]
     assert not model.calls
@@ -158,8 +159,8 @@ async def test_what_nobody_counted_is_on_record_as_it_was_estimated() -> None:
     bench = bench_of(ScriptedModel("y" * 40), 1000)
     await bench.run()
     first = bench.journal.facts()[0]
-    assert (first.data["input_tokens"], first.data["output_tokens"]) == (-1, -1)
-    estimated = first.data["estimated_tokens"]
+    assert (first.data.to_data()["input_tokens"], first.data.to_data()["output_tokens"]) == (-1, -1)
+    estimated = first.data.to_data()["estimated_tokens"]
     assert isinstance(estimated, list)
     assert (estimated[0] > 0, estimated[1]) == (True, 10)
 

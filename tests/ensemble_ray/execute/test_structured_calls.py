@@ -10,10 +10,11 @@ from pydantic import BaseModel
 
 from ensemble_ray.definition import Task
 from ensemble_ray.execute.agent.answer_schema import answer_schema
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import StructuredChatModel
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import tool
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, JsonSchema, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, JsonSchema, ToolSpec
 from tests.ensemble_ray.execute.running import Bench, call, writer
 
 
@@ -119,4 +120,6 @@ async def test_a_recorded_answer_is_used_whichever_way_it_was_asked_for(*, first
     again = Bench(agents={"draft": writer(second)})
     await again.run(task=typed(City))
     asked_again = [fact for fact in again.journal.facts() if fact.kind == "model"]
-    assert [each.data["request_digest"] for each in asked_again] == [each.data["request_digest"] for each in known]
+    assert [each.data.to_data()["request_digest"] for each in asked_again] == [
+        each.data.to_data()["request_digest"] for each in known
+    ]

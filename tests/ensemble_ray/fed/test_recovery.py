@@ -9,10 +9,12 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.record.map_reduce_data import item_digest, items_fact
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.record.identity.map_reduce import item_digest
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
+from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 
 
 class Fruit(BaseModel):
@@ -33,13 +35,13 @@ class Trap(BaseModel):
 def ended(index: int) -> Fact:
     """The end of a map."""
     told = output(f"m{index}").model_dump(mode="json")
-    return Fact(run="r", kind="output", name=f"map-{index}#0", at=1.0, data={"output": told})
+    return read_fact(run="r", kind="output", name=f"map-{index}#0", at=1.0, data={"output": told})
 
 
 def failed(index: int) -> Fact:
     """The failure of a map."""
     data = {"error_type": "ValueError", "message": "no", "trace": None}
-    return Fact(run="r", kind="task_failed", name=f"map-{index}#0", at=1.0, data=data)
+    return read_fact(run="r", kind="task_failed", name=f"map-{index}#0", at=1.0, data=data)
 
 
 def test_an_end_counts_that_was_recorded_before_its_item() -> None:
@@ -56,7 +58,7 @@ def test_an_end_counts_that_was_recorded_before_its_item() -> None:
 def typed(kind: str) -> Fact:
     """The end of the first map, whose record names a class."""
     told = output("m0").model_dump(mode="json") | {"output_type": kind, "parsed_output": {"name": "fig"}}
-    return Fact(run="r", kind="output", name="map-0#0", at=1.0, data={"output": told})
+    return read_fact(run="r", kind="output", name="map-0#0", at=1.0, data={"output": told})
 
 
 ITEM = items_fact("r", 1.0, indices=range(1), digests=map(item_digest, range(1)), are_all=True)

@@ -9,7 +9,7 @@ from ensemble_ray.definition.task import Task
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader.item_prompts import AllItemsPrompt, GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble
-from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.testing import ScriptedModel
 
 
@@ -89,7 +89,7 @@ def _digest(text: str, goal: str) -> object:
     agent = Agent(role="R", goal=goal, llm=ScriptedModel())
     prompt = ItemPrompt(Task.of(text).replace(agent=agent))
     team = MapEnsemble(items=["a"], map_task=prompt)
-    return fed_run_data(team, workflow="map", inputs={}, items={})["digest"]
+    return map_reduce_run_data(team, workflow="map", inputs={}, items={}).digest
 
 
 def test_a_changed_prompt_or_agent_is_a_changed_definition() -> None:

@@ -1,7 +1,11 @@
 """Facts as fed runs record them; for the tests of what is folded of them and shown."""
 
-from ensemble_ray.record.map_reduce_data import group_fact, item_digest, items_fact
-from ensemble_ray.values.messages import Fact
+from collections.abc import Iterable, Sequence
+
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.record.identity.map_reduce import FINAL, item_digest
+from ensemble_ray.values.ids import instance_of
 
 from .facts_of_runs import RUN, fact
 
@@ -12,6 +16,13 @@ def begun(on_item_error: str = "fail", **rules: object) -> Fact:
     """A fed run that began."""
     plan = {"workflow": "map_reduce_adaptive", "on_item_error": on_item_error, **rules}
     return fact("plan", "run", 100.0, plan=plan, workflow="map_reduce_adaptive", items={"kind": "list"})
+
+
+def items_fact(
+    run_id: str, at: float, *, indices: Sequence[int], digests: Iterable[str], are_all: bool = False
+) -> Fact:
+    """Items that were pulled."""
+    return Fact(run=run_id, name="run", at=at, data=ItemsRecorded.of(indices, list(digests), are_all=are_all))
 
 
 def pulled(count: int, first: int = 0) -> Fact:
@@ -31,7 +42,8 @@ def failed(instance: str) -> Fact:
 
 def group(key: str, level: int, number: int, *inputs: str) -> Fact:
     """What a reduce gets."""
-    return group_fact(RUN, 104.0, key=key, level=level, number=number, inputs=inputs)
+    data = GroupRecorded(level=level, number=number, inputs=inputs, is_final=key == FINAL)
+    return Fact(run=RUN, name=instance_of(key), at=104.0, data=data)
 
 
 def resumed() -> Fact:

@@ -1,10 +1,13 @@
 """Facts as runs record them; for the tests of folds, of re-runs and of the tree."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
-from ensemble_ray.record.digest import digest_of
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.record.identity.digest import digest_of
 from ensemble_ray.values.metrics import CostEstimate, TaskMetrics
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.trace import LlmInteraction, TaskPrompts, TaskTrace, ToolCallTrace
@@ -16,7 +19,12 @@ COST = CostEstimate(input_cost="0.1", output_cost="0.2", total_cost="0.3")
 
 def fact(kind: str, name: str, at: float, /, **data: object) -> Fact:
     """One fact of the run."""
-    return Fact(run=RUN, kind=kind, name=name, at=at, data=data)
+    return read_fact(run=RUN, kind=kind, name=name, at=at, data=data)
+
+
+def altered(told: Fact, **data: object) -> Fact:
+    """The fact with other values recorded under these keys."""
+    return replace(told, data=told.data.from_data({**told.data.to_data(), **data}, told.at))
 
 
 def node(key: str, description: str, role: str = "Reader", **more: object) -> dict[str, object]:
@@ -34,10 +42,10 @@ def node(key: str, description: str, role: str = "Reader", **more: object) -> di
     }
 
 
-def header(*nodes: dict[str, object], **changes: object) -> dict[str, object]:
-    """The data of a run's first fact."""
+def header(*nodes: dict[str, object], **changes: object) -> PlanRecorded:
+    """A run's first fact."""
     plan = {"workflow": "parallel", "nodes": list(nodes), "agents": [], "inputs": {"topic": "Ray"}}
-    return {
+    data = {
         "plan": plan,
         "ensemble_id": RUN,
         "workflow": "parallel",
@@ -51,12 +59,13 @@ def header(*nodes: dict[str, object], **changes: object) -> dict[str, object]:
         "started_at": 100.0,
         **changes,
     }
+    return PlanRecorded.from_data(data, 100.0)
 
 
 def begun(*nodes: dict[str, object], **changes: object) -> list[Fact]:
     """A run that began."""
     return [
-        fact("plan", "run", 100.0, **header(*nodes, **changes)),
+        fact("plan", "run", 100.0, **header(*nodes, **changes).to_data()),
         fact("stimulus", "run", 100.0, type="RunStarted", at=100.0),
     ]
 

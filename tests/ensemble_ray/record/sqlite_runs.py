@@ -10,9 +10,10 @@ from pathlib import Path
 from unittest.mock import patch
 
 import ensemble_ray
-from ensemble_ray.record.commit_count import COUNT, CountFile
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile
+from ensemble_ray.record.sqlite.file import RECORD
 
 RUN = "run-1"
 HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
@@ -20,21 +21,22 @@ HOME_OF_CODE = Path(ensemble_ray.__file__).parents[1]
 _PROGRAM = """
 import asyncio, errno, os, pathlib, resource, sys
 from ensemble_ray.errors import RecordError
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 
 store = SqliteStore(pathlib.Path(sys.argv[1]))
 
 def fact(turn, **data):
-    return Fact(run="run-1", kind="model", name=f"a#0/{turn}/model", at=1.0, data=data)
+    return read_fact(run="run-1", kind="model", name=f"a#0/{turn}/model", at=1.0, data=data)
 """
 
 
 def fact(name: str = "facts#0/0/model", at: float = 1.0, **data: object) -> Fact:
     """A model's answer."""
-    return Fact(run=RUN, kind="model", name=name, at=at, data=data)
+    return read_fact(run=RUN, kind="model", name=name, at=at, data=data)
 
 
 async def output_of(rest: str, home: Path, cwd: Path = HOME_OF_CODE, *, arguments: Sequence[str] = ()) -> str:
@@ -67,7 +69,7 @@ def restart(directory: Path) -> None:
     count = directory / COUNT
     notes = count.read_bytes()
     count.unlink()
-    with patch("ensemble_ray.record.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
+    with patch("ensemble_ray.record.sqlite.commit_count._boot", return_value=b"00000000-0000-0000-0000-000000000000"):
         file = CountFile(directory)
         committed, synced, effect = (notes[place * 64 : place * 64 + 12].strip(b" \0") for place in range(3))
         if effect:

@@ -20,19 +20,20 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, MapEnsemble, Task, ToolCall, Workflow, resume, tool
 from ensemble_ray.errors import EnsembleError, IllegalStateError, RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.loader import Runnable
 from ensemble_ray.ports import Until
 from ensemble_ray.process.config import home_directory
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.fold import fold_output, fold_trace
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_tree
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
+from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.recovery.forking import offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel, replay
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
 #: What takes the place of a value; the first one leaves it out.
@@ -126,7 +127,9 @@ def _alterations(facts: Sequence[Fact]) -> list[Alteration]:
 async def _cut(facts: Sequence[Fact], run_id: str) -> None:
     """A run that was interrupted behind these facts."""
     owned = await SqliteStore(home_directory()).begin(run_id)
-    copies = [Fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data) for fact in facts]
+    copies = [
+        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in facts
+    ]
     await owned.journal.append(copies, until=Until.WRITTEN)
     await owned.close(RunState.INTERRUPTED)
     while (home_directory() / "runs" / run_id / f"{RECORD}-wal").exists():  # noqa: ASYNC110  closing goes on in the background
@@ -136,8 +139,8 @@ async def _cut(facts: Sequence[Fact], run_id: str) -> None:
 def _readers(run_id: str, team: Callable[[], Runnable], last: str) -> dict[str, Callable[[], object]]:
     store = SqliteStore(home_directory())
 
-    async def viewed() -> FedView:
-        view = FedView(run_id)
+    async def viewed() -> MapReduceView:
+        view = MapReduceView(run_id)
         async for page in store.read(run_id, kinds=VIEW_KINDS):
             view.take(page)
         return view

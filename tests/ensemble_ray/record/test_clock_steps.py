@@ -10,12 +10,14 @@ import pydantic
 import pytest
 
 from ensemble_ray import Agent, CaptureMode, Ensemble, Task, tool
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.process import clock
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.fold import fold_trace
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Fact, ToolCall
+from ensemble_ray.values.messages import ToolCall
 from ensemble_ray.values.outputs import EnsembleOutput
 from tests.ensemble_ray.execute.running import Bench, Search, writer
 
@@ -96,7 +98,10 @@ def test_run_has_no_negative_duration(wall: Wall) -> None:
     assert [path for path, each in found if each < timedelta()] == []
     facts = _facts(output.run_id)
     assert all(
-        float(str(fact.data[name])) >= 0 for fact in facts for name in ("latency_s", "duration_s") if name in fact.data
+        float(str(fact.data.to_data()[name])) >= 0
+        for fact in facts
+        for name in ("latency_s", "duration_s")
+        if name in fact.data.to_data()
     )
     assert [path for path, each in durations(fold_trace(facts)) if each < timedelta()] == []
 
@@ -107,12 +112,12 @@ async def test_task_that_goes_on_under_an_earlier_clock_has_no_negative_duration
     await bench.run()
     later = [fact for fact in bench.journal.facts() if fact.kind == "model"]
     late = [
-        Fact(
+        read_fact(
             run="run",
             kind=f.kind,
             name=f.name,
             at=f.at + HOUR_S,
-            data={**f.data, "started_at": f.at + HOUR_S, "latency_s": -5.0},
+            data={**f.data.to_data(), "started_at": f.at + HOUR_S, "latency_s": -5.0},
         )
         for f in later
     ]
@@ -127,6 +132,6 @@ def _facts(run_id: str) -> list[Fact]:
     import asyncio
 
     from ensemble_ray.process.config import home_directory
-    from ensemble_ray.record.store_sqlite import SqliteStore
+    from ensemble_ray.record.sqlite.store import SqliteStore
 
     return asyncio.run(SqliteStore(home_directory()).facts(run_id))

@@ -24,9 +24,9 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.plan.planner import plan_run, resolve_tasks
-from ensemble_ray.record.callable_identity import identity_of
-from ensemble_ray.record.definition_data import definition_data
-from ensemble_ray.record.digest import differences
+from ensemble_ray.record.identity.callables import identity_of
+from ensemble_ray.record.identity.definition import definition_data
+from ensemble_ray.record.identity.digest import differences
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.builtin import CalculatorTool
 from ensemble_ray.tools.pipeline import ToolPipeline
@@ -201,7 +201,7 @@ def test_output_type_without_schema_is_known_by_name() -> None:
 
 _MODULE = """
 import functools
-from ensemble_ray.record.callable_identity import identity_of
+from ensemble_ray.record.identity.callables import identity_of
 
 class Parent:
     def greet(self): return "hello"

@@ -10,8 +10,10 @@ from pathlib import Path
 import pydantic
 
 from ensemble_ray import Agent, Ensemble, EnsembleOutput, InlineRuntime, Task, ToolCall, aresume, tool
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolSpec
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, TokenUsage, ToolSpec
 from ensemble_ray.values.outputs import RunState
 
 USAGE = TokenUsage(10, 5)
@@ -66,8 +68,12 @@ class Counted:
 async def _torn(store: SqliteStore, facts: Sequence[Fact], run_id: str) -> None:
     owned = await store.begin(run_id)
     first, *rest = facts
-    header = Fact(run=run_id, kind="plan", name="run", at=first.at, data={**first.data, "ensemble_id": run_id})
-    copies = [Fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data) for fact in rest]
+    header = read_fact(
+        run=run_id, kind="plan", name="run", at=first.at, data={**first.data.to_data(), "ensemble_id": run_id}
+    )
+    copies = [
+        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in rest
+    ]
     await owned.journal.append([header, *copies])
     await owned.close(RunState.INTERRUPTED)
 

@@ -19,10 +19,11 @@ from ensemble_ray import (
     InlineRuntime,
     aresume,
 )
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.trace import DelegationTrace, TaskTrace
 
@@ -38,8 +39,12 @@ def _team(counted: Counted, kind: Kind) -> Ensemble:
 async def _torn(store: SqliteStore, facts: Sequence[Fact], run_id: str) -> None:
     owned = await store.begin(run_id)
     first, *rest = facts
-    header = Fact(run=run_id, kind="plan", name="run", at=first.at, data={**first.data, "ensemble_id": run_id})
-    copies = [Fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data) for fact in rest]
+    header = read_fact(
+        run=run_id, kind="plan", name="run", at=first.at, data={**first.data.to_data(), "ensemble_id": run_id}
+    )
+    copies = [
+        read_fact(run=run_id, kind=fact.kind, name=fact.name, at=fact.at, data=fact.data.to_data()) for fact in rest
+    ]
     await owned.journal.append([header, *copies])
     await owned.close(RunState.INTERRUPTED)
 
@@ -79,7 +84,9 @@ def _expected(facts: Sequence[Fact]) -> tuple[list[str], int, list[str]]:
     models = [fact.name for fact in facts if fact.kind == "model"]
     models += [fact.name for fact in facts if fact.kind == "task_failed"]
     calls = sum(fact.kind == "tool_intent" for fact in facts)
-    judged = [fact.name for fact in facts if fact.kind == "delegation" and fact.data.get("charged") is not None]
+    judged = [
+        fact.name for fact in facts if fact.kind == "delegation" and fact.data.to_data().get("charged") is not None
+    ]
     return models, calls, judged
 
 

@@ -8,9 +8,9 @@ import pytest
 from pydantic import BaseModel
 
 from ensemble_ray.errors import IllegalStateError, RecordError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.rendering import in_json_form
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.metrics import ExecutionMetrics
 from ensemble_ray.values.outputs import ExitReason, RunState
 from ensemble_ray.values.trace import CaptureMode, ErrorTrace, ExecutionTrace
@@ -236,7 +236,7 @@ def test_unknown_words_are_passed_over(form: Form) -> None:
     facts = [
         *begun(READ, new_field=1),
         fact("approval", "read#0/0/call-0", 102, by="Ann"),
-        ended(103, "parked", "later"),
+        fact("end", "run", 103, how="parked"),
     ]
     fold = RunFold(form(facts))
     assert (fold.state, fold.trace().task_traces) == (RunState.INTERRUPTED, ())

@@ -3,8 +3,9 @@
 import pytest
 
 from ensemble_ray.errors import ValidationError
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.record.fork import asked_agents, copied_facts, plan_fork, reused_differences
+from ensemble_ray.record.resume.fork import asked_agents, copied_facts, plan_fork, reused_differences
 
 from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
 
@@ -59,7 +60,7 @@ def test_nearest_task_is_named_when_there_is_none_of_that_name() -> None:
 READ, EDIT = node("read", "Read Ray", agent_key="reader"), node("edit", "Edit", agent_key="editor")
 
 
-def _header(*nodes: dict[str, object], **agents: dict[str, object]) -> dict[str, object]:
+def _header(*nodes: dict[str, object], **agents: dict[str, object]) -> PlanRecorded:
     return header(*nodes, definition={"agents": agents, "tasks": {"read": {"output_type": {"title": "R"}}}})
 
 
@@ -104,16 +105,16 @@ def test_everything_of_reused_tasks_is_copied_and_nothing_else() -> None:
     of_read += [result("read#0", 0, 0, 103), *completed("read", output("Read Ray", "x"), 105)]
     others = [model("edit#0", 0, 106), *failed("edit", 107), ended(108, "failed", "error"), fact("resume", "run", 110)]
     copies = copied_facts([*begun(READ, EDIT), *of_read, *others], "run-2", ["read"])
-    marked = [{**f.data, "is_copied": True} if f.kind == "model" else f.data for f in of_read]
+    marked = [{**f.data.to_data(), "is_copied": True} if f.kind == "model" else f.data.to_data() for f in of_read]
     assert [(each.kind, each.name) for each in copies] == [(f.kind, f.name) for f in of_read]
-    assert [each.data for each in copies] == marked
+    assert [each.data.to_data() for each in copies] == marked
     assert {(each.run, each.epoch, each.seq) for each in copies} == {("run-2", 0, 0)}
 
 
 def test_groups_are_parted_when_stimuli_are_copied() -> None:
     """S-DUR-54: the other half of the group may be missing."""
     told = fact("stimulus", "read#0", 105, type="TaskCompleted", key="read", at=105.0, more=1)
-    assert [each.data for each in copied_facts([told], "run-2", ["read"])] == [
+    assert [each.data.to_data() for each in copied_facts([told], "run-2", ["read"])] == [
         {"type": "TaskCompleted", "key": "read", "at": 105.0}
     ]
 

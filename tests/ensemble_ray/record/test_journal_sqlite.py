@@ -9,10 +9,10 @@ import pytest
 
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_count import COUNT
-from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.commit_count import COUNT
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, rows
 
@@ -56,7 +56,7 @@ async def test_long_text_is_kept_once_per_run(tmp_path: Path) -> None:
             await journal.append([fact(f"t#0/{turn}/model", text=text, again=[text], short="y" * 1024)])
         await journal.close()
     assert rows(tmp_path, "SELECT count(*), max(length(body)) FROM bodies") == [(1, 2000)]
-    assert {fact.data["text"] for fact in await store.facts(RUN)} == {"x" * 2000}
+    assert {fact.data.to_data()["text"] for fact in await store.facts(RUN)} == {"x" * 2000}
     await run.close(RunState.COMPLETED)
 
 
@@ -109,7 +109,7 @@ async def main():
 asyncio.run(main())
 """
     await output_of(rest, tmp_path)
-    assert [fact.data for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
+    assert [fact.data.to_data() for fact in await SqliteStore(tmp_path).facts(RUN)] == [{"text": "x"}]
 
 
 @pytest.mark.program

@@ -13,10 +13,10 @@ import pytest
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_count import COUNT, CountFile, read_count
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.wal_scan import scan_log
+from ensemble_ray.record.sqlite.commit_count import COUNT, CountFile, read_count
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.sqlite.wal_scan import scan_log
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
@@ -212,7 +212,11 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
     assert (directory / f"{LOG}.lost-1").read_bytes() == log
     *_, lost = await store.facts(RUN)
     assert (lost.kind, lost.name, lost.seq) == ("loss", "run", left + 1)
-    assert (lost.data["last"], lost.data["expected"], lost.data["kept"]) == (left, FACTS, f"{LOG}.lost-1")
+    assert (lost.data.to_data()["last"], lost.data.to_data()["expected"], lost.data.to_data()["kept"]) == (
+        left,
+        FACTS,
+        f"{LOG}.lost-1",
+    )
     assert not await store.accept_loss(RUN)
     taken = await store.take(RUN)
     assert taken.epoch > lost.epoch - 1
@@ -259,7 +263,7 @@ async def test_record_that_is_removed_while_it_is_written_to_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     """S-DUR-85: at the next commit, or at the end; the file is named. Nothing is written to files that nobody finds."""
-    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 0.0)
+    monkeypatch.setattr("ensemble_ray.record.sqlite.file.LOOK_S", 0.0)
     store = SqliteStore(tmp_path)
     run = await store.begin(RUN)
     await run.journal.append([fact()], until=Until.WRITTEN)
@@ -276,7 +280,7 @@ async def test_record_that_is_removed_behind_the_last_commit_is_told_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S-DUR-85: however short a time ago it was looked at."""
-    monkeypatch.setattr("ensemble_ray.record.sqlite_file.LOOK_S", 1000.0)
+    monkeypatch.setattr("ensemble_ray.record.sqlite.file.LOOK_S", 1000.0)
     run = await SqliteStore(tmp_path).begin(RUN)
     await run.journal.append([fact()], until=Until.WRITTEN)
     (tmp_path / "runs" / RUN / LOG).unlink()

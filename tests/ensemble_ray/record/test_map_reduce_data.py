@@ -12,21 +12,19 @@ import pydantic
 import pytest
 
 from ensemble_ray import OpenAIChatModel
-from ensemble_ray.record.digest import differences
-from ensemble_ray.record.map_reduce_data import (
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.record.identity.map_reduce import (
     DIRECT,
     FINAL,
-    fed_run_data,
-    group_fact,
-    is_fed,
     item_digest,
-    items_fact,
     map_key,
+    map_reduce_run_data,
     reduce_key,
     work_of,
 )
 from ensemble_ray.record.rerun import check_same, what_differs
-from ensemble_ray.values.ids import instance_of
 
 MODEL = OpenAIChatModel("gpt-4o-mini", base_url="https://me:pw@example.org/v1", api_key="sk-secret")
 
@@ -54,8 +52,8 @@ def _definition(**changes: object) -> SimpleNamespace:
     return SimpleNamespace(**{**fields, **changes})
 
 
-def _data(definition: SimpleNamespace) -> dict[str, object]:
-    return fed_run_data(
+def _data(definition: SimpleNamespace) -> PlanRecorded:
+    return map_reduce_run_data(
         definition, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"kind": "list", "count": 3}
     )
 
@@ -63,15 +61,15 @@ def _data(definition: SimpleNamespace) -> dict[str, object]:
 def test_data_of_a_fed_run_tells_its_code_and_its_rules() -> None:
     """S-MR-161, S-DUR-36: callables by name and source; nothing that is secret, no estimator that nobody wrote."""
     data = _data(_definition())
-    assert is_fed(data)
-    assert not is_fed({"plan": {}})
-    assert data["plan"] == {"workflow": "map_reduce_adaptive", "target_token_budget": 1000, "mode": "levels"}
-    told = data["definition"]
+    assert data.is_dynamic
+    assert not PlanRecorded(plan={}).is_dynamic
+    assert data.plan == {"workflow": "map_reduce_adaptive", "target_token_budget": 1000, "mode": "levels"}
+    told = data.definition
     assert isinstance(told, dict)
     assert sorted(told) == ["llm", "map_task", "reduce_task"]
     assert sorted(told["map_task"]) == ["callable", "source"]
-    assert "secret" not in json.dumps(data)
-    assert "pw@" not in json.dumps(data)
+    assert "secret" not in json.dumps(data.to_data())
+    assert "pw@" not in json.dumps(data.to_data())
 
 
 @pytest.mark.parametrize(
@@ -89,7 +87,7 @@ def test_difference_has_a_path_when_a_definition_changed(changes: dict[str, obje
     old, new = _data(_definition()), _data(_definition(**changes))
     (found, *_) = what_differs(old, new)
     assert found.startswith(f"{path}: ")
-    assert old["digest"] != new["digest"]
+    assert old.digest != new.digest
     with pytest.raises(Exception, match=path):
         check_same("r", old, new, doing="resume")
 
@@ -97,7 +95,9 @@ def test_difference_has_a_path_when_a_definition_changed(changes: dict[str, obje
 def test_limits_of_speed_and_the_place_of_items_make_no_difference() -> None:
     """S-MR-162: whether the items are the same is seen by the items."""
     slow = _definition(max_parallel_tasks=1, replicas=3)
-    moved = fed_run_data(slow, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"path": "x.jsonl"})
+    moved = map_reduce_run_data(
+        slow, workflow="map_reduce_adaptive", inputs={"topic": "Ray"}, items={"path": "x.jsonl"}
+    )
     assert what_differs(_data(_definition()), moved) == []
 
 
@@ -110,24 +110,23 @@ def test_work_is_named_by_its_key() -> None:
 
 def test_group_names_its_reduce_and_what_it_reduces() -> None:
     """S-MR-161: level, number, and the keys of its inputs in order."""
-    found = group_fact("r", 5.0, key="reduce-1-2", level=1, number=2, inputs=["map-7", "map-3"])
-    assert (found.kind, found.name) == ("group", instance_of("reduce-1-2"))
-    assert found.data == {"level": 1, "number": 2, "inputs": ["map-7", "map-3"], "is_final": False}
-    assert group_fact("r", 5.0, key=FINAL, level=2, number=0, inputs=["reduce-1-0"]).data["is_final"] is True
+    found = GroupRecorded(level=1, number=2, inputs=["map-7", "map-3"], is_final=False)
+    assert found.kind == "group"
+    assert found.to_data() == {"level": 1, "number": 2, "inputs": ["map-7", "map-3"], "is_final": False}
 
 
 def test_items_that_follow_each_other_are_named_by_the_first() -> None:
     """S-MR-162, S-MR-126: those of a dead-letter file by their indices."""
-    row = items_fact("r", 1.0, indices=[5, 6], digests=["a", "b"])
-    assert (row.kind, row.name, row.data) == ("items", "run", {"first": 5, "digests": ["a", "b"]})
-    assert items_fact("r", 1.0, indices=[9, 2], digests=["a", ""]).data == {"indices": [9, 2], "digests": ["a", ""]}
+    row = ItemsRecorded.of([5, 6], ["a", "b"])
+    assert (row.kind, row.to_data()) == ("items", {"first": 5, "digests": ["a", "b"]})
+    assert ItemsRecorded.of([9, 2], ["a", ""]).to_data() == {"indices": [9, 2], "digests": ["a", ""]}
 
 
 def test_fact_of_items_takes_twenty_bytes_an_item() -> None:
     """S-MR-162: there may be millions."""
     digests = [item_digest(index) for index in range(1000)]
-    found = items_fact("r", 1.0, indices=range(1000), digests=digests)
-    assert len(json.dumps(found.data)) <= 20 * 1000 + 100
+    found = ItemsRecorded.of(range(1000), digests)
+    assert len(json.dumps(found.to_data())) <= 20 * 1000 + 100
 
 
 # Hashes of items.
@@ -216,5 +215,5 @@ def test_hash_is_the_same_in_the_next_process() -> None:
 def test_digest_is_over_plan_and_definition() -> None:
     """S-DUR-36: the same data has the same digest."""
     old, new = _data(_definition()), _data(_definition())
-    assert old["digest"] == new["digest"]
-    assert differences(old, new) == []
+    assert old.digest == new.digest
+    assert differences(old.to_data(), new.to_data()) == []

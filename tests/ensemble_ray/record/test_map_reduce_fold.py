@@ -2,24 +2,25 @@
 
 import gc
 import tracemalloc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from ensemble_ray.errors import RecordError
-from ensemble_ray.record.map_reduce_data import FINAL, item_digest, items_fact, reduce_key
-from ensemble_ray.record.map_reduce_fold import FED_KINDS, FedRecovered, Outcome, fails_on_item, refusal_of
+from ensemble_ray.facts.ends import OutputRecorded
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.identity.map_reduce import FINAL, item_digest, reduce_key
+from ensemble_ray.record.map_reduce_fold import MAP_REDUCE_KINDS, MapReduceRecovery, Outcome, fails_on_item, refusal_of
 from ensemble_ray.schedule.instructions import ReduceGroup
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState
 
-from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, pulled, resumed
+from .facts_of_fed_runs import DIGESTS, begun, done, failed, group, items_fact, pulled, resumed
 from .facts_of_runs import RUN, ended, fact, model
 
 
-def fold(*facts: Fact) -> FedRecovered:
+def fold(*facts: Fact) -> MapReduceRecovery:
     """What they tell."""
-    found = FedRecovered()
+    found = MapReduceRecovery()
     found.take(facts)
     return found
 
@@ -32,10 +33,10 @@ def test_done_work_is_known_by_its_key() -> None:
     kept: list[tuple[str, str]] = []
     lost: list[str] = []
 
-    def keep(key: str, data: Mapping[str, object]) -> None:
-        kept.append((key, str(data["raw"])))
+    def keep(key: str, end: OutputRecorded) -> None:
+        kept.append((key, str(end.output_data()["raw"])))
 
-    found = FedRecovered(keep, lambda key, _: lost.append(key))
+    found = MapReduceRecovery(keep, lambda key, _: lost.append(key))
     found.take([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
     found.take([group("reduce-1-0", 1, 0, "map-2"), done("reduce-1-0#0", "r"), done("final-reduce#0", "f")])
     keys = ("map-0", "map-1", "map-2", "reduce-1-0", "reduce-1-1", FINAL, "direct")
@@ -167,7 +168,7 @@ def test_answers_that_made_agents_are_kept_until_their_work_ended() -> None:
     """S-SET-46, S-MR-161: whoever goes on with the work does not ask again; there may be a hundred thousand."""
     made = [fact("model", f"map-{n}#0/0/synthesis", 102.0, text=f"agent {n}") for n in range(3)]
     found = fold(begun("skip"), pulled(3), *made, done("map-0#0"), failed("map-1#0"))
-    assert {name: [each.data["text"] for each in facts] for name, facts in found.answers.items()} == {
+    assert {name: [each.data.to_data()["text"] for each in facts] for name, facts in found.answers.items()} == {
         "map-2#0/0/synthesis": ["agent 2"]
     }
 
@@ -251,7 +252,7 @@ def test_item_takes_at_most_64_bytes(step: int) -> None:
     indices = range(0, step * count, step)
     pages = list(_facts(count, 2, indices))
     kept: list[str] = []
-    found = FedRecovered(lambda key, _: kept.append(key))
+    found = MapReduceRecovery(lambda key, _: kept.append(key))
     gc.collect()
     tracemalloc.start()
     try:
@@ -271,7 +272,7 @@ def test_item_takes_at_most_64_bytes(step: int) -> None:
 
 def test_fold_reads_only_what_it_looks_at() -> None:
     """S-MR-161: calls of tools, and prompts in them, may be large."""
-    assert set(FED_KINDS) == {
+    assert set(MAP_REDUCE_KINDS) == {
         "plan",
         "resume",
         "end",

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.map_reduce_data import items_fact
-from ensemble_ray.record.map_reduce_view import VIEW_KINDS, FedView
 from ensemble_ray.record.progress import tasks_done
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_rows, render_tree, tree_rows
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.map_reduce import VIEW_KINDS, MapReduceView
+from ensemble_ray.record.view.tree import render_rows, render_tree, tree_rows
 from ensemble_ray.values.outputs import RunState
 
 from .facts_of_fed_runs import begun as fed
-from .facts_of_fed_runs import group, pulled
+from .facts_of_fed_runs import group, items_fact, pulled
 from .facts_of_runs import RUN, begun, ended, fact, failed, model, node, output, task_trace
 
 GIVEN = output("Sum up", "short").model_dump(mode="json")
@@ -37,7 +36,7 @@ def lost(key: str, number: int = 0) -> Fact:
 
 def shown(facts: Sequence[Fact]) -> list[str]:
     """The lines of the tree."""
-    view = FedView(RUN)
+    view = MapReduceView(RUN)
     view.take(facts)
     return render_rows(tuple(view.rows())).splitlines()
 
@@ -62,7 +61,7 @@ def test_tree_has_a_line_for_each_level() -> None:
 
 def test_data_says_the_same() -> None:
     """S-MR-161: as JSON."""
-    view = FedView(RUN)
+    view = MapReduceView(RUN)
     view.take(REDUCED)
     data = json.loads(json.dumps(view.data()))
     assert (data["state"], data["items"], data["failed"]) == ("completed", 4, 1)

@@ -13,7 +13,7 @@ from ensemble_ray.errors import TaskExecutionError
 from ensemble_ray.inline.runtime import InlineRuntime
 from ensemble_ray.record.fold import fold_output, fold_trace
 from ensemble_ray.record.runs import list_runs, read_facts
-from ensemble_ray.record.tree import render_tree
+from ensemble_ray.record.view.tree import render_tree
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools.decorator import tool
 from ensemble_ray.values.messages import ChatResponse, TokenUsage, ToolCall

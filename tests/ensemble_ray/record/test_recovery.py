@@ -1,23 +1,23 @@
 """What the facts of a run give to whoever goes on with it."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 
 from ensemble_ray.errors import AgentExecutionError, RecordError
 from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.fold import RunFold, fold_output, fold_trace
 from ensemble_ray.record.recovery import Recovered, resumed_inline
 from ensemble_ray.record.rendering import in_json_form
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed
 from ensemble_ray.values.error_data import error_data
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 
-from .facts_of_runs import begun, completed, ended, fact, failed, header, intent, model, node, output, result
+from .facts_of_runs import altered, begun, completed, ended, fact, failed, header, intent, model, node, output, result
 
 READ, EDIT = node("read", "Read Ray"), node("edit", "Edit")
 CANCELLING = [
@@ -220,7 +220,7 @@ def test_plan_comes_back_without_hidden_ids() -> None:
     plan = Recovered([*begun(READ, EDIT)]).plan
     assert [each.key for each in plan.nodes] == ["read", "edit"]
     with pytest.raises(RecordError, match="its plan cannot be read"):
-        _ = Recovered([fact("plan", "run", 100, **{**header(), "plan": {"nodes": 3}})]).plan
+        _ = Recovered([fact("plan", "run", 100, **{**header().to_data(), "plan": {"nodes": 3}})]).plan
 
 
 @pytest.mark.parametrize("data", [{"type": "Unheard"}, {"type": "TaskCompleted", "at": 1.0}])
@@ -284,8 +284,7 @@ MANAGED = {"hierarchy": {"required_workers": ["Editor"]}}
 def _managed(*more: Fact) -> list[Fact]:
     """A manager that asked three: the last to be done was asked first, and one failed."""
     plan = begun(node("manager", "Lead", "Manager"))
-    data = {**plan[0].data, "plan": {**dict(plan[0].data["plan"]), **MANAGED}}  # type: ignore[call-overload]
-    facts = [replace(plan[0], data=data), plan[1]]
+    facts = [altered(plan[0], plan={**dict(plan[0].data.to_data()["plan"]), **MANAGED}), plan[1]]  # type: ignore[call-overload]
     for number, (key, at) in enumerate([("editor", 108.0), ("reader", 104.0), ("breaker", 103.0)]):
         name = f"manager#0/0/call-{number}"
         asked = {"task_id": "i", "agent_role": key, "task_description": f"do {key}"}

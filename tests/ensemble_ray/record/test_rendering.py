@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.rendering import BODY_LIMIT, body_digest, data_of, in_json_form, plain_data, text_of
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 
@@ -33,7 +34,7 @@ JSON_VALUES = st.recursive(
 
 
 def _fact(data: dict[str, object]) -> Fact:
-    return Fact(run="r", kind="output", name="facts#0", at=12.5, data=data)
+    return read_fact(run="r", kind="output", name="facts#0", at=12.5, data=data)
 
 
 def _trip(data: dict[str, object]) -> dict[str, object]:
@@ -106,7 +107,7 @@ def test_writing_goes_on_when_a_value_has_no_json_form() -> None:
 def test_recorded_form_is_what_a_reader_gets() -> None:
     """With the epoch of its writer and its number."""
     fact = _fact({"took": timedelta(seconds=1)})
-    assert in_json_form(fact, epoch=2, seq=7) == Fact(
+    assert in_json_form(fact, epoch=2, seq=7) == read_fact(
         run="r", kind="output", name="facts#0", at=12.5, data={"took": "PT1S"}, epoch=2, seq=7
     )
 

@@ -1,8 +1,11 @@
 """Running under an id that was used before, and whether two definitions are the same."""
 
+from dataclasses import replace
+
 import pytest
 
 from ensemble_ray.errors import RunExistsError, ValidationError
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.rerun import check_same, is_answered, recorded_output, what_differs
 from ensemble_ray.values.outputs import RunState
 
@@ -74,12 +77,14 @@ def test_fork_is_named_when_the_run_has_failed() -> None:
 
 def test_resume_is_named_when_a_fed_run_has_failed() -> None:
     """S-MR-163, S-SET-39: it tries again what failed; a finished one is answered by its record."""
-    recorded = {"items": {}, "plan": {"workflow": "map"}}
+    recorded = PlanRecorded(items={}, plan={"workflow": "map"})
     with pytest.raises(ValidationError, match=f"'{RUN}' has failed.*resume it, which tries again what failed"):
         is_answered(RUN, RunState.FAILED, recorded_state=RunState.FAILED, recorded=recorded, header=recorded)
     done = RunState.COMPLETED
     assert is_answered(RUN, done, recorded_state=done, recorded=recorded, header=recorded)
-    assert not is_answered(RUN, RunState.INTERRUPTED, recorded_state=RunState.INTERRUPTED, recorded={}, header=recorded)
+    assert not is_answered(
+        RUN, RunState.INTERRUPTED, recorded_state=RunState.INTERRUPTED, recorded=PlanRecorded(), header=recorded
+    )
 
 
 def test_facts_decide_when_the_process_died_before_it_wrote_the_state() -> None:
@@ -112,11 +117,8 @@ def test_every_difference_is_named_when_a_changed_definition_would_go_on() -> No
 def test_inputs_are_named_once_when_they_differ() -> None:
     """S-DUR-36: the plan repeats them."""
     current = header(READ, inputs={"topic": "Dask"})
-    plan = current["plan"]
-    assert isinstance(plan, dict)
-    assert what_differs(HEADER, {**current, "plan": {**plan, "inputs": {"topic": "Dask"}}}) == [
-        "inputs.topic: 'Ray' -> 'Dask'"
-    ]
+    again = replace(current, plan={**(current.plan or {}), "inputs": {"topic": "Dask"}})
+    assert what_differs(HEADER, again) == ["inputs.topic: 'Ray' -> 'Dask'"]
 
 
 def test_nothing_differs_when_both_say_the_same() -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from ensemble_ray import Ensemble, Task
 from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.record.retention import age_from, apply_retention, prune
 from ensemble_ray.record.runs import list_runs
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.record.stores import OwnedRun, RunSummary
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_now
 
@@ -23,7 +23,7 @@ LATER = utc_now() + 40 * DAY
 
 async def _run(store: SqliteStore, run_id: str, state: RunState) -> OwnedRun:
     owned = await store.begin(run_id)
-    await owned.journal.append((Fact(run=run_id, kind="plan", name="run", at=1.0),))
+    await owned.journal.append((read_fact(run=run_id, kind="plan", name="run", at=1.0, data={}),))
     if state is RunState.RUNNING:
         await owned.write_state(state)
     else:

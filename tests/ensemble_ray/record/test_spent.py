@@ -9,10 +9,10 @@ import pytest
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.execute.orders import RunFrame
-from ensemble_ray.record.run_budget import budget_data, check_larger, options_again, recorded_budget
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.spent import SpentTally, spent_of, with_account
 from ensemble_ray.values.amounts import Amount, RunBudget
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.metrics import CostConfiguration
 from tests.ensemble_ray.record.facts_of_runs import begun, completed, fact, node, output
 
@@ -78,8 +78,8 @@ def test_owner_of_a_run_opens_an_account_of_its_own() -> None:
 
 def test_last_budget_and_last_options_hold_when_a_run_goes_on_again() -> None:
     """S-BUD-6: a restart of a scheduler changes neither; what is chosen now wins."""
-    facts = begun(READ, options={"max_tokens": 5, "max_parallel_tasks": 2}, **budget_data(RunBudget(max_tokens=5)))
-    again = {"options": {"max_tokens": 9}, **budget_data(RunBudget(max_tokens=9))}
+    facts = begun(READ, options={"max_tokens": 5, "max_parallel_tasks": 2}, budget={"max_tokens": 5, "max_cost": None})
+    again = {"options": {"max_tokens": 9}, "budget": {"max_tokens": 9, "max_cost": None}}
     facts += [fact("resume", "run", 200, is_restart=False, **again), fact("resume", "run", 201, is_restart=True)]
     assert recorded_budget(facts) == RunBudget(max_tokens=9)
     assert options_again(facts, None) == RunOptions(max_tokens=9)

@@ -14,10 +14,10 @@ import pytest
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.ports import Until
-from ensemble_ray.record.commit_lock import CommitLock
-from ensemble_ray.record.journal_sqlite import COMMIT_LOCK
-from ensemble_ray.record.sqlite_file import RECORD
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.commit_lock import CommitLock
+from ensemble_ray.record.sqlite.file import RECORD
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.sqlite_runs import RUN, fact, output_of, permit, restart
 
@@ -307,4 +307,4 @@ async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str)
         with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
             await attempt(RUN)
     (found,) = await store.facts(RUN, is_partial=True)
-    assert str(found.data["text"]).endswith("is missing from the record]")
+    assert str(found.data.to_data()["text"]).endswith("is missing from the record]")

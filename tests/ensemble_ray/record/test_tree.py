@@ -7,12 +7,12 @@ import pytest
 
 from ensemble_ray import InlineRuntime
 from ensemble_ray.record.fold import fold_trace
-from ensemble_ray.record.store_sqlite import SqliteStore
-from ensemble_ray.record.tree import render_tree, tree_rows
+from ensemble_ray.record.sqlite.store import SqliteStore
+from ensemble_ray.record.view.tree import render_tree, tree_rows
 from ensemble_ray.values.trace import ExecutionTrace
 
 from .delegating_team import Counted
-from .facts_of_runs import begun, completed, ended, failed, intent, model, node, output, task_trace
+from .facts_of_runs import altered, begun, completed, ended, failed, intent, model, node, output, task_trace
 
 READ, EDIT = node("read", "Read Ray"), node("edit", "Edit Ray", "Editor")
 
@@ -50,8 +50,8 @@ def test_tree_of_a_failed_run() -> None:
 
 def test_tree_of_a_torn_run() -> None:
     """S-TRC-31: it ends in the middle of a tool call; unknown tokens are a question mark."""
-    facts = [*begun(READ), model("read#0", 0, 102, calls=["search"]), intent("read#0", 0, 0, 102)]
-    facts[2].data["output_tokens"] = -1  # type: ignore[index]
+    facts = [*begun(READ), altered(model("read#0", 0, 102, calls=["search"]), output_tokens=-1)]
+    facts += [intent("read#0", 0, 0, 102)]
     text = render_tree(fold_trace(facts))
     assert "Run run-1: parallel, interrupted" in text
     assert "[100 + ? tokens]" in text

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ensemble_ray.record.map_reduce_view import FedView
-from ensemble_ray.record.tree import render_rows, render_tree
 from ensemble_ray.record.unknown_outcomes import UnknownOutcomes
+from ensemble_ray.record.view.map_reduce import MapReduceView
+from ensemble_ray.record.view.tree import render_rows, render_tree
 from ensemble_ray.values.trace import LlmInteraction
 
 from .facts_of_fed_runs import begun as fed
@@ -13,13 +13,13 @@ from .facts_of_runs import RUN, intent, result, task_trace
 from .test_tree import _finished
 
 
-def _view(*facts: object, is_running: bool = False) -> FedView:
-    view = FedView(RUN, is_running=is_running)
+def _view(*facts: object, is_running: bool = False) -> MapReduceView:
+    view = MapReduceView(RUN, is_running=is_running)
     view.take([fed("collect"), pulled(3), *facts])  # type: ignore[list-item]  facts, as the fixtures give them
     return view
 
 
-def _lines(view: FedView) -> list[str]:
+def _lines(view: MapReduceView) -> list[str]:
     return render_rows(tuple(view.rows())).splitlines()
 
 

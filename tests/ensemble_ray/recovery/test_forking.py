@@ -39,7 +39,7 @@ def home(tmp_path: Path) -> InlineRuntime:
 
 async def _forked_from(home: InlineRuntime, run_id: str) -> object:
     (first, *_) = await store_at(home.store_address).facts(run_id)
-    return first.data["forked_from"]
+    return first.data.to_data()["forked_from"]
 
 
 async def test_only_what_follows_is_done_again_when_a_run_is_forked(home: InlineRuntime) -> None:
@@ -74,7 +74,7 @@ async def test_tasks_that_are_done_again_get_other_inputs(home: InlineRuntime) -
     assert [each.raw for each in output.task_outputs] == ["a", "B"]
     assert "Write for children" in str(again.calls[0].messages[1].content)
     (first, *_) = await store_at(home.store_address).facts("two")
-    assert first.data["inputs"] == {"topic": "tides", "audience": "children"}
+    assert first.data.to_data()["inputs"] == {"topic": "tides", "audience": "children"}
     assert (await aresume("two", _with_inputs(_model()), runtime=home)).raw == "B"
 
 

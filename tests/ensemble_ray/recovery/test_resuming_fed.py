@@ -9,11 +9,12 @@ import pytest
 
 from ensemble_ray import Agent, Ensemble, MapReduceEnsemble, Task, fork, resume
 from ensemble_ray.errors import TaskExecutionError, ValidationError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.record.stores import StoreAddress, store_at
 from ensemble_ray.testing import replay
-from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, ToolSpec
+from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.facts_of_fed_runs import begun, failed, pulled
 from tests.ensemble_ray.record.facts_of_runs import RUN, fact

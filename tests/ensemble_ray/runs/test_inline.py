@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray import Agent, Ensemble, InlineRuntime, RecordError, RunState, Task, aresume
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import ScriptedModel
-from ensemble_ray.values.messages import Fact
+from tests.ensemble_ray.record.facts_of_runs import altered
 
 
 def _team(*answers: str) -> Ensemble:
@@ -32,7 +33,7 @@ async def test_run_has_no_owner_when_its_record_is_found_damaged(tmp_path: Path)
     runtime, store = InlineRuntime(home=tmp_path), SqliteStore(tmp_path)
     await _team("one", "two").arun(runtime=runtime, run_id="whole")
     facts = await store.facts("whole")
-    damaged = [replace(fact, data={"output": {"raw": 3}}) if fact.kind == "output" else fact for fact in facts[:-1]]
+    damaged = [altered(fact, output={"raw": 3}) if fact.kind == "output" else fact for fact in facts[:-1]]
     await _recorded(store, "damaged", damaged)
     with pytest.raises(RecordError, match="The record is damaged: output of task"):
         await aresume("damaged", _team(), runtime=runtime)

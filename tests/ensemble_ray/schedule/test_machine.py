@@ -11,7 +11,7 @@ from ensemble_ray.schedule import machine_for
 from ensemble_ray.schedule.parallel import ParallelMachine
 from ensemble_ray.schedule.sequential import SequentialMachine
 from ensemble_ray.schedule.states import InvalidTransitionError, TaskState
-from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, stimulus_fields
+from ensemble_ray.schedule.stimuli import Completed, Exited, Stimulus, encode_stimulus
 from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import (
     CANCEL,
@@ -188,7 +188,9 @@ def test_facts_of_one_step_are_taken_in_order(told: Begin) -> None:
 
 def test_stimulus_is_data_for_the_record() -> None:
     """Class name and fields, as the record format has them."""
-    assert stimulus_fields(Completed(at=1.5, instance="a#0", duration_s=0.5, total_tokens=7, tool_call_count=2)) == {
+    assert encode_stimulus(
+        Completed(at=1.5, instance="a#0", duration_s=0.5, total_tokens=7, tool_call_count=2)
+    ).to_data() == {
         "type": "TaskCompleted",
         "at": 1.5,
         "key": "a",
@@ -196,8 +198,8 @@ def test_stimulus_is_data_for_the_record() -> None:
         "total_tokens": 7,
         "tool_call_count": 2,
     }
-    assert stimulus_fields(CANCEL) == {"type": "CancelRequested", "at": 5.0}
-    assert stimulus_fields(Exited(at=1.0, instance="a#0", reason=ExitReason.TIMEOUT))["reason"] == "timeout"
+    assert encode_stimulus(CANCEL).to_data() == {"type": "CancelRequested", "at": 5.0}
+    assert encode_stimulus(Exited(at=1.0, instance="a#0", reason=ExitReason.TIMEOUT)).to_data()["reason"] == "timeout"
 
 
 def test_invariants_are_watched() -> None:

@@ -17,10 +17,11 @@ from ensemble_ray import (
     InlineRuntime,
     build_system_prompt,
 )
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, replay
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 from tests.ensemble_ray.record.delegating_team import Counted
 
@@ -58,7 +59,7 @@ def test_unfinished_delegating_run_is_the_same_as_far_as_it_goes(kind: Kind, tmp
 
     async def torn(facts: list[Fact], run_id: str) -> None:
         owned = await store.begin(run_id)
-        copies = [Fact(run=run_id, kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts]
+        copies = [read_fact(run=run_id, kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in facts]
         await owned.journal.append(copies)
         await owned.close(RunState.INTERRUPTED)
 

@@ -26,12 +26,12 @@ from ensemble_ray import (
     tool,
 )
 from ensemble_ray.errors import EnsembleError, RecordError, ValidationError
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.prompts.output_format import correction_prompt
-from ensemble_ray.record.store_sqlite import SqliteStore
+from ensemble_ray.record.sqlite.store import SqliteStore
 from ensemble_ray.testing import Replay, ScriptedModel, replay
 from ensemble_ray.testing.scripted import Entry
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import RunState
 
 CALLED: list[str] = []
@@ -236,7 +236,7 @@ def test_early_exit_and_interruption_are_not_compared_beyond_their_record(tmp_pa
         owned = await store.begin("torn")
         cut = next(number for number, fact in enumerate(facts) if fact.kind == "tool_result")
         await owned.journal.append(
-            [Fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data) for f in facts[:cut]]
+            [read_fact(run="torn", kind=f.kind, name=f.name, at=f.at, data=f.data.to_data()) for f in facts[:cut]]
         )
         await owned.close(RunState.INTERRUPTED)
 

@@ -13,7 +13,7 @@ from ensemble_ray.errors import ValidationError
 from ensemble_ray.loader import load_source
 from ensemble_ray.loader.item_prompts import GroupPrompt, ItemPrompt
 from ensemble_ray.map_reduce import MapEnsemble, MapReduceEnsemble
-from ensemble_ray.record.map_reduce_data import fed_run_data
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from tests.command_line import Call
 
 #: A team without a model: its tasks are functions.
@@ -234,12 +234,12 @@ def test_a_recorded_command_is_made_again_from_any_directory(
     assert costs is not None
     assert [float(rate) for rate in (costs.input_token_rate, costs.output_token_rate)] == [1.5e-07, 6e-07]
     first, second = (
-        fed_run_data(each, workflow="w", inputs={}, items=each.item_source.identity) for each in (made, again)
+        map_reduce_run_data(each, workflow="w", inputs={}, items=each.item_source.identity) for each in (made, again)
     )
     assert first == second
     assert again.source == made.source
     other = map_team({**options, "items": folder / items, "prompt": "Sum up {text}", "output": folder / "o.jsonl"})
-    assert fed_run_data(other, workflow="w", inputs={}, items={})["digest"] != first["digest"]
+    assert map_reduce_run_data(other, workflow="w", inputs={}, items={}).digest != first.digest
 
 
 def test_a_run_of_the_command_is_resumed(call: Call, folder: Path, items: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,22 +8,24 @@ import pytest
 
 from ensemble_ray.cli.demo.crash import Comparison
 from ensemble_ray.cli.demo_team import demo_team
+from ensemble_ray.facts.effects import ModelAnswered
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.loader import Runnable, load_source
 from ensemble_ray.map_reduce import MapReduceEnsemble
-from ensemble_ray.record.map_reduce_data import fed_run_data
-from ensemble_ray.values.messages import Fact
+from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 
 
-def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact:
+def answer(name: str, seq: int, latency_s: float = 1.0) -> Fact[ModelAnswered]:
     """A recorded answer of the model."""
-    data = {"latency_s": latency_s}
-    return Fact(run="r", kind="model", name=f"{name}#0/0/model", at=float(seq), data=data, seq=seq)
+    told = ModelAnswered.from_data({"latency_s": latency_s}, float(seq))
+    return Fact(run="r", name=f"{name}#0/0/model", at=float(seq), data=told, seq=seq)
 
 
-def data_of(team: Runnable) -> dict[str, object]:
+def data_of(team: Runnable) -> PlanRecorded:
     """What a resumption compares."""
     assert isinstance(team, MapReduceEnsemble)
-    return fed_run_data(team, workflow=team.shown_workflow, inputs={}, items=team.item_source.identity)
+    return map_reduce_run_data(team, workflow=team.shown_workflow, inputs={}, items=team.item_source.identity)
 
 
 BEFORE = [answer("map-1", 3), answer("map-2", 4, 2.0)]

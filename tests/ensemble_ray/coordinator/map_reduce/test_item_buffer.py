@@ -9,7 +9,8 @@ from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.items.pulling import ListReader
-from ensemble_ray.record.map_reduce_data import item_digest, items_fact
+from ensemble_ray.record.identity.map_reduce import item_digest
+from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 
 
 def recorded(count: int, *, are_all: bool) -> RecoveredRun:

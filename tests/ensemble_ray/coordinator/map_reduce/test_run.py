@@ -11,6 +11,7 @@ import pytest
 from ensemble_ray import Task
 from ensemble_ray.coordinator.map_reduce.ready_tasks import TaskMaker
 from ensemble_ray.errors import BudgetExhaustedError, ValidationError
+from ensemble_ray.facts.items import GroupRecorded
 from ensemble_ray.items.pulling import Pulled, RefusedItem
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, ending, map_task, team, until
@@ -193,7 +194,7 @@ async def test_group_is_on_record_before_its_reduce() -> None:
     await run.started("final-reduce")
     order = run.order("final-reduce")
     assert [each.raw for each in order.context] == ["output of reduce-1-0", "output of reduce-1-1"]
-    groups = [fact.data["inputs"] for fact in run.journal.facts() if fact.kind == "group"]
+    groups = [fact.data.inputs for fact in run.journal.facts() if isinstance(fact.data, GroupRecorded)]
     assert sorted(map(str, groups)) == [
         "['map-0', 'map-1']",
         "['map-2', 'map-3']",

@@ -10,12 +10,15 @@ import pytest
 
 from ensemble_ray import Task
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
-from ensemble_ray.record.map_reduce_data import group_fact, item_digest, items_fact
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.items import GroupRecorded
+from ensemble_ray.facts.reading import read_fact
+from ensemble_ray.record.identity.map_reduce import item_digest
 from ensemble_ray.values.ids import instance_of
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.outputs import ExitReason, RunState
 from tests.ensemble_ray.coordinator.map_reduce.outputs import output
 from tests.ensemble_ray.coordinator.map_reduce.running import Conducting, RefusingJournal, ending, map_task, team, until
+from tests.ensemble_ray.record.facts_of_fed_runs import items_fact
 
 
 class Provider:
@@ -193,12 +196,12 @@ async def test_run_breaks_off_when_a_result_cannot_be_kept() -> None:
 
 def _recorded_output(key: str) -> Fact:
     data = output(f"recorded {key}").model_dump(mode="json")
-    return Fact(run="run", kind="output", name=instance_of(key), at=1.0, data={"output": data})
+    return read_fact(run="run", kind="output", name=instance_of(key), at=1.0, data={"output": data})
 
 
 def _recorded_failure(key: str) -> Fact:
     data = {"error_type": "RuntimeError", "message": "no", "error": {"type": "RuntimeError", "text": "no"}}
-    return Fact(run="run", kind="task_failed", name=instance_of(key), at=1.0, data={**data, "attempts": 2})
+    return read_fact(run="run", kind="task_failed", name=instance_of(key), at=1.0, data={**data, "attempts": 2})
 
 
 def _recorded_items(count: int) -> Fact:
@@ -206,9 +209,14 @@ def _recorded_items(count: int) -> Fact:
     return items_fact("run", 1.0, indices=range(count), digests=digests, are_all=True)
 
 
+def _recorded_group(*inputs: str) -> Fact:
+    data = GroupRecorded(level=1, number=0, inputs=inputs, is_final=False)
+    return Fact(run="run", name=instance_of("reduce-1-0"), at=1.0, data=data)
+
+
 async def test_recorded_outputs_are_not_made_again() -> None:
     """S-MR-161: nor are the facts of their items and groups; the rest is done."""
-    group = group_fact("run", 1.0, key="reduce-1-0", level=1, number=0, inputs=["map-1", "map-0"])
+    group = _recorded_group("map-1", "map-0")
     facts = [_recorded_items(4), *map(_recorded_output, ("map-0", "map-1")), group]
     run = Conducting(team(4), count=4, facts=facts)
     await run.started("map-2", "map-3")
@@ -223,7 +231,7 @@ async def test_recorded_outputs_are_not_made_again() -> None:
 
 async def test_recorded_reduce_is_not_made_again() -> None:
     """S-MR-161."""
-    group = group_fact("run", 1.0, key="reduce-1-0", level=1, number=0, inputs=["map-0", "map-1"])
+    group = _recorded_group("map-0", "map-1")
     outputs = map(_recorded_output, ("map-0", "map-1", "map-2", "map-3", "reduce-1-0"))
     run = Conducting(team(4), count=4, facts=[_recorded_items(4), group, *outputs])
     await run.started("reduce-1-1")

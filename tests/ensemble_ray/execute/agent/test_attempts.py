@@ -97,7 +97,7 @@ async def test_a_call_is_made_again_when_its_provider_failed(caplog: pytest.LogC
         "Task 'draft': attempt 1 of 5 at Provider failed, again in 0 s: HTTP 503: status 503",
         "Task 'draft': attempt 2 of 5 at Provider failed, again in 0 s: no connection: reset",
     ]
-    fact = bench.journal.facts()[0].data
+    fact = bench.journal.facts()[0].data.to_data()
     assert (fact["retries"], fact["attempts_failed"]) == (2, ["HTTP 503: status 503", "no connection: reset"])
 
 

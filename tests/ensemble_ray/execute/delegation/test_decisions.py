@@ -8,9 +8,10 @@ import pytest
 
 from ensemble_ray.errors import RecordError
 from ensemble_ray.events import DelegationFailedEvent, DelegationStartedEvent
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.plan.plan import HierarchyRules
 from ensemble_ray.values.delegation import DelegationPolicyContext, DelegationPolicyResult, DelegationRequest
-from ensemble_ray.values.messages import Fact
 from tests.ensemble_ray.execute.delegating import ask, done_by, member, together
 from tests.ensemble_ray.execute.running import Bench, call, named
 
@@ -120,7 +121,7 @@ async def test_recalled_attempts_use_up_the_caps() -> None:
     whole = managed()
     await done_by(whole, "manager")
     facts = whole.journal.facts()
-    told = [fact.data["text"] for fact in facts if fact.kind == "tool_result"]
+    told = [fact.data.to_data()["text"] for fact in facts if fact.kind == "tool_result"]
     assert sorted(str(text).partition("\n")[0] for text in told) == [
         "Delegation rejected by policy: Agent 'Digger' has reached its delegation cap of 1",
         "Delegation rejected by policy: Agent 'Painter' has reached its delegation cap of 1",
@@ -160,8 +161,8 @@ async def test_damaged_decision_is_told() -> None:
     facts = [
         fact for fact in whole.journal.facts() if fact.kind in {"model", "delegation"} and "delegate#0" not in fact.name
     ][:2]
-    data = {**facts[1].data, "request": {"agent_role": ""}}
-    broken = Fact(run=facts[1].run, kind="delegation", name=facts[1].name, at=facts[1].at, data=data)
+    data = {**facts[1].data.to_data(), "request": {"agent_role": ""}}
+    broken = read_fact(run=facts[1].run, kind="delegation", name=facts[1].name, at=facts[1].at, data=data)
     result = await done_by(team(Policy(), known=(facts[0], broken)), "writer", epoch=1)
     assert isinstance(result.error, RecordError)
     assert str(result.error).startswith("The record is damaged: delegation 'writer#0/0/call-0': ")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from ensemble_ray.errors import StaleEpochError
+from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import AgentTool, ToolResult, current_tool_context, tool
-from ensemble_ray.values.messages import Effect, Fact
+from ensemble_ray.values.messages import Effect
 from tests.ensemble_ray.execute.running import Bench, Search, WatchedJournal, call, writer
 
 
@@ -33,7 +35,7 @@ async def test_intent_is_on_the_disk_when_the_tool_has_an_effect(effect: Effect,
     bench, journal = bench_of(Search(effect), calls=("search",))
     await bench.run()
     assert journal.degrees_of("tool_intent", "tool_result") == [("tool_intent", begun), ("tool_result", Until.WRITTEN)]
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_intent"].data["effect"] == effect
+    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_intent"].data.to_data()["effect"] == effect
 
 
 async def test_results_of_reading_calls_wait_together_when_several_run() -> None:
@@ -71,7 +73,7 @@ async def test_result_of_an_effect_is_written_while_a_sibling_still_runs() -> No
 
     bench, journal = bench_of(slow, Search("once"), calls=("slow", "search"), journal=Telling())
     await bench.run()
-    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_result"].data["text"] == "WRITTEN"
+    assert (await journal.known("draft#0"))["draft#0/0/call-0", "tool_result"].data.to_data()["text"] == "WRITTEN"
 
 
 async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None:
@@ -93,7 +95,7 @@ async def test_effect_of_a_plain_tool_is_once_unless_it_says_otherwise() -> None
     bench, journal = bench_of(Post(), Peek(), put, calls=("post", "peek", "put"))
     await bench.run()
     facts = [fact for fact in journal.facts() if fact.kind == "tool_intent"]
-    assert {fact.data["tool_name"]: fact.data["effect"] for fact in facts} == {
+    assert {fact.data.to_data()["tool_name"]: fact.data.to_data()["effect"] for fact in facts} == {
         "post": "once",
         "peek": "none",
         "put": "idempotent",
@@ -108,7 +110,7 @@ async def test_replaced_house_is_stopped_before_it_repeats_a_call() -> None:
         for fact in await recorded_search()
         if (fact.kind, fact.name) in {("model", "draft#0/0/model"), ("tool_intent", "draft#0/0/call-0")}
     ]
-    newer = Fact(run="run", kind="tool_intent", name="draft#0/0/call-0", at=1.0, data=known[1].data, epoch=2)
+    newer = replace(known[1], at=1.0, epoch=2)
     bench = Bench(agents={"draft": writer(ScriptedModel("Three"), tools=[search])}, known=[*known, newer])
     result = await bench.run(epoch=1)
     assert isinstance(result.error, StaleEpochError)
@@ -137,5 +139,5 @@ async def test_key_is_the_same_in_another_process_when_the_call_is_repeated() ->
     await again.run(epoch=1)
     for each in (journal, again.journal):
         result = (await each.known("draft#0"))["draft#0/0/call-0", "tool_result"]
-        keys.append(str(result.data["text"]))
+        keys.append(str(result.data.to_data()["text"]))
     assert keys[0] == keys[1] != ""

@@ -14,14 +14,16 @@ from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcom
 from ensemble_ray.execute.orders import RunFrame, TaskResult
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.tools import CalculatorTool
 from ensemble_ray.values.ids import uuid_of
-from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.trace import ToolCallTrace
 from ensemble_ray.values.value import utc_of
 from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal, call, searching, writer
+from tests.ensemble_ray.record.facts_of_runs import altered
 
 NAME = "draft#0/0/call-0"
 EFFECT = UnknownEffect(
@@ -106,7 +108,7 @@ async def test_model_is_told_when_the_outcome_is_unknown(caplog: pytest.LogCaptu
     shown = call_trace(result)
     assert (shown.outcome, shown.result, shown.started_at) == ("unknown", told(model), utc_of(1000.0))
     recorded = (await bench.journal.known("draft#0"))[NAME, "tool_result"]
-    assert (recorded.data["outcome"], recorded.data["text"]) == ("unknown", told(model))
+    assert (recorded.data.to_data()["outcome"], recorded.data.to_data()["text"]) == ("unknown", told(model))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nobody knows whether it was done" in line
 
@@ -152,7 +154,7 @@ async def test_no_sibling_is_called_when_an_unknown_outcome_fails_the_task() -> 
 async def test_stronger_effect_counts_when_a_tool_is_declared_anew(recorded: str, declared: str) -> None:
     """S-DUR-23: what was begun as `once` is no less so because the code changed, nor the other way round."""
     known = await begun()
-    known[1] = replace(known[1], data={**known[1].data, "effect": recorded})
+    known[1] = altered(known[1], effect=recorded)
     search, model = Search(), ScriptedModel("Three")
     search.effect = declared  # type: ignore[assignment]  one of the three
     await Bench(agents={"draft": writer(model, tools=[search])}, known=known).run(epoch=1)
@@ -196,7 +198,7 @@ async def test_call_is_made_again_under_the_same_key_when_it_is_decided_so() -> 
 
 async def test_decision_is_used_when_it_is_recorded() -> None:
     """S-DUR-24: whoever takes over after it does not ask again."""
-    decided = Fact(run="run", kind="decision", name=NAME, at=1001.0, data={"answer": "repeat"})
+    decided = read_fact(run="run", kind="decision", name=NAME, at=1001.0, data={"answer": "repeat"})
     driver = Driver("fail")
     result, _, search, _ = await resumed([*await begun(), decided], on_unknown="ask", driver=driver)
     assert (result.status, search.asked, driver.asked) == ("completed", ["Ray"], [])
@@ -205,7 +207,7 @@ async def test_decision_is_used_when_it_is_recorded() -> None:
 async def test_decision_is_asked_for_again_when_the_repeated_call_was_lost_too() -> None:
     """S-DUR-23, S-DUR-24: `repeat` was said of the first call; the second one may have been done as well."""
     model, intent = await begun()
-    decided = Fact(run="run", kind="decision", name=NAME, at=1001.0, data={"answer": "repeat"})
+    decided = read_fact(run="run", kind="decision", name=NAME, at=1001.0, data={"answer": "repeat"})
     driver = Driver("done")
     _, _, search, asked = await resumed([model, intent, decided, intent], on_unknown="ask", driver=driver)
     assert (search.asked, len(driver.asked)) == ([], 1)
@@ -218,7 +220,7 @@ async def test_model_is_told_so_when_it_is_confirmed_that_it_was_done() -> None:
     assert search.asked == []
     assert "was done" in told(model)
     assert call_trace(result).outcome == "unknown"
-    assert (await bench.journal.known("draft#0"))[NAME, "decision"].data == {"answer": "done"}
+    assert (await bench.journal.known("draft#0"))[NAME, "decision"].data.to_data() == {"answer": "done"}
 
 
 async def test_task_fails_when_it_is_decided_so() -> None:

@@ -1,0 +1,106 @@
+"""How tasks ended. Package: facts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self, cast
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import Fact, FactData, Key
+from ensemble_ray.facts.shapes import NUMBER, OBJECT, TEXT, optional, require, type_of
+from ensemble_ray.values.outputs import ExitReason, TaskOutput
+from ensemble_ray.values.trace import TaskTrace
+
+__all__ = ["ExitRecorded", "FailureRecorded", "OutputRecorded", "read_reason", "read_trace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputRecorded(FactData):
+    """A task gave its output."""
+
+    KIND: ClassVar = "output"
+    KEYS: ClassVar = {"output": Key(type_of("an object", Mapping, TaskOutput), {}, is_needed=True)}
+
+    #: the output itself, or its JSON data where it was read
+    output: TaskOutput | Mapping[str, object]
+
+    def output_data(self) -> Mapping[str, object]:
+        """Return the output as JSON data."""
+        return self.output.model_dump(mode="json") if isinstance(self.output, TaskOutput) else self.output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailureRecorded(FactData):
+    """A task failed."""
+
+    KIND: ClassVar = "task_failed"
+    KEYS: ClassVar = {
+        "error_type": Key(TEXT, "Exception"),
+        "message": Key(TEXT, ""),
+        "stack_trace": Key(optional(TEXT)),
+        "trace": Key(optional(type_of("an object", Mapping, TaskTrace))),
+        "error": Key(optional(OBJECT)),
+        "attempts": Key(NUMBER, 0, is_optional=True),
+    }
+
+    error_type: str
+    message: str
+    stack_trace: str | None = None
+    #: what it had done: the trace itself, or its JSON data where it was read
+    trace: TaskTrace | Mapping[str, object] | None = None
+    #: the error and its causes, as `errors_data` has them
+    error: Mapping[str, object] | None = None
+    #: requests that its last model call took; 0: it did not end with one
+    attempts: int = 0
+
+    @property
+    def error_data(self) -> Mapping[str, object]:
+        """The error for `errors_data`; of a record without one, its class and text."""
+        return self.error or {"type": self.error_type, "text": self.message}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExitRecorded(FactData):
+    """A task ended the run early."""
+
+    KIND: ClassVar = "task_exited"
+
+    reason: ExitReason
+
+    def to_data(self) -> dict[str, object]:
+        """Return it as it is recorded."""
+        return {**({} if self.absent else {"reason": self.reason.value}), **(self.rest or {})}
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, object], at: float) -> Self:
+        """Return what is recorded; see `FactData`."""
+        del at
+        rest = dict(data)
+        require("reason", rest.pop("reason", ""), TEXT)
+        return cls(reason=read_reason(data), rest=rest or None, absent=() if "reason" in data else ("reason",))
+
+
+def read_reason(data: Mapping[str, object]) -> ExitReason:
+    """Return why a task ended the run early; earlier records only say whether the time was up."""
+    told = data.get("reason")
+    if told in set(ExitReason):
+        return ExitReason(str(told))
+    return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY
+
+
+def read_trace(fact: Fact[FailureRecorded]) -> TaskTrace | None:
+    """Return what a failed task had done; None where it is not recorded.
+
+    Raises:
+        RecordError: it is no trace.
+    """
+    data = fact.data.trace
+    if isinstance(data, TaskTrace):
+        return data
+    if not data:
+        return None
+    try:
+        return TaskTrace(**cast("dict[str, Any]", data))
+    except ValueError as error:
+        raise RecordError(f"The record is damaged: trace of '{fact.name}': {error}") from error

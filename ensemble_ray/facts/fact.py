@@ -1,0 +1,187 @@
+"""A fact: what happened, to whom and when; and how it is written as data. Package: facts. Pure.
+
+A kind of fact is a dataclass derived from `FactData`. Its `KEYS` say for each field how it stands in the record, under the
+field's own name; nothing else knows that. Rules:
+
+1. What is written does not change: same keys, same values, same order.
+2. A record of an earlier version may lack keys, and one of a later version may have more. The former are named in `absent`
+   and have their defaults, the latter are kept in `rest`; written again, the fact is as it was.
+3. A known key with a value of another type is damage, and refused when it is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final, Generic, Self, cast
+
+from typing_extensions import TypeVar
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.shapes import Check
+from ensemble_ray.values.ids import RUN
+
+__all__ = ["TIME_OF_FACT", "Fact", "FactData", "Key", "find_fact", "kinds_of", "require_usable"]
+
+_ABSENT: Final = object()
+#: As a default: the time of the fact.
+TIME_OF_FACT: Final = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """How a field stands in the record."""
+
+    check: Check
+    #: in place of a value that is not there
+    default: object = None
+    #: whether it is written only where it is not the default; else its absence is noted
+    is_optional: bool = False
+    #: whether a recorded effect cannot be used in place of doing it again without it
+    is_needed: bool = False
+    #: makes the field of the JSON value; None: it is the field
+    read: Callable[[Any], object] | None = None
+    #: makes the JSON-able value of the field; None: it is one
+    write: Callable[[Any], object] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactData:
+    """What a fact tells; its subclasses are the kinds of facts.
+
+    Fields hold JSON data, or frozen values that the journal's writer renders as JSON; no pickles.
+    """
+
+    #: name of the kind in the record
+    KIND: ClassVar[str] = ""
+    #: its fields, in the order in which they are written
+    KEYS: ClassVar[Mapping[str, Key]] = {}
+    #: whether facts of the kind are named `instance/turn/call`
+    IS_EFFECT: ClassVar[bool] = False
+    #: whether it is only told of runs as a whole
+    IS_OF_RUN: ClassVar[bool] = False
+    #: stands for the instance whose epoch decides whether the fact is refused; empty: that which the fact is about
+    FENCE: ClassVar[str] = ""
+
+    #: keys that facts of the kind have and the recorded one has not
+    absent: tuple[str, ...] = ()
+    #: what is recorded under keys that are not known
+    rest: Mapping[str, object] | None = None
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind in the record."""
+        return self.KIND
+
+    def to_data(self) -> dict[str, object]:
+        """Return it as it is recorded."""
+        data: dict[str, object] = {}
+        for name, key in self.KEYS.items():
+            value = getattr(self, name)
+            if key.is_optional and value == key.default:
+                continue
+            data[name] = value if key.write is None else key.write(value)
+        for name in self.absent:
+            data.pop(name, None)
+        if self.rest:
+            data.update(self.rest)
+        return data
+
+    @classmethod
+    def from_data(cls, data: Mapping[str, object], at: float) -> Self:
+        """Return what is recorded.
+
+        Args:
+            data: As `to_data` gave it, also after a way through JSON.
+            at: Time of the fact, Unix time, s.
+
+        Raises:
+            ValueError: a value is not what it is in every record; says which one, and what it should be.
+        """
+        values: dict[str, Any] = {}
+        absent: list[str] = []
+        for name, key in cls.KEYS.items():
+            value = data.get(name, _ABSENT)
+            if value is _ABSENT:
+                values[name] = at if key.default is TIME_OF_FACT else key.default
+                if not key.is_optional:
+                    absent.append(name)
+                continue
+            if (told := key.check(value)) is not None:
+                raise ValueError(f"its {name} is not {told}")
+            values[name] = value if key.read is None else key.read(value)
+        rest = None
+        if not data.keys() <= cls.KEYS.keys():
+            rest = {name: value for name, value in data.items() if name not in cls.KEYS}
+        return cls(**values, absent=tuple(absent), rest=rest)
+
+
+D_co = TypeVar("D_co", bound=FactData, covariant=True, default=FactData)
+W = TypeVar("W", bound=FactData)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact(Generic[D_co]):
+    """A stimulus or an effect with its name, as the journal keeps it."""
+
+    #: run id
+    run: str
+    #: stimulus or effect name: `run`, `facts#0`, `facts#0/0/model`, `facts#0/0/call-1`
+    name: str
+    #: Unix time, s
+    at: float
+    #: what happened
+    data: D_co
+    #: re-dispatch generation of the instance that wrote it; an older one is refused
+    epoch: int = 0
+    #: position in the run's record; 0 until a journal gave it one
+    seq: int = 0
+
+    @property
+    def kind(self) -> str:
+        """The name of its kind in the record."""
+        return self.data.kind
+
+    @property
+    def instance(self) -> str:
+        """The instance that it belongs to; `run` for facts of the run itself."""
+        return self.name.rsplit("/", 2)[0] if self.data.IS_EFFECT else self.name
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is about the run as a whole."""
+        return self.instance == RUN
+
+    @property
+    def fence(self) -> str:
+        """Whose epoch decides whether it is refused.
+
+        For what scheduling was told it is the run's, whichever task it was told of: a task that was handed out again has
+        a newer epoch than its run.
+        """
+        return self.data.FENCE or self.instance
+
+
+def find_fact(known: Mapping[tuple[str, str], Fact], name: str, wanted: type[W]) -> Fact[W] | None:
+    """Return the fact of that name and kind among those that a journal knows; None where there is none."""
+    return cast("Fact[W] | None", known.get((name, wanted.KIND)))
+
+
+def kinds_of(*wanted: type[FactData]) -> tuple[str, ...]:
+    """Return the names of kinds, for a store that is asked for facts of these kinds."""
+    return tuple(each.KIND for each in wanted)
+
+
+def require_usable(fact: Fact[W]) -> Fact[W]:
+    """Return a recorded effect that is to be used in place of doing it again.
+
+    Raises:
+        RecordError: something of it is missing.
+    """
+    keys = fact.data.KEYS
+    missing: Iterable[str] = [name for name in fact.data.absent if name not in keys or keys[name].is_needed]
+    if missing:
+        raise RecordError(
+            f"The record is damaged: fact {fact.seq} of run '{fact.run}' ({fact.kind} '{fact.name}') has no {', '.join(missing)}"
+        )
+    return fact

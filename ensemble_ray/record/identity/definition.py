@@ -1,0 +1,248 @@
+"""What a definition is, as data: everything that decides what runs and that the plan does not show (S-DUR-36).
+
+Package: record. In: a planned run. Out: JSON-able data, by agent and task key, so that a difference has a path. What says
+nothing is left out: a thousand plain tasks cost nothing.
+Never: keys, URLs, headers, captured values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from hashlib import sha256
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pydantic
+
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.record.identity.callables import class_identity, identity_of
+from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.result import summaries
+from ensemble_ray.values.outputs import full_name
+from ensemble_ray.values.trace import jsonable
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from ensemble_ray.definition.agent import Agent
+    from ensemble_ray.definition.ensemble import EnsembleDefinition
+    from ensemble_ray.definition.task import Task
+    from ensemble_ray.plan.planner import Planned
+
+__all__ = ["definition_data", "model_data", "run_data", "task_data"]
+
+#: Fields of a task that a definition's data tells of where they say anything; its texts stand in the plan.
+_TASK_FIELDS = itemgetter(
+    "handler", "output_type", "input_guardrails", "output_guardrails", "history", "revision_feedback"
+)
+#: Those of a task of texts alone.
+_PLAIN = (None, None, (), (), (), None)
+#: Request options that may hold keys or places. Of the body only its hash is kept.
+_HIDDEN_OPTIONS = frozenset({"extra_headers", "extra_query"})
+_HASHED_OPTIONS = frozenset({"extra_body"})
+_SECRET_ENDINGS = ("key", "secret", "password", "authorization", "url", "token")
+_DIGITS = 16
+#: Where models under a rate limit are defined; most runs do not need to import it.
+_LIMITED_MODELS = "ensemble_ray.llm.rate_limited"
+
+
+def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
+    """Return the data of a definition, as one run sees it.
+
+    Args:
+        planned: Its tasks and agents, as they will run.
+        definition: The rest of what decides what runs.
+    """
+    data: dict[str, object] = {
+        "agents": {key: _agent(agent) for key, agent in planned.agents.items()},
+        "tasks": {key: found for key, task in planned.tasks.items() if (found := _task(task))},
+    }
+    if definition.max_tool_output_length >= 0:
+        data["max_tool_output_length"] = definition.max_tool_output_length
+    if definition.on_incomplete != "warn":
+        data["on_incomplete"] = definition.on_incomplete
+    if planned.colleagues:
+        data["delegation"] = _delegation(planned, definition)
+    return data
+
+
+def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
+    """Return what a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
+    plan = planned.plan
+    data, told = plan.to_dict(), definition_data(planned, definition)
+    return PlanRecorded(
+        plan=data,
+        definition=told,
+        workflow=plan.shown_workflow,
+        inputs=dict(plan.inputs),
+        agents=[summary.model_dump(mode="json") for summary in summaries(plan)],
+        digest=digest_of({"plan": data, "definition": told}),
+    )
+
+
+def task_data(task: Task) -> dict[str, object]:
+    """Return a task that no plan shows: its texts, its agent, and the rest of what decides what it does."""
+    data: dict[str, object] = {"description": task.description, "expected_output": task.expected_output}
+    agent = task.agent
+    if agent is not None:
+        shown = {"role": agent.role, "goal": agent.goal, "background": agent.background}
+        data["agent"] = {**{name: text for name, text in shown.items() if text}, **_agent(agent)}
+    else:
+        made_with = {"llm": task.llm and model_data(task.llm), "tools": _tools(task.tools)}
+        data.update({name: value for name, value in made_with.items() if value})
+    return {**data, **(_task(task) or {})}
+
+
+def _agent(agent: Agent) -> dict[str, object]:
+    """Return what its tasks are done with; role, goal and background stand in the plan."""
+    data: dict[str, object] = {"llm": model_data(agent.llm), "max_iterations": agent.max_iterations}
+    if agent.response_format:
+        data["response_format"] = agent.response_format
+    if agent.on_incomplete is not None:
+        data["on_incomplete"] = agent.on_incomplete
+    if agent.tools:
+        data["tools"] = _tools(agent.tools)
+    return data
+
+
+def _delegation(planned: Planned, definition: EnsembleDefinition) -> dict[str, object]:
+    """Return what decides whether work may be handed on. Limits of time and of repetitions only say how long to wait for it."""
+    data: dict[str, object] = {"max_depth": definition.max_delegation_depth}
+    if definition.delegation_policies:
+        data["policies"] = [_asked(policy, "evaluate") for policy in definition.delegation_policies]
+    if planned.plan.hierarchy is not None and definition.manager_prompt_strategy is not None:
+        data["manager_prompts"] = class_identity(type(definition.manager_prompt_strategy))
+    return data
+
+
+def _asked(target: object, method: str) -> dict[str, object]:
+    """Return the code of a callable, or of an object of the user's with that method."""
+    return class_identity(type(target)) if hasattr(target, method) else identity_of(target)
+
+
+def _task(task: Task) -> dict[str, object] | None:
+    fields = task.__dict__  # past pydantic's attribute hook: this is asked of every task of a run
+    if _TASK_FIELDS(fields) == _PLAIN:
+        return None
+    data: dict[str, object] = {}
+    if task.handler is not None:
+        data["handler"] = _handler(task.handler)
+        effect: object = fields.get("effect")
+        if effect is not None:
+            data["effect"] = effect
+    if task.output_type is not None:
+        data["output_type"] = _schema(cast("Hashable", task.output_type))
+        data["max_output_retries"] = task.max_output_retries
+    for name in ("input_guardrails", "output_guardrails"):
+        if fields[name]:
+            data[name] = [identity_of(each) for each in fields[name]]
+    if task.history:
+        data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
+    if task.revision_feedback is not None:
+        given = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
+        data["revision"] = list(given)
+    return data
+
+
+def _handler(handler: object) -> dict[str, object]:
+    from ensemble_ray.tools.tool import AgentTool  # runs without tools do not need it
+
+    return _tool(handler) if isinstance(handler, AgentTool) else identity_of(handler)
+
+
+# Models.
+
+
+def model_data(model: object) -> dict[str, object]:
+    """Return a model by its class, name and options. A rate limit changes when it is called, not what it says."""
+    behind = model
+    while type(behind).__module__ == _LIMITED_MODELS:
+        behind = getattr(behind, "delegate", None)
+    data: dict[str, object] = {"class": full_name(type(behind))}
+    name = getattr(behind, "model", None)
+    if isinstance(name, str):
+        data["model"] = name
+    else:
+        place = getattr(behind, "_path", None)  # of a local model; a property of that name may look at the disk
+        if isinstance(place, str):
+            data["model"] = Path(place).name
+    options = getattr(behind, "request_options", None)
+    if isinstance(options, Mapping) and options:
+        data["options"] = _options(cast("Mapping[str, object]", options))
+    return data
+
+
+def _options(options: Mapping[str, object]) -> dict[str, object]:
+    shown: dict[str, object] = {}
+    for name, value in options.items():
+        if name in _HIDDEN_OPTIONS or name.lower().endswith(_SECRET_ENDINGS):
+            continue
+        if name in _HASHED_OPTIONS:
+            shown[name] = sha256(str(jsonable(value)).encode()).hexdigest()[:_DIGITS]
+        else:
+            shown[name] = jsonable(value)
+    return shown
+
+
+# Tools.
+
+
+def _tools(entries: Sequence[object]) -> dict[str, object]:
+    """Tools by name, so that a difference names the tool; the order of their names stands in the plan."""
+    from ensemble_ray.tools.decorator import marked_functions, tool_mark  # runs without tools do not need them
+    from ensemble_ray.tools.tool import AgentTool, DynamicToolProvider
+
+    data: dict[str, object] = {}
+    for entry in entries:
+        if isinstance(entry, AgentTool):
+            data[entry.name] = _tool(entry)
+        elif isinstance(entry, DynamicToolProvider):
+            data[type(entry).__name__] = class_identity(type(entry))
+        elif tool_mark(entry) is not None:
+            data[_name_of(entry)] = _marked(entry)
+        else:
+            for method in marked_functions(type(entry)):
+                bound = getattr(entry, method)
+                data[_name_of(bound)] = _marked(bound)
+    return data
+
+
+def _name_of(entry: object) -> str:
+    from ensemble_ray.tools.decorator import tool_mark
+
+    mark = tool_mark(entry)
+    return "" if mark is None else mark.name
+
+
+def _marked(entry: object) -> dict[str, object]:
+    from ensemble_ray.tools.decorator import tool_mark
+
+    mark = tool_mark(entry)
+    told = {} if mark is None else {"description": mark.description, "effect": mark.effect}
+    return {**identity_of(entry), **told}
+
+
+def _tool(tool: object) -> dict[str, object]:
+    """Return an `AgentTool` by its class; a pipeline by its steps too."""
+    from ensemble_ray.tools.pipeline import ToolPipeline
+    from ensemble_ray.tools.tool import AgentTool
+
+    assert isinstance(tool, AgentTool)  # noqa: S101  both callers asked
+    data = {**class_identity(type(tool)), "description": tool.description, "effect": tool.effect}
+    if isinstance(tool, ToolPipeline):
+        data["steps"] = [{"name": step.name, **_tool(step)} for step in tool.steps]
+    return data
+
+
+# Types of outputs.
+
+
+@lru_cache(maxsize=256)
+def _schema(kind: Hashable) -> object:
+    """Return the JSON schema of an output type; of one that has none, its name."""
+    try:
+        return pydantic.TypeAdapter(cast("type[object]", kind)).json_schema()
+    except (pydantic.errors.PydanticUserError, TypeError):
+        return {"type": full_name(kind) if isinstance(kind, type) else str(kind)}

@@ -1,0 +1,208 @@
+"""What a dynamic run records besides what its tasks do: its definition, its items, its groups. Package: record. Pure.
+
+In: the definition of a run whose tasks are made while it runs, its items, the groups that they come together in. Out:
+data of the facts `plan`, `items` and `group`, and names of the work.
+Never: an item itself, which may be anything and is pulled again; a hash of one that is another in the next process.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from typing import cast
+
+import pydantic
+
+from ensemble_ray.facts.runs import PlanRecorded
+from ensemble_ray.record.identity.callables import identity_of
+from ensemble_ray.record.identity.definition import model_data
+from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.values.trace import jsonable
+
+__all__ = [
+    "DIGEST_DIGITS",
+    "DIRECT",
+    "FINAL",
+    "is_direct",
+    "is_of_items",
+    "item_digest",
+    "map_key",
+    "map_reduce_run_data",
+    "reduce_key",
+    "work_of",
+]
+
+#: Key of the short-circuit's only task, and of the last reduce (S-MR-160).
+DIRECT = "direct"
+FINAL = "final-reduce"
+#: Hexadecimal digits of an item's hash: enough to tell whether it changed, no more, as there may be millions.
+DIGEST_DIGITS = 16
+#: The user's code that decides what is done.
+_CALLABLES = (
+    "map_task",
+    "map_agent",
+    "reduce_task",
+    "reduce_agent",
+    "direct_task",
+    "direct_agent",
+    "token_estimator",
+    "input_estimator",
+)
+#: What decides which outputs come together, and what becomes of failures. Limits of speed decide nothing.
+_RULES = (
+    "chunk_size",
+    "target_token_budget",
+    "context_window_size",
+    "budget_ratio",
+    "max_reduce_levels",
+    "mode",
+    "ordered",
+    "on_item_error",
+    "parallel_error_strategy",
+)
+_WORK = re.compile(r"(?:map-(?P<index>\d+)|reduce-(?P<level>\d+)-(?P<number>\d+))")
+#: In a `repr`: where in the memory of this process something lies.
+_ADDRESS = re.compile(r"\bat 0x[0-9A-Fa-f]+")
+
+
+# Names of tasks.
+
+
+def is_direct(instance: str) -> bool:
+    """Whether a task is that of all items at once."""
+    return instance.startswith(f"{DIRECT}#")
+
+
+def is_of_items(instance: str) -> bool:
+    """Whether a task is that of an item, or of all of them, and no reduce."""
+    return instance.startswith("map-") or is_direct(instance)
+
+
+# The first fact.
+
+
+def map_reduce_run_data(
+    definition: object, *, workflow: str, inputs: Mapping[str, object], items: Mapping[str, object]
+) -> PlanRecorded:
+    """Return what a dynamic run's first fact tells of what will run, as `run_data` does of planned runs (S-DUR-36).
+
+    Args:
+        definition: The ensemble; what it has of the fields of map-reduce ensembles is told.
+        workflow: `map_reduce_static`, `map_reduce_adaptive` or `map`.
+        inputs: Of this run.
+        items: What the source is, for people. Whether it is the same one is seen by its items (S-MR-162).
+    """
+    rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
+    told: dict[str, object] = {
+        name: _factory_data(value)
+        for name in _CALLABLES
+        if (value := getattr(definition, name, None)) is not None and value is not str
+    }
+    if (model := getattr(definition, "llm", None)) is not None:
+        told["llm"] = model_data(model)
+    if (length := getattr(definition, "max_tool_output_length", -1)) >= 0:
+        told["max_tool_output_length"] = length
+    if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
+        told["on_incomplete"] = policy
+    plan: dict[str, object] = {"workflow": workflow, **rules}
+    return PlanRecorded(
+        plan=plan,
+        definition=told,
+        workflow=workflow,
+        inputs=dict(inputs),
+        items=dict(items),
+        digest=digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": told}),
+    )
+
+
+def _factory_data(factory: object) -> dict[str, object]:
+    """Which code a factory is; of one that is made of data, as those of team files are, also the data (S-MR-173)."""
+    declared = getattr(factory, "declared", None)
+    data: dict[str, object] = identity_of(factory)
+    return {**data, **cast("Mapping[str, object]", declared())} if callable(declared) else data
+
+
+# Work and its keys (S-MR-160).
+
+
+def map_key(index: int) -> str:
+    """Key of the map of an item."""
+    return f"map-{index}"
+
+
+def reduce_key(level: int, number: int) -> str:
+    """Key of a reduce, the final one excepted."""
+    return f"reduce-{level}-{number}"
+
+
+def work_of(key: str) -> tuple[int, int] | None:
+    """Level and number of a map (level 0, and the index of its item) or reduce; None for any other key."""
+    found = _WORK.fullmatch(key)
+    if found is None:
+        return None
+    if found["index"] is not None:
+        return 0, int(found["index"])
+    return int(found["level"]), int(found["number"])
+
+
+# Items.
+
+
+class _Unnameable(Exception):  # noqa: N818  no error: an item that is not compared
+    """Something has no text that is the same in another process."""
+
+
+def item_digest(item: object) -> str:
+    """Return a hash by which another process sees whether an item is the same; empty for one that is not compared (S-MR-162).
+
+    Of its JSON text, with the `repr` of what JSON cannot carry, unless that names an address.
+    """
+    try:
+        try:
+            text = _json_of(item)
+        except TypeError:  # keys that JSON cannot carry, or that have no order
+            text = _json_of(_with_named_keys(item))
+    except (_Unnameable, TypeError, ValueError, RecursionError):  # what holds itself, for example
+        return ""
+    return sha256(text.encode()).hexdigest()[:DIGEST_DIGITS]
+
+
+def _json_of(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), default=_named)
+
+
+def _with_named_keys(value: object) -> object:
+    """Return the same with lists in place of mappings."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[object, object]", value).items()
+        return sorted(
+            ([_text_of(key), _with_named_keys(each)] for key, each in entries), key=lambda entry: str(entry[0])
+        )
+    if isinstance(value, list | tuple):
+        return [_with_named_keys(each) for each in cast("Sequence[object]", value)]
+    return value
+
+
+def _named(value: object) -> object:
+    """Something that JSON cannot carry, as data that it can."""
+    if isinstance(value, set | frozenset):  # in an order that is the same in every process
+        return sorted(_text_of(each) for each in cast("Iterable[object]", value))
+    if isinstance(value, pydantic.BaseModel):
+        return {"": type(value).__qualname__, **value.__dict__}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {"": type(value).__qualname__, **fields}
+    return _text_of(value)
+
+
+def _text_of(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception as error:  # the user's own code: what cannot be named is not compared
+        raise _Unnameable from error
+    if _ADDRESS.search(text):
+        raise _Unnameable
+    return text.encode("utf-8", "backslashreplace").decode()

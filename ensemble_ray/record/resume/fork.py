@@ -1,0 +1,177 @@
+"""What a fork of a run uses of its record, and what it does again. Package: record. Pure (S-DUR-54).
+
+Rules:
+1. The task it begins from is done again; in a sequential run all later tasks too, in a parallel one all that depend on it.
+2. What gave no output is done, and everything after it likewise.
+3. Everything else is used as it is recorded: outputs, and the effects that led to them.
+4. What is used must be defined as it was; what is done again may be defined otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import ValidationError
+from ensemble_ray.facts.effects import DelegationDecided, ModelAnswered, is_making_agent
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.lenient import as_mapping, as_sequence, as_text
+from ensemble_ray.facts.runs import PlanRecorded, StimulusRecorded
+from ensemble_ray.plan.planner import SYNTHESIZED
+from ensemble_ray.record.identity.digest import differences
+from ensemble_ray.values.ids import RUN, instance_of, task_instance
+
+if TYPE_CHECKING:
+    from ensemble_ray.plan.plan import Plan
+
+__all__ = ["ForkPlan", "asked_agents", "copied_facts", "plan_fork", "reused_differences"]
+
+#: Parts of a node that say who does it; unknown of agents that are not made yet.
+_BY_WHOM = ("agent_role", "agent_key")
+#: The plan's rules that decide what the recorded order of tasks means.
+_RULES = ("workflow",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForkPlan:
+    """Which tasks a fork uses, and which it does again, each in the order of the plan."""
+
+    reused: tuple[str, ...]
+    again: tuple[str, ...]
+
+
+def plan_fork(plan: Plan, recorded: Collection[str], from_task: str) -> ForkPlan:
+    """Part the tasks of a plan.
+
+    Args:
+        plan: What would run today.
+        recorded: Keys of tasks whose output is recorded.
+        from_task: Key of the first task that is done again.
+
+    Raises:
+        ValidationError: the plan has no such task.
+    """
+    keys = [node.key for node in plan.nodes]
+    if from_task not in keys:
+        near = difflib.get_close_matches(from_task, keys, n=3, cutoff=0.5)
+        shown = ", ".join(near or keys[:10])
+        msg = f"Unknown task '{from_task}'. {'Nearest' if near else 'Tasks'}: [{shown}]"
+        raise ValidationError(msg)
+    again = {from_task, *(key for key in keys if key not in recorded)}
+    if plan.workflow == "parallel":
+        again = _with_dependents(plan, again)
+    else:
+        again = set(keys[min(keys.index(key) for key in again) :])
+    return ForkPlan(
+        reused=tuple(key for key in keys if key not in again), again=tuple(key for key in keys if key in again)
+    )
+
+
+def _with_dependents(plan: Plan, keys: set[str]) -> set[str]:
+    dependents: dict[str, list[str]] = {}
+    for node in plan.nodes:
+        for needed in node.context:
+            dependents.setdefault(needed, []).append(node.key)
+    found, open_keys = set(keys), list(keys)
+    while open_keys:
+        for key in dependents.get(open_keys.pop(), ()):
+            if key not in found:
+                found.add(key)
+                open_keys.append(key)
+    return found
+
+
+def reused_differences(
+    recorded: PlanRecorded,
+    current: PlanRecorded,
+    reused: Sequence[str],
+    *,
+    asked: Collection[str] = (),
+) -> list[str]:
+    """How what is reused is defined otherwise than it was, one line per path; empty when it is not.
+
+    Args:
+        recorded: The run's first fact.
+        current: The first fact that the definition at hand would record.
+        reused: Keys of the tasks whose outputs are used.
+        asked: Keys of the agents that those tasks handed work to (`asked_agents`).
+    """
+    unmade = {key for key, node in _nodes(current).items() if node.get("agent_role") == SYNTHESIZED}
+    return differences(_parts(recorded, reused, unmade, asked), _parts(current, reused, unmade, asked))
+
+
+def asked_agents(facts: Iterable[Fact], reused: Collection[str]) -> set[str]:
+    """Keys of the agents that these tasks handed work to, and those these asked."""
+    kept = {instance_of(key) for key in reused}
+    return {
+        fact.data.worker
+        for fact in facts
+        if isinstance(fact.data, DelegationDecided)
+        and task_instance(fact.name) in kept
+        and fact.data.worker is not None
+    }
+
+
+def _nodes(header: PlanRecorded) -> dict[str, Mapping[str, object]]:
+    nodes = as_sequence((header.plan or {}).get("nodes"))
+    return {as_text(node.get("key")): node for node in map(as_mapping, nodes)}
+
+
+def _parts(
+    header: PlanRecorded, keys: Sequence[str], unmade: Collection[str], asked: Collection[str]
+) -> dict[str, object]:
+    """Return what of a first fact concerns those tasks, by key: places, what does them, the agents that do them or were asked.
+
+    Of tasks whose agents are not made yet it is not known who does them.
+    """
+    plan, definition, nodes = header.plan or {}, header.definition or {}, _nodes(header)
+    told, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
+    places = {as_text(agent.get("key")): agent for agent in map(as_mapping, as_sequence(plan.get("agents")))}
+    doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
+    doing |= set(asked)
+    rules = {"delegation": definition.get("delegation")} if asked else {}
+    return {
+        "tasks": {key: _place(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
+        "definition": {key: told[key] for key in keys if key in told},
+        "agents": {key: {**as_mapping(places.get(key)), **as_mapping(agents.get(key))} for key in sorted(doing)},
+        "plan": {rule: plan.get(rule) for rule in _RULES},
+        **rules,
+    }
+
+
+def _place(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
+    """Return a task's place; its number in the list says nothing about what it gave."""
+    left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
+    return {name: value for name, value in node.items() if name not in left_out}
+
+
+def copied_facts(
+    facts: Iterable[Fact], run_id: str, reused: Collection[str], *, made_again: Collection[str] = ()
+) -> list[Fact]:
+    """Return what the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
+
+    Work that they handed on belongs to them.
+
+    Args:
+        facts: Facts of the run that is forked.
+        run_id: Id of the new run.
+        reused: Keys of the tasks whose outputs are used.
+        made_again: Keys of tasks that are done again as they were defined: the calls that made their agents are used.
+    """
+    kept = {instance_of(key) for key in reused}
+    half_kept = {instance_of(key) for key in made_again}
+    copies: list[Fact] = []
+    for fact in facts:
+        instance = task_instance(fact.instance)
+        data = fact.data
+        is_reused = instance in kept and (not isinstance(data, StimulusRecorded) or data.is_completion)
+        if instance == RUN or not (is_reused or (instance in half_kept and is_making_agent(fact))):
+            continue
+        if isinstance(data, StimulusRecorded):
+            data = replace(data, more=0)  # groups are torn apart here
+        elif isinstance(data, ModelAnswered):
+            data = replace(data, is_copied=True)  # the run that is forked paid for it (S-BUD-9)
+        copies.append(replace(fact, run=run_id, epoch=0, seq=0, data=data))
+    return copies

@@ -1,0 +1,124 @@
+"""How a run began and how it stands, of a few facts of the run as a whole. Package: record. Pure.
+
+In: the facts `plan`, `resume` and `end`, which cost the same to read however much the run has done. Out: what decides
+whether and with what it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING
+
+from ensemble_ray.definition.origin import Origin
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.runs import PlanRecorded, RecordedFork, RunEnded, RunResumed
+from ensemble_ray.values.outputs import RunState
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+    from ensemble_ray.record.stores import RunStore
+
+__all__ = ["HEAD_KINDS", "RunHead", "head_facts", "located", "origin_in", "read_head"]
+
+#: Kinds of facts that a head is made of.
+HEAD_KINDS = kinds_of(PlanRecorded, RunResumed, RunEnded)
+
+
+class RunHead:
+    """What is known of a run as a whole.
+
+    Attributes:
+        header: The record's first fact; an empty one when the run recorded nothing.
+        end: Its end; None when it has not ended, or went on after it.
+    """
+
+    def __init__(self, facts: Iterable[Fact] = ()) -> None:
+        """Take the facts, in order; others than those of `HEAD_KINDS` are passed over."""
+        self.header = PlanRecorded()
+        self.end: RunEnded | None = None
+        self._recorded_at = 0.0
+        for fact in facts:
+            self.take(fact)
+
+    def take(self, fact: Fact) -> None:
+        """Take the next fact."""
+        match fact.data:
+            case PlanRecorded() as header:
+                self.header, self._recorded_at = header, fact.at
+            case RunResumed():
+                self.end = None  # it goes on: a cancelled run ended, and has not ended any more
+            case RunEnded() as end:
+                self.end = end
+            case _:
+                pass
+
+    @property
+    def state(self) -> RunState:
+        """How the run ended; without an end it was interrupted."""
+        return RunState.INTERRUPTED if self.end is None else self.end.state or RunState.INTERRUPTED
+
+    @property
+    def started_at(self) -> float:
+        """When the run began first, Unix time, s."""
+        return self._recorded_at if self.header.started_at is None else self.header.started_at
+
+    @property
+    def source(self) -> Origin:
+        """Where the definition came from, and what was chosen in place of what stands there."""
+        return origin_in(self.header)
+
+    @property
+    def forked_from(self) -> RecordedFork | None:
+        """Of which run it is a fork; None: of none."""
+        return self.header.forked_from
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether its tasks are made while it runs."""
+        return self.header.is_dynamic
+
+
+def origin_in(header: PlanRecorded) -> Origin:
+    """Return where a definition came from, as a run's first fact tells it."""
+    overrides = {name: str(value) for name, value in (header.overrides or {}).items()}
+    return Origin(place=header.origin or "", overrides=overrides)
+
+
+async def read_head(store: RunStore, run_id: str, *, is_partial: bool = False) -> RunHead:
+    """Return the head of a recorded run; that of a run that recorded nothing where there is none.
+
+    Args:
+        store: Where it is.
+        run_id: The run's id.
+        is_partial: Whether what is left of a record that has lost something is enough.
+
+    Raises:
+        RecordError: the record is damaged, or of a newer format.
+    """
+    return RunHead(await head_facts(store, run_id, is_partial=is_partial))
+
+
+@contextlib.contextmanager
+def located(place: str) -> Generator[None]:
+    """Name the place of the record in what goes wrong inside with what was read of it.
+
+    Raises:
+        RecordError: as raised inside, with the place where it names none.
+    """
+    try:
+        yield
+    except RecordError as error:
+        if error.path:
+            raise
+        raise RecordError(f"{error} (in {place})", place) from error
+
+
+async def head_facts(store: RunStore, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+    """Return the facts that the head of a run is made of.
+
+    Raises:
+        RecordError: the record is damaged, or of a newer format.
+    """
+    return [fact async for page in store.read(run_id, kinds=HEAD_KINDS, is_partial=is_partial) for fact in page]

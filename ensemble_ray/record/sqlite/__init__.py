@@ -1,0 +1,1 @@
+"""Records in SQLite, one file a run. Package: record."""

@@ -1,0 +1,349 @@
+"""One run's facts in a SQLite file. Package: record.
+
+In: rendered facts, a group at a time. Out: a file that holds them; `reading` reads it. The file itself refuses
+facts of an older epoch (two triggers), so that no writer can pass it by. Everything here blocks: it is for threads.
+Never: a guess about a damaged file, a file that others may read, a group in part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sqlite3
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.record.rendering import FORMAT
+from ensemble_ray.record.sqlite.commit_count import CountFile, read_count
+from ensemble_ray.record.sqlite.index import abandon, forget, index_of, is_sound, remember
+from ensemble_ray.record.sqlite.losses import RECORD, deleted, log_of
+from ensemble_ray.record.sqlite.reading import BUSY_S, check_version, facts_in, is_damage, loss_in, unreadable
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+
+__all__ = ["RECORD", "Row", "SqliteFile", "cannot_write", "is_stale"]
+
+_log = bounded_logger(__name__)
+
+#: kind, name, instance, at, epoch, data
+Row = tuple[str, str, str, float, int, str]
+#: Path of a file, its device and inode, its least size in bytes
+_Part = tuple[str, tuple[int, int], int]
+#: Rows of one statement; a group that fits needs no other, and one statement is a transaction of its own.
+_ROWS = 32
+_STALE = "stale epoch"
+#: How often it is looked at whether the file is still there, s: each look takes as long as a tenth of a commit.
+LOOK_S = 0.02
+_NEWEST = "(SELECT max(epoch) FROM epochs WHERE instance IN ('run', NEW.instance))"
+_SCHEMA = f"""
+CREATE TABLE facts (
+  seq INTEGER PRIMARY KEY, kind TEXT NOT NULL, name TEXT NOT NULL, instance TEXT NOT NULL,
+  at REAL NOT NULL, epoch INTEGER NOT NULL, data TEXT NOT NULL
+);
+CREATE INDEX facts_of_instance ON facts (instance);
+CREATE TABLE bodies (sha256 TEXT PRIMARY KEY, body NOT NULL);
+CREATE TABLE epochs (instance TEXT PRIMARY KEY, epoch INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TRIGGER refuse_older_epoch BEFORE INSERT ON facts WHEN NEW.epoch < {_NEWEST}
+BEGIN SELECT RAISE(ABORT, '{_STALE}'); END;
+CREATE TRIGGER note_newer_epoch AFTER INSERT ON facts WHEN NEW.epoch > coalesce({_NEWEST}, 0)
+BEGIN INSERT OR REPLACE INTO epochs VALUES (NEW.instance, NEW.epoch); END;
+PRAGMA user_version={FORMAT};
+"""  # noqa: S608  our own constants
+
+
+class SqliteFile:
+    """A run's file as one writer has it open. Whoever calls it to write holds the run's commit lock."""
+
+    def __init__(self, directory: Path, *, allows_loss: bool = False) -> None:
+        """Open the file in a run's directory; it is made when it is missing.
+
+        Args:
+            directory: The run's.
+            allows_loss: Also where something of it is missing: somebody chose to go on without that.
+
+        Raises:
+            RecordError: it is of a newer format, or something of it is missing.
+            OSError, sqlite3.Error: it cannot be opened.
+        """
+        self.path = directory / RECORD
+        is_new = not self.path.exists()
+        # Before it is opened to be written: that would tidy up what tells of the loss.
+        if not allows_loss and (is_new or self.path.is_file()) and (loss := loss_in(directory)) is not None:
+            raise loss.error()
+        if is_new:
+            _make(self.path)
+        self._connection = sqlite3.connect(
+            self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False, cached_statements=2 * _ROWS
+        )
+        remember(self.path)
+        self._is_on_disk = False
+        self._has_full_sync = False
+        self._looked_at = 0.0
+        self._is_left = False
+        #: position of the last fact that was added
+        self._last = 0
+        self._count: CountFile | None = None
+        self._files: tuple[_Part, ...] = ()
+        try:
+            check_version(self._connection, self.path)
+            if is_new:  # the first write begins the log, and would wait for the disk
+                self._connection.execute("PRAGMA synchronous=OFF")
+                self._write_something()
+            self._connection.execute("PRAGMA synchronous=NORMAL")
+            self._count = CountFile(directory)
+            if not allows_loss and not is_new:
+                self._correct_count(directory, self._count)
+            self._files = tuple(map(_part, self._names()))
+        except BaseException:
+            self.close()
+            raise
+
+    def add(
+        self, rows: Sequence[Row], bodies: Mapping[str, str], *, is_synced: bool = False, has_effect: bool = False
+    ) -> None:
+        """Add a group, all of it or nothing.
+
+        Args:
+            rows: The facts in order.
+            bodies: Long texts by their hashes; those that are there already are passed over.
+            is_synced: Whether the disk itself must have it, and everything before it, on return.
+            has_effect: Whether something in the world is changed because of it.
+
+        Raises:
+            sqlite3.IntegrityError: a newer epoch of a fact's instance is there (`is_stale`).
+            sqlite3.Error: it cannot be written.
+            RecordError: the file was removed.
+        """
+        if rows and len(rows) <= _ROWS and not bodies:
+            with self._committed(is_synced=is_synced, has_effect=has_effect):
+                self._insert(rows)
+            return
+        with self.transaction(is_synced=is_synced, has_effect=has_effect):
+            self.add_in_transaction(rows, bodies)
+            if not rows:  # without anything to write, nothing would be synchronised
+                self._write_something()
+
+    def add_in_transaction(self, rows: Sequence[Row], bodies: Mapping[str, str]) -> None:
+        """As `add`, inside a transaction of the caller's."""
+        if bodies:
+            self._connection.executemany("INSERT OR IGNORE INTO bodies VALUES (?, ?)", _as_stored(bodies))
+        for begin in range(0, len(rows), _ROWS):
+            self._insert(rows[begin : begin + _ROWS])
+
+    def reset_count(self) -> None:
+        """Note that the record ends with what was added last, whatever was noted before; where a loss was accepted.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._count is not None:
+            self._count.reset(self._last)
+
+    def _correct_count(self, directory: Path, count: CountFile) -> None:
+        """Take back notes of facts that are rightly gone: power was lost, or somebody accepted their loss."""
+        noted = read_count(directory)
+        (last,) = self._connection.execute("SELECT coalesce(max(seq), 0) FROM facts").fetchone()
+        if noted is None or noted.committed <= last:
+            return
+        if not noted.is_same_boot:
+            _log.warning(
+                "%s: facts %d to %d had not reached the disk when the machine was started anew; they are done again",
+                self.path, last + 1, noted.committed,
+            )  # fmt: skip
+        count.reset(last)
+
+    def check_there(self, *, is_last: bool = False) -> None:
+        """Refuse to write to a file that nobody would find any more.
+
+        Args:
+            is_last: Nothing more is written: look, however short a time ago that was done.
+
+        Raises:
+            RecordError: it, its log or the index of its log was removed, replaced or cut short.
+            OSError: one of them has become read-only.
+        """
+        now = time.monotonic()
+        if now - self._looked_at < LOOK_S and not is_last:
+            return
+        self._looked_at = now
+        try:
+            self._look()
+        except (OSError, RecordError):
+            self._leave_if_dangerous()
+            raise
+
+    def _look(self) -> None:
+        for path, known, least_bytes in self._files:
+            try:
+                found = os.stat(path)  # noqa: PTH116  at each commit: three times as fast as `Path.stat`
+            except FileNotFoundError:
+                raise deleted(self.path) from None
+            if (found.st_dev, found.st_ino) != known or found.st_size < least_bytes:
+                raise deleted(self.path)
+            if not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, "it has become read-only while it was written to", path)
+
+    @contextlib.contextmanager
+    def transaction(self, *, is_synced: bool = False, has_effect: bool = False) -> Generator[None]:
+        """Commit what is done inside as a whole.
+
+        Raises:
+            RecordError: the file was removed.
+        """
+        with self._committed(is_synced=is_synced, has_effect=has_effect):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                if self._connection.in_transaction:  # some errors have rolled back already
+                    self._connection.execute("ROLLBACK")
+                raise
+
+    def epochs(self) -> dict[str, int]:
+        """Return the newest epoch of each instance that has one above 0; of the run as a whole under `run`."""
+        return dict(self._connection.execute("SELECT instance, epoch FROM epochs"))
+
+    def raise_epoch(self, instance: str, epoch: int) -> None:
+        """From now on facts of that instance (`run`: of all) need that epoch or a newer one."""
+        self._connection.execute("INSERT OR REPLACE INTO epochs VALUES (?, ?)", (instance, epoch))
+
+    def facts(self, run_id: str) -> list[Fact]:
+        """All facts in order.
+
+        Raises:
+            RecordError: the file is damaged.
+        """
+        return facts_in(self._connection, run_id, self.path)
+
+    def close(self) -> None:
+        """Let go of the file. The last one to do so brings its log into it."""
+        if self._count is not None:
+            self._count.close()
+        self._leave_if_dangerous()
+        if self._is_left:
+            return
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)")  # here it lets other threads run
+        self._connection.close()
+        forget(self.path)
+
+    def _leave_if_dangerous(self) -> None:
+        """Leave the connection as it is, for good, where closing it would end this process."""
+        if not self._is_left and not is_sound(self.path):
+            self._is_left = True
+            abandon(self._connection)
+
+    def _names(self) -> tuple[Path, Path, Path]:
+        return self.path, log_of(self.path), index_of(self.path)
+
+    def _write_something(self) -> None:
+        self._connection.execute(f"PRAGMA user_version={FORMAT}")
+
+    def _insert(self, rows: Sequence[Row]) -> None:
+        cursor = self._connection.execute(_insert_of(len(rows)), [value for row in rows for value in row])
+        self._last = cursor.lastrowid or 0
+
+    @contextlib.contextmanager
+    def _committed(self, *, is_synced: bool, has_effect: bool) -> Generator[None]:
+        """Make what is committed inside as safe as asked, and note it."""
+        self.check_there()
+        self._last = 0
+        if is_synced is not self._has_full_sync:
+            self._connection.execute(f"PRAGMA synchronous={'FULL' if is_synced else 'NORMAL'}")
+            self._has_full_sync = is_synced
+        yield
+        if self._last and self._count is not None:
+            self._count.note(self._last, has_effect=has_effect)
+        if is_synced and not self._is_on_disk:
+            # The file was made without waiting for the disk, and so were the directories above it.
+            _, in_log, in_file = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if in_log != in_file:  # a reader of an older state is in the way
+                os.sync()
+            for directory in (self.path.parent, self.path.parent.parent):
+                _synchronise(directory)
+            self._is_on_disk = True
+        if is_synced and self._last and self._count is not None:
+            self._count.note_synced(self._last)
+
+
+def is_stale(error: sqlite3.Error) -> bool:
+    """Whether the file refused facts of an older epoch."""
+    return isinstance(error, sqlite3.IntegrityError) and str(error) == _STALE
+
+
+def cannot_write(path: Path, error: Exception) -> RecordError:
+    """Return what went wrong with the record, where, and what to do about it."""
+    if isinstance(error, RecordError):
+        return error
+    if is_damage(error):
+        return unreadable(path, error)
+    where = error.filename if isinstance(error, OSError) and isinstance(error.filename, str) else str(path)
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+    found = RecordError(
+        f"Cannot write the run's record to {where}: {reason}. "
+        "Free space or correct the rights there, or set ENSEMBLE_RAY_HOME to a directory that can be written.",
+        where,
+    )
+    found.__cause__ = error
+    return found
+
+
+def _part(path: Path) -> _Part:
+    """Return what a file is known by as long as it is open; only the log may be shorter later."""
+    found = path.stat()
+    return str(path), (found.st_dev, found.st_ino), 0 if path.name.endswith("-wal") else found.st_size
+
+
+def _make(path: Path) -> None:
+    """Make an empty record, whole or not at all, for its owner only."""
+    half = path.with_suffix(f".{os.getpid()}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        half.unlink()
+    descriptor = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        os.write(descriptor, _empty_record())
+    finally:
+        os.close(descriptor)
+    half.replace(path)
+
+
+@cache
+def _empty_record() -> bytes:
+    """Return the bytes of a file without facts: copying them takes a third of the time of making the tables each time."""
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
+        connection.executescript(_SCHEMA)
+        content = bytearray(connection.serialize())
+    content[18:20] = b"\x02\x02"  # the file format's versions for writing and reading: with a write-ahead log
+    return bytes(content)
+
+
+def _as_stored(bodies: Mapping[str, str]) -> Iterable[tuple[str, str | bytes]]:
+    for digest, body in bodies.items():
+        try:
+            body.encode()
+        except UnicodeEncodeError:  # halves of surrogate pairs
+            yield digest, body.encode("utf-8", "surrogatepass")
+        else:
+            yield digest, body
+
+
+@cache
+def _insert_of(rows: int) -> str:
+    values = ", ".join(["(?, ?, ?, ?, ?, ?)"] * rows)
+    return f"INSERT INTO facts (kind, name, instance, at, epoch, data) VALUES {values}"  # noqa: S608  marks only
+
+
+def _synchronise(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

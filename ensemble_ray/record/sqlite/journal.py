@@ -1,0 +1,386 @@
+"""SqliteJournal: one run's facts as this process writes them into the run's SQLite file. Package: record.
+
+In: facts, taken without waiting; the process's writer thread renders and commits them in groups. Out: to whoever asked,
+that they are committed, or why not. Never: rendering or file access on an event loop, a lost fact that nobody is told of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ensemble_ray.errors import IllegalStateError, RecordError, StaleEpochError
+from ensemble_ray.facts.effects import ToolIntended
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.ports import Until
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
+from ensemble_ray.record.journal import EpochGate
+from ensemble_ray.record.rendering import body_digest, text_of
+from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
+from ensemble_ray.record.sqlite.writer import group_writer
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.sqlite.file import Row, SqliteFile
+
+__all__ = ["COMMIT_LOCK", "SqliteJournal"]
+
+_log = bounded_logger(__name__)
+#: The file in a run's directory that its writers take turns at.
+COMMIT_LOCK = "commit.lock"
+#: Facts that may wait for the writer; beyond that, appending waits, so that a slow disk cannot fill the memory.
+_MAX_WAITING = 50_000
+#: Facts of one commit, more or less.
+_GROUP = 512
+#: Facts rendered in one go; between two goes the writer lets the event loop run.
+_GO = 32
+#: How long the writer steps back between two goes when nobody waits for it, s.
+_BREATH_S = 0.0002
+#: How long the writer waits for another process before it serves other runs, s.
+_TURN_S = 0.05
+#: Hashes of texts that are known to be in the file; beyond that they are handed to it again, which it passes over.
+_KNOWN_BODIES = 10_000
+
+
+#: Somebody who waits, and what to raise there.
+_Outcome = tuple["asyncio.Future[None]", Exception | None]
+
+
+class _Unit:
+    """What one call appended: all of it is recorded, or nothing."""
+
+    __slots__ = ("bodies", "epoch", "facts", "has_effect", "loop", "refusal", "rows", "until", "waiter")
+
+    def __init__(
+        self,
+        facts: Sequence[Fact],
+        epoch: int,
+        until: Until = Until.TAKEN,
+        waiter: asyncio.Future[None] | None = None,
+        loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.facts = facts
+        self.epoch = epoch
+        #: whether a call begins with it that changes something in the world
+        self.has_effect = False
+        self.until = until
+        self.waiter = waiter
+        self.loop = loop
+        self.rows: list[Row] = []
+        self.bodies: dict[str, str] = {}
+        self.refusal: StaleEpochError | None = None
+
+
+class SqliteJournal:
+    """One run's record as this process writes it."""
+
+    def __init__(
+        self,
+        directory: Path,
+        run_id: str,
+        *,
+        is_buffered: bool = False,
+        file: SqliteFile | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
+        """Write to the record of a run; its directory is there.
+
+        Args:
+            directory: The run's directory.
+            run_id: The run's id.
+            is_buffered: Whether `append` never waits for a commit (durability `run`).
+            file: The run's file where it is open already; else the writer's thread opens it.
+            patience_s: How long a commit waits for other processes that write to the run.
+        """
+        self.run_id = run_id
+        self._directory = directory
+        self._is_buffered = is_buffered
+        self._patience_s = patience_s
+        self._writer = group_writer()
+        self._gate = EpochGate(run_id)
+        self._queue: deque[_Unit] = deque()
+        self._appended = 0
+        self._done = 0
+        self._has_asked = False
+        self._is_urgent = False
+        self._is_closed = False
+        self._failure: Exception | None = None
+        # Of the writer's thread.
+        self._file = file
+        self._lock = CommitLock(directory / COMMIT_LOCK)
+        self._stalled: list[_Unit] = []
+        self._stalled_since = 0.0
+        self._known_bodies: set[str] = set()
+
+    async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
+        """Add facts in order; their data must not change afterwards. They are committed within 200 ms.
+
+        Returns when they, and all facts appended before them, are as safe as asked; a buffered journal returns at once.
+
+        Raises:
+            StaleEpochError: a newer epoch has been seen; what was only taken may be refused at its commit, and then the
+                next facts of that instance are.
+            RecordError: the store refused what was appended.
+            IllegalStateError: the journal is closed, or was opened before this process was forked.
+        """
+        self._check_usable()
+        self._gate.admit(facts, epoch)
+        if until is Until.TAKEN or self._is_buffered:
+            if facts:
+                self._push(_Unit(facts, epoch))
+            if self._appended - self._done > _MAX_WAITING:
+                await self.flush()
+            return
+        await self._pushed(facts, epoch, until)
+
+    async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
+        """Return what is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out.
+
+        Raises:
+            RecordError: what was appended cannot be written, or the record is damaged.
+        """
+        from ensemble_ray.record.sqlite.reading import read_instance
+
+        await self.flush()
+        facts = await threads.run(read_instance, self._directory, self.run_id, instance)
+        return {(fact.name, fact.kind): fact for fact in facts}
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is committed, or was refused for its epoch.
+
+        Raises:
+            RecordError: the store refused it.
+        """
+        if self._failure is not None:
+            raise self._refusal(self._failure)
+        if self._appended != self._done:
+            self._check_usable()
+            await self._pushed((), 0, Until.WRITTEN)
+
+    async def close(self) -> None:
+        """Flush, and let go of the file, which takes place in the background.
+
+        Raises:
+            RecordError: the store refused what was appended.
+        """
+        if self._is_closed:
+            return
+        if self._writer is not group_writer():  # a forked process: what is here is its parent's
+            self._is_closed = True
+            return
+        try:
+            await self.flush()
+            if self._file is not None:
+                await self._pushed((), 0, Until.WRITTEN)  # a last look whether the file is there
+        finally:
+            self._is_closed = True
+            self._ask()
+
+    def prepare(self) -> None:
+        """Have the file opened now, by the writer's thread, so that the first commit need not wait for it."""
+        self._ask()
+        self._writer.hurry()
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise self._refusal(self._failure)
+        if self._is_closed:
+            msg = f"The journal of run '{self.run_id}' is closed"
+            raise IllegalStateError(msg)
+        if self._writer is not group_writer():
+            msg = f"The journal of run '{self.run_id}' was opened before this process was forked: join the run in it"
+            raise IllegalStateError(msg)
+
+    async def _pushed(self, facts: Sequence[Fact], epoch: int, until: Until) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._is_urgent = True
+        self._push(_Unit(facts, epoch, until, waiter, loop))
+        self._writer.hurry()
+        await waiter
+
+    def _push(self, unit: _Unit) -> None:
+        self._appended += 1
+        self._queue.append(unit)
+        if not self._has_asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._has_asked = True
+        self._writer.ask(self)
+
+    def _refusal(self, error: Exception) -> RecordError:
+        from ensemble_ray.record.sqlite.file import RECORD, cannot_write
+
+        return cannot_write(self._directory / RECORD, error)
+
+    # In the writer's thread.
+
+    def write_out(self) -> None:
+        """Commit everything appended so far."""
+        self._has_asked = False  # first: what is appended from here on asks again
+        rest = len(self._queue)  # and no more, so that a busy run does not keep others waiting
+        group: list[_Unit] = []
+        try:
+            while self._failure is None:
+                group = self._stalled
+                if not group:
+                    group = self._next_group(rest)
+                    rest -= len(group)
+                if not group and (self._file is not None or self._is_closed):
+                    break
+                if not self._is_committed(group):
+                    self._stalled = group
+                    self._ask()
+                    return
+                self._stalled = []
+                self._settle(group)
+        except Exception as error:  # noqa: BLE001  whatever it is, those who wait are told
+            self._fail(error, group)
+        if self._failure is not None:
+            while self._queue:  # also what came in while the failure was being told
+                self._settle([self._queue.popleft()], self._failure)
+        if self._is_closed and not self._queue:
+            self._let_go()
+
+    def _next_group(self, limit: int) -> list[_Unit]:
+        group: list[_Unit] = []
+        rendered = breathed = 0
+        self._is_urgent = False
+        is_waited_for = False
+        while len(group) < limit and rendered < _GROUP:
+            unit = self._queue.popleft()
+            group.append(unit)
+            is_waited_for = is_waited_for or unit.waiter is not None
+            if rendered - breathed >= _GO and not is_waited_for and not self._is_urgent:
+                time.sleep(_BREATH_S)
+                breathed = rendered
+            self._render(unit)
+            rendered += len(unit.rows)
+        return group
+
+    def _render(self, unit: _Unit) -> None:
+        def keep(text: str) -> str:
+            digest = body_digest(text)
+            if digest not in self._known_bodies:
+                unit.bodies[digest] = text
+            return digest
+
+        unit.rows = [
+            (fact.kind, fact.name, fact.fence, fact.at, unit.epoch, text_of(fact.data.to_data(), keep))
+            for fact in unit.facts
+        ]
+        unit.has_effect = any(isinstance(f.data, ToolIntended) and f.data.effect != "none" for f in unit.facts)
+        unit.facts = ()
+
+    def _is_committed(self, group: list[_Unit]) -> bool:
+        """Commit a group; False when another process holds the lock."""
+        import sqlite3
+
+        from ensemble_ray.record.sqlite.file import SqliteFile, is_stale
+
+        if not self._lock.take(_TURN_S):
+            return self._is_out_of_turn()
+        self._stalled_since = 0.0
+        try:
+            if self._file is None:
+                self._file = SqliteFile(self._directory)
+            is_synced = any(unit.until is Until.SYNCED for unit in group)
+            has_effect = any(unit.has_effect for unit in group)
+            rows, bodies = _together(group)
+            if not rows and not is_synced:
+                self._file.check_there(is_last=True)
+                return True
+            try:
+                self._file.add(rows, bodies, is_synced=is_synced, has_effect=has_effect)
+            except sqlite3.IntegrityError as error:
+                if not is_stale(error):
+                    raise
+                rows, bodies = self._add_admitted(self._file, group, is_synced=is_synced)
+        finally:
+            self._lock.give_back()
+        if len(self._known_bodies) < _KNOWN_BODIES:
+            self._known_bodies.update(bodies)
+        return True
+
+    def _add_admitted(
+        self, file: SqliteFile, group: list[_Unit], *, is_synced: bool
+    ) -> tuple[list[Row], dict[str, str]]:
+        """Commit what the newest epochs admit of a group; the rest is refused, unit by unit."""
+        has_effect = any(unit.has_effect for unit in group)
+        with file.transaction(is_synced=is_synced, has_effect=has_effect):
+            gate = EpochGate(self.run_id)
+            for instance, epoch in file.epochs().items():
+                gate.learn(instance, epoch)
+                self._gate.learn(instance, epoch)
+            for unit in group:
+                instances = {row[2] for row in unit.rows}
+                try:
+                    gate.admit_instances(instances, unit.epoch)
+                except StaleEpochError as error:
+                    unit.refusal = error
+                    # Whatever else was in the unit is lost with it: its instances must not go on as if it were there.
+                    for instance in instances:
+                        gate.learn(instance, unit.epoch + 1)
+                        self._gate.learn(instance, unit.epoch + 1)
+            rows, bodies = _together([unit for unit in group if unit.refusal is None])
+            file.add_in_transaction(rows, bodies)
+        return rows, bodies
+
+    def _is_out_of_turn(self) -> bool:
+        now = time.monotonic()
+        if not self._stalled_since:
+            self._stalled_since = now - _TURN_S
+        if now - self._stalled_since > self._patience_s:
+            raise self._lock.is_held(self._patience_s)
+        return False
+
+    def _settle(self, group: Iterable[_Unit], error: Exception | None = None) -> None:
+        """Tell everybody who waits for these units, with one call into each event loop."""
+        done: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+        for unit in group:
+            self._done += 1
+            if unit.waiter is not None and unit.loop is not None:
+                told = unit.refusal if error is None else self._refusal(error)
+                done.setdefault(unit.loop, []).append((unit.waiter, told))
+        for loop, outcomes in done.items():
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(_resolve, outcomes)
+
+    def _fail(self, error: Exception, group: Iterable[_Unit]) -> None:
+        self._failure = error
+        self._stalled = []
+        _log.error("Run %s: its record ends here. %s", self.run_id, self._refusal(error))
+        self._settle(group, error)
+
+    def _let_go(self) -> None:
+        self._lock.close()
+        file, self._file = self._file, None
+        if file is not None:
+            # Bringing the log into the file takes milliseconds, in which the writer serves other runs.
+            threading.Thread(target=file.close, name="ensemble-ray-record-close", daemon=True).start()
+
+
+def _together(group: Sequence[_Unit]) -> tuple[list[Row], dict[str, str]]:
+    if len(group) == 1:
+        return group[0].rows, group[0].bodies
+    bodies: dict[str, str] = {}
+    for unit in group:
+        bodies.update(unit.bodies)
+    return [row for unit in group for row in unit.rows], bodies
+
+
+def _resolve(outcomes: Sequence[_Outcome]) -> None:
+    for waiter, error in outcomes:
+        if waiter.done():
+            continue
+        if error is None:
+            waiter.set_result(None)
+        else:
+            waiter.set_exception(error)

@@ -1,0 +1,354 @@
+"""Reading one run's facts from its SQLite file, whether or not somebody writes to it. Package: record.
+
+In: a run's directory. Out: facts as readers get them: all, those of an instance, or page by page. Everything here
+blocks: it is for threads.
+Never: a guess about a damaged file; a file opened to be read that would keep its writers from tidying up their log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Callable, Collection, Generator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.reading import KINDS_OF_RUN, read_fact
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.record.rendering import FORMAT, body_digest, data_of, missing_text, stored_text
+from ensemble_ray.record.sqlite.index import is_dangerous
+from ensemble_ray.record.sqlite.losses import RECORD, Loss, deleted, find_loss, is_short, log_of, noted
+
+if TYPE_CHECKING:
+    from ensemble_ray.record.rendering import Resolve
+
+__all__ = [
+    "BUSY_S",
+    "RECORD",
+    "check_version",
+    "facts_in",
+    "is_damage",
+    "last_of_run",
+    "last_seq",
+    "loss_in",
+    "read_all",
+    "read_instance",
+    "read_page",
+    "unreadable",
+]
+
+T = TypeVar("T")
+
+#: How long SQLite waits by itself, s; writers take turns before (`commit_lock`), so this is for readers that recover.
+BUSY_S = 10.0
+#: How often a copy is taken again that somebody wrote into meanwhile.
+_TRIES = 5
+
+
+def read_all(directory: Path, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+    """All committed facts of a run in order; none when nothing was recorded. `is_partial`: what is left of them.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    if not is_partial and (loss := loss_in(directory)) is not None:
+        raise loss.error()
+    return _read(directory, run_id, is_partial=is_partial)
+
+
+def loss_in(directory: Path, *, has_texts: bool = False) -> Loss | None:
+    """Return what a run's record has lost; None: nothing. `has_texts`: its long texts are looked at too.
+
+    Raises:
+        RecordError: the file is gone or damaged, or of a newer format.
+    """
+    count, path = noted(directory), directory / RECORD
+
+    def find(connection: sqlite3.Connection) -> Loss | None:
+        return find_loss(connection, count, path, has_texts=has_texts)
+
+    return _reading(directory, find, None, is_partial=True)
+
+
+def read_instance(directory: Path, run_id: str, instance: str) -> list[Fact]:
+    """Return the committed facts of one instance, stimuli left out, and those that tell of accepted losses.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    return _read(directory, run_id, "WHERE instance IN (?, ?) AND kind <> 'stimulus'", (instance, LossAccepted.FENCE))
+
+
+def last_of_run(directory: Path, run_id: str, kinds: Sequence[str]) -> Fact | None:
+    """Return the last fact of the run as a whole that is of one of those kinds.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    marks = ", ".join("?" * len(kinds))
+    where = f"WHERE seq = (SELECT max(seq) FROM facts WHERE instance = 'run' AND kind IN ({marks}))"  # noqa: S608  marks only
+    found = _read(directory, run_id, where, kinds)
+    return found[0] if found else None
+
+
+def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool = False) -> int:
+    """Position of the last committed fact, of those kinds if any are named; 0 when there is none.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    if not is_partial and (loss := loss_in(directory)) is not None:
+        raise loss.error()
+    where, values = _of_kinds(kinds)
+
+    def last(connection: sqlite3.Connection) -> int:
+        statement = f"SELECT seq FROM facts WHERE 1 {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608  marks only
+        found = connection.execute(statement, values).fetchone()
+        return 0 if found is None else int(found[0])
+
+    return _reading(directory, last, 0, is_partial=is_partial)
+
+
+def read_page(
+    directory: Path,
+    run_id: str,
+    *,
+    after: int,
+    size: int,
+    kinds: Collection[str] | None,
+    has_data: bool,
+    is_partial: bool = False,
+) -> list[Fact]:
+    """Return the next committed facts behind a position, in order.
+
+    Args:
+        directory: The run's.
+        run_id: The run's id.
+        after: Position of the last fact that was read; 0: from the first one.
+        size: Most facts to read.
+        kinds: Only facts of these kinds; None: all.
+        has_data: Whether their data is read; else it is empty.
+        is_partial: Whether what is left of a damaged record is enough.
+
+    Raises:
+        RecordError: the file is damaged, or of a newer format.
+    """
+    where, values = _of_kinds(kinds)
+    where = f"WHERE seq > ? {where} ORDER BY seq LIMIT {size:d}"
+    path = directory / RECORD
+
+    def page(connection: sqlite3.Connection) -> list[Fact]:
+        return facts_in(connection, run_id, path, where, (after, *values), has_data=has_data, is_partial=is_partial)
+
+    return _reading(directory, page, [], is_partial=is_partial)
+
+
+def facts_in(
+    connection: sqlite3.Connection,
+    run_id: str,
+    path: Path,
+    where: str = "ORDER BY seq",
+    values: Sequence[object] = (),
+    *,
+    has_data: bool = True,
+    is_partial: bool = False,
+) -> list[Fact]:
+    """Return the facts in an open file.
+
+    Args:
+        connection: Has it open.
+        run_id: The run's id.
+        path: The file, for messages.
+        where: Which facts, in which order; the rest of the statement.
+        values: Of the marks in it.
+        has_data: Whether their data is read; else it is empty.
+        is_partial: Whether a text that is missing is only named in its place.
+
+    Raises:
+        RecordError: the file is damaged.
+    """
+    resolve = _resolver(connection, is_partial=is_partial)
+    found: list[Fact] = []
+    seq = 0
+    column = "data" if has_data else "'{}'"
+    try:
+        statement = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
+        for seq, kind, name, at, epoch, data in connection.execute(statement, tuple(values)):
+            told = data_of(data, resolve)
+            found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=told, epoch=epoch, seq=seq))
+    except (ValueError, TypeError, RecursionError) as error:
+        msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
+        raise RecordError(msg, str(path)) from error
+    except sqlite3.Error as error:
+        raise unreadable(path, error) from error
+    return found
+
+
+def check_version(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse what is no record, or one of a newer format.
+
+    Raises:
+        RecordError: says which.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > FORMAT:
+        msg = f"The record {path} is of format {version}, this version reads up to {FORMAT}: update ensemble-ray"
+        raise RecordError(msg, str(path))
+    if version != FORMAT:
+        raise unreadable(path, "it holds no record")
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error of SQLite means that the file is none of its, or damaged."""
+    return getattr(error, "sqlite_errorname", "").partition("_")[2].startswith(("CORRUPT", "NOTADB"))
+
+
+def unreadable(path: Path, reason: BaseException | str) -> RecordError:
+    """Return what is wrong with a file that cannot be read."""
+    if isinstance(reason, str) or is_damage(reason):
+        found = RecordError(f"The record is damaged: {path} cannot be read ({reason})", str(path))
+    else:
+        found = RecordError(f"Cannot read the record {path}: {reason}", str(path))
+    found.__cause__ = reason if isinstance(reason, BaseException) else None
+    return found
+
+
+def _of_kinds(kinds: Collection[str] | None) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that a fact is of one of those kinds, and the values of its marks."""
+    if kinds is None:
+        return "", ()
+    if set(kinds) <= KINDS_OF_RUN:  # they are found by their instance, however many facts there are of others
+        return f"AND instance = 'run' AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
+    return f"AND kind IN ({', '.join('?' * len(kinds))})", tuple(kinds)
+
+
+def _read(
+    directory: Path, run_id: str, where: str = "", values: Sequence[object] = (), *, is_partial: bool = False
+) -> list[Fact]:
+    path = directory / RECORD
+    ordered = f"{where} ORDER BY seq"
+
+    def facts(connection: sqlite3.Connection) -> list[Fact]:
+        return facts_in(connection, run_id, path, ordered, values, is_partial=is_partial)
+
+    return _reading(directory, facts, [], is_partial=is_partial)
+
+
+def _reading(directory: Path, read: Callable[[sqlite3.Connection], T], nothing: T, *, is_partial: bool = False) -> T:
+    """Return what a reading of the file gives; `nothing` where there is no file.
+
+    Raises:
+        RecordError: the file is damaged or gone, or has lost its end and `is_partial` does not say that the rest will do.
+    """
+    path, log = directory / RECORD, directory / f"{RECORD}-wal"
+    count = noted(directory)  # before the file: whatever was noted then is in it
+    if not path.exists():
+        if count is not None and count.committed and directory.is_dir():
+            raise deleted(path)
+        return nothing
+
+    def whole(connection: sqlite3.Connection) -> T:
+        check_version(connection, path)
+        if not is_partial and is_short(connection, count, path):
+            loss = find_loss(connection, count, path)
+            if loss is not None:
+                raise loss.error()
+        return read(connection)
+
+    if not log.exists():
+        # Nobody has it open: it is read as it lies there, which is fast, needs no rights and leaves no files behind.
+        with (
+            contextlib.suppress(sqlite3.Error, RecordError),
+            contextlib.closing(_open_to_read(path, "immutable=1")) as at,
+        ):
+            found = whole(at)
+            if not log.exists():
+                return found
+    try:
+        with _readable(path) as connection:
+            return whole(connection)
+    except sqlite3.Error as error:
+        raise unreadable(path, error) from error
+
+
+@contextlib.contextmanager
+def _readable(path: Path) -> Generator[sqlite3.Connection]:
+    connection: sqlite3.Connection | None = None
+    if not is_dangerous(path):
+        with contextlib.suppress(sqlite3.OperationalError):
+            connection = _open_to_read(path)
+    if connection is not None:
+        with contextlib.closing(connection):
+            yield connection
+        return
+    # Reading needs a file for its locks. Where none can be made, as in a directory without rights, a copy is read.
+    with tempfile.TemporaryDirectory(prefix="ensemble-ray-") as directory:
+        try:
+            _copy(path, Path(directory))
+            connection = _open_to_read(Path(directory, path.name))
+        except OSError as error:
+            raise unreadable(path, error) from error
+        with contextlib.closing(connection):
+            yield connection
+
+
+def _copy(path: Path, directory: Path) -> None:
+    """Copy a record and its log as they stand at one moment; somebody may be writing to them.
+
+    Raises:
+        OSError: one of them cannot be read.
+    """
+    files = (path, log_of(path))
+    for _ in range(_TRIES):
+        before = [_stamp(each) for each in files]
+        for each, found in zip(files, before, strict=True):
+            if found is not None:
+                shutil.copyfile(each, directory / each.name)
+        # What is added to the log meanwhile does no harm; what is brought into the file, or a log begun anew, does.
+        after = [_stamp(each) for each in files]
+        if before[0] == after[0] and (before[1] is None) is (after[1] is None):
+            return
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_size, found.st_mtime_ns
+
+
+def _open_to_read(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=BUSY_S, isolation_level=None)
+    try:
+        connection.execute("SELECT 1 FROM sqlite_schema").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
+    @cache
+    def resolve(digest: str) -> str:
+        found = connection.execute("SELECT body FROM bodies WHERE sha256 = ?", (digest,)).fetchone()
+        text = "" if found is None else stored_text(found[0])
+        if text and body_digest(text) == digest:
+            return text
+        if is_partial or _is_loss_accepted(connection):
+            return missing_text(digest)
+        msg = f"its text {digest[:16]} is {'missing' if found is None else 'not what was recorded'}"
+        raise ValueError(msg)
+
+    return resolve
+
+
+def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
+    """Whether somebody chose to go on without what this record has lost."""
+    statement = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
+    return connection.execute(statement, (LossAccepted.FENCE,)).fetchone() is not None

@@ -1,0 +1,318 @@
+"""SqliteStore: the runs of a home, a SQLite file for each. Package: record. Adapter of `RunStore`.
+
+In: a home directory. Out: runs that this process owns or writes to, and what is known of all. Never: file work on an
+event loop that takes more than a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sqlite3
+import time
+from collections.abc import AsyncGenerator, Collection, Coroutine, Generator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.facts.fact import Fact
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import threads
+from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
+from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
+from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_write
+from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
+from ensemble_ray.record.sqlite.losses import keep_log
+from ensemble_ray.record.sqlite.reading import loss_in
+from ensemble_ray.record.stores import OwnedRun, RunSummary, pages
+from ensemble_ray.values.epochs import OWNER_STEP
+from ensemble_ray.values.ids import RUN
+from ensemble_ray.values.outputs import RunState
+
+__all__ = ["SqliteStore"]
+
+T = TypeVar("T")
+
+_log = bounded_logger(__name__)
+
+
+class SqliteStore:
+    """All runs of one home."""
+
+    def __init__(self, home: Path, *, patience_s: float = PATIENCE_S) -> None:
+        """Name the home; nothing is made or opened.
+
+        Args:
+            home: Directory that holds `runs/ID/`.
+            patience_s: How long a commit waits for other processes that write to the run.
+        """
+        self._home = home
+        self._patience_s = patience_s
+
+    async def begin(self, run_id: str, *, origin: str = "", is_buffered: bool = False) -> OwnedRun:
+        """Begin the record of a new run as its owner. What a run of that id left that recorded nothing is taken over.
+
+        Raises:
+            RunExistsError: there is a run of that id; the message says how it stands.
+            RecordError: the home cannot be written.
+            ValidationError: the id cannot name a directory.
+        """
+        directory = RunDirectory(self._home, run_id)
+        await _held(directory, threads.run(directory.begin, origin))
+        journal = self._journal(directory, is_buffered=is_buffered)
+        journal.prepare()
+        return _OwnedRun(directory, journal, 0, ())
+
+    async def take(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    ) -> OwnedRun:
+        """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
+
+        Raises:
+            RunExistsError: somebody owns it; the message names the process.
+            RecordError: the record is damaged or cannot be written.
+            ValidationError: there is no such run.
+        """
+        directory = known_run(run_id, self._home)
+        taking = threads.run(self._take, directory, by_force=by_force, reads_earlier=reads_earlier)
+        file, epoch, earlier = await _held(directory, taking)
+        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, earlier)
+
+    async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
+        """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
+            ValidationError: there is no such run.
+        """
+        directory = known_run(run_id, self._home)
+        return await _held(directory, threads.run(self._accept_loss, directory, by_force=by_force))
+
+    async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
+        """Write to a run that another process owns.
+
+        Raises:
+            RecordError: no run of that id was begun here.
+            ValidationError: the id cannot name a directory.
+        """
+        directory = RunDirectory(self._home, run_id)
+        if not directory.path.is_dir():
+            msg = f"Cannot write the run's record: there is no {directory.path}. Is ENSEMBLE_RAY_HOME the same in all processes?"
+            raise RecordError(msg, str(directory.path))
+        return self._journal(directory, is_buffered=is_buffered)
+
+    async def facts(self, run_id: str, *, is_partial: bool = False) -> list[Fact]:
+        """All committed facts in order, numbered from 1; none when there is no such run.
+
+        Raises:
+            RecordError: the record is damaged, or of a newer format.
+        """
+        return await threads.run(RunDirectory(self._home, run_id).facts, is_partial=is_partial)
+
+    def read(
+        self,
+        run_id: str,
+        *,
+        kinds: Collection[str] | None = None,
+        has_data: bool = True,
+        is_partial: bool = False,
+    ) -> AsyncGenerator[Sequence[Fact]]:
+        """Return the facts that are committed when reading begins, in order, page by page.
+
+        Raises:
+            RecordError: the record is damaged, of a newer format, or was removed meanwhile.
+        """
+        directory = RunDirectory(self._home, run_id)
+        return pages(
+            lambda: threads.run(directory.last_seq, kinds, is_partial=is_partial),
+            lambda after: threads.run(
+                directory.page, after=after, kinds=kinds, has_data=has_data, is_partial=is_partial
+            ),
+            run_id,
+        )
+
+    async def summary(self, run_id: str) -> RunSummary | None:
+        """Return the run as lists show it; None when there is none."""
+        directory = RunDirectory(self._home, run_id)
+        return await threads.run(directory.summary) if directory.path.is_dir() else None
+
+    async def runs(self) -> list[RunSummary]:
+        """All runs, newest first.
+
+        Raises:
+            RecordError: the home cannot be read.
+        """
+        return await threads.run(list_runs, self._home)
+
+    async def find(self, text: str) -> RunSummary:
+        """Return the run of that id, the only one whose id begins so, or the newest for `latest`.
+
+        Raises:
+            ValidationError: there is none, or several; the message names the nearest.
+        """
+        found = await threads.run(find_run, text, self._home)
+        return await threads.run(found.summary)
+
+    async def ask_cancel(self, run_id: str) -> None:
+        """Ask the owner of a run to end it.
+
+        Raises:
+            ValidationError: there is no such run.
+            RecordError: it cannot be written.
+        """
+        known_run(run_id, self._home).ask_cancel()
+
+    async def delete(self, run_id: str) -> None:
+        """Remove a run's record.
+
+        Raises:
+            RunExistsError: somebody owns it.
+            ValidationError: there is no such run.
+            RecordError: it cannot be removed.
+        """
+        await threads.run(known_run(run_id, self._home).delete)
+
+    def _journal(self, directory: RunDirectory, *, is_buffered: bool, file: SqliteFile | None = None) -> SqliteJournal:
+        return SqliteJournal(
+            directory.path, directory.run_id, is_buffered=is_buffered, file=file, patience_s=self._patience_s
+        )
+
+    def _take(
+        self, directory: RunDirectory, *, by_force: bool, reads_earlier: bool
+    ) -> tuple[SqliteFile, int, list[Fact]]:
+        """Become the owner and raise the epoch, as one step for everybody else; gives file, epoch and earlier facts."""
+        with self._owning(directory, by_force=by_force) as lock:
+            file = SqliteFile(directory.path)
+            try:
+                with file.transaction():
+                    epoch = _raised_epoch(file)
+                lock.give_back()  # from here on nobody else can add anything
+                earlier = file.facts(directory.run_id) if reads_earlier else []
+            except BaseException:
+                file.close()
+                raise
+        return file, epoch, earlier
+
+    def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
+        """Record what is lost, as one step for everybody else, and let the run go again; what is left of its log is kept."""
+        if loss_in(directory.path, has_texts=True) is None:
+            return False
+        with self._owning(directory, by_force=by_force):
+            loss = loss_in(directory.path, has_texts=True)
+            if loss is None:
+                directory.release()
+                return False
+            if not loss.last:
+                raise loss.error()
+            kept = keep_log(loss.path)
+            data = loss.accepted(None if kept is None else kept.name).to_data()
+            file = SqliteFile(directory.path, allows_loss=True)
+            try:
+                with file.transaction():
+                    row: Row = (
+                        LossAccepted.KIND,
+                        RUN,
+                        LossAccepted.FENCE,
+                        time.time(),
+                        _raised_epoch(file),
+                        json.dumps(data),
+                    )
+                    file.add_in_transaction([row], {})
+                file.reset_count()
+            finally:
+                file.close()
+        directory.write_state(RunState.INTERRUPTED)
+        _log.warning("Run %s goes on without what its record has lost: %s", directory.run_id, loss.told())
+        return True
+
+    @contextlib.contextmanager
+    def _owning(self, directory: RunDirectory, *, by_force: bool) -> Generator[CommitLock]:
+        """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
+        lock = CommitLock(directory.path / COMMIT_LOCK)
+        try:
+            (lock.take_from_frozen if by_force else lock.take_or_tell)(self._patience_s)
+            directory.own(by_force=by_force)
+            yield lock
+        except (OSError, sqlite3.Error) as error:
+            directory.release()
+            raise cannot_write(directory.path / RECORD, error) from error
+        except BaseException:
+            directory.release()
+            raise
+        finally:
+            lock.close()
+
+
+def _raised_epoch(file: SqliteFile) -> int:
+    """Raise the run's epoch above all others, inside a transaction; return it."""
+    epoch: int = max(file.epochs().values(), default=0) + OWNER_STEP
+    file.raise_epoch(RUN, epoch)
+    return epoch
+
+
+async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
+    """Do what makes this process the owner; when nobody waits for it any more, the run has no owner."""
+
+    def release(job: asyncio.Future[T]) -> None:
+        if not job.cancelled():
+            job.exception()  # nobody else hears of it
+        directory.release()
+
+    job = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(job)
+    except asyncio.CancelledError:
+        job.add_done_callback(release)
+        raise
+
+
+class _OwnedRun:
+    """A run that this process owns."""
+
+    def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int, earlier: Sequence[Fact]) -> None:
+        self._directory = directory
+        self._journal = journal
+        self._epoch = epoch
+        self._earlier = earlier
+
+    @property
+    def journal(self) -> SqliteJournal:
+        """Where this process writes its facts."""
+        return self._journal
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that this owner writes under."""
+        return self._epoch
+
+    @property
+    def earlier(self) -> Sequence[Fact]:
+        """All facts recorded before this owner came."""
+        return self._earlier
+
+    async def write_state(self, state: RunState) -> None:
+        """Say how the run stands; after a final state the run has no owner any more.
+
+        Raises:
+            RecordError: it cannot be written.
+        """
+        await threads.run(self._directory.write_state, state)
+
+    async def is_cancel_asked(self) -> bool:
+        """Whether somebody asked for the run's end since this owner came."""
+        return self._directory.is_cancel_asked()
+
+    async def close(self, state: RunState) -> None:
+        """Close the journal and write the state; whatever fails here, the run has no owner any more.
+
+        Raises:
+            RecordError: the store refused what was appended, or the state.
+        """
+        try:
+            await self._journal.close()
+            await self.write_state(state)
+        finally:
+            self._directory.release()

@@ -1,0 +1,74 @@
+"""Traces on their way out. Package: record.
+
+In: the trace of a run that ended without failure. Out: files, or calls of the user's exporter.
+Never: an exporter's failure in the way of a run's result.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from ensemble_ray.errors import message_of
+from ensemble_ray.process.bounded_log import bounded_logger
+from ensemble_ray.process.threads import call_user
+from ensemble_ray.values.trace import CaptureMode, ExecutionTrace, ExecutionTraceExporter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["AnyExporter", "JsonTraceExporter", "effective_exporter", "export_safely"]
+
+_log = bounded_logger(__name__)
+#: Where traces go in capture mode full when nothing else is chosen (S-CAP-15).
+_DEFAULT_FOLDER = "./traces/"
+
+#: What `trace_exporter` takes (S-TRC-60).
+AnyExporter = Union[ExecutionTraceExporter, "Callable[[ExecutionTrace], object]"]
+
+
+class JsonTraceExporter:
+    """Writes each trace as a JSON file (S-TRC-63). A failure is a WARN line, never an error."""
+
+    def __init__(self, path: str | Path, *, directory_mode: bool = True) -> None:
+        """Choose where.
+
+        Args:
+            path: A folder, made when missing, which gets `{ensemble_id}.json` per run.
+            directory_mode: False: the path is the file itself, overwritten by each run.
+        """
+        self.path = Path(path)
+        self.directory_mode = directory_mode
+
+    def export(self, trace: ExecutionTrace) -> None:
+        """Write one trace."""
+        target = self.path / f"{_file_name(trace.ensemble_id)}.json" if self.directory_mode else self.path
+        try:
+            trace.write_json(target)
+        except OSError as error:
+            _log.warning("The trace could not be written to %s: %s", target, message_of(error))
+
+    def __repr__(self) -> str:
+        return f"JsonTraceExporter({str(self.path)!r}, directory_mode={self.directory_mode})"
+
+
+def _file_name(ensemble_id: str) -> str:
+    """Return an id as a file's name: one that was chosen by hand must not lead out of the folder."""
+    return re.sub(r"[^A-Za-z0-9._-]|^\.+", "_", ensemble_id) or "_"
+
+
+def effective_exporter(capture_mode: CaptureMode, trace_exporter: AnyExporter | None) -> AnyExporter | None:
+    """Return the exporter in force: the chosen one; in capture mode full, where none is chosen, `./traces/` (S-CAP-15)."""
+    if trace_exporter is None and capture_mode is CaptureMode.FULL:
+        return JsonTraceExporter(_DEFAULT_FOLDER)
+    return trace_exporter
+
+
+async def export_safely(exporter: AnyExporter, trace: ExecutionTrace) -> None:
+    """Call the exporter, in a thread where it is synchronous; what it raises is a WARN line (S-TRC-62)."""
+    function = exporter.export if isinstance(exporter, ExecutionTraceExporter) else exporter
+    try:
+        await call_user(function, trace)
+    except Exception as error:  # noqa: BLE001  the run is done, whatever its exporter does
+        _log.warning("Trace exporter %s failed: %s", type(exporter).__name__, message_of(error))

@@ -1,0 +1,196 @@
+"""A dynamic run as people look at it: levels, counts and the first failures, however many tasks it has. Package: record. Pure.
+
+In: its facts, page by page. Out: rows of a tree, or JSON data, of a size that does not depend on the number of items.
+Never: a line for every item.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, cast
+
+from ensemble_ray.errors import RecordError
+from ensemble_ray.execute.recorded import typed_output
+from ensemble_ray.facts.effects import ToolIntended, ToolReturned
+from ensemble_ray.facts.ends import ExitRecorded, FailureRecorded, OutputRecorded, read_trace
+from ensemble_ray.facts.fact import kinds_of
+from ensemble_ray.facts.items import GroupRecorded, ItemsRecorded
+from ensemble_ray.facts.runs import LossAccepted
+from ensemble_ray.record.identity.map_reduce import DIRECT, FINAL, work_of
+from ensemble_ray.record.level_tallies import LevelTally, tally_data
+from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, Outcome
+from ensemble_ray.record.resume.run_head import HEAD_KINDS
+from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
+from ensemble_ray.record.view.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
+from ensemble_ray.values.outputs import RunState
+from ensemble_ray.values.value import utc_of
+
+if TYPE_CHECKING:
+    from ensemble_ray.facts.fact import Fact
+
+__all__ = ["VIEW_KINDS", "MapReduceView"]
+
+#: Kinds of facts that a view looks at.
+VIEW_KINDS = (
+    *HEAD_KINDS,
+    *kinds_of(ItemsRecorded, GroupRecorded, OutputRecorded, FailureRecorded, ExitRecorded, LossAccepted),
+    *UNKNOWN_KINDS,
+)
+#: Failures that are told; all of them stand in the record.
+_TOLD = 20
+_TITLE = 100
+
+
+class MapReduceView:
+    """What is shown of a dynamic run."""
+
+    def __init__(self, run_id: str, *, is_running: bool = False) -> None:
+        """Begin without facts; of a run that is running, calls without a result may be on their way."""
+        self._is_running = is_running
+        self._unknown = UnknownOutcomes()
+        self._run_id = run_id
+        self._known = MapReduceRecovery(self._take_output)
+        self._levels: dict[int, LevelTally] = {}
+        #: the first failures by key; those that were made good meanwhile are left out when they are shown
+        self._failures: dict[str, str] = {}
+        self._last_at = 0.0
+        #: what its record has lost
+        self._lost: list[str] = []
+
+    def take(self, facts: Iterable[Fact]) -> None:
+        """Take the next facts.
+
+        Raises:
+            RecordError: one of them is damaged.
+        """
+        for fact in facts:
+            self._last_at = max(self._last_at, fact.at)
+            match fact.data:
+                case LossAccepted(reason=reason):
+                    self._lost.append(reason)
+                case ToolIntended() | ToolReturned():
+                    self._unknown.take(fact)
+                case _:
+                    self._known.take([fact])
+                    if isinstance(fact.data, FailureRecorded) and "/" not in fact.name:
+                        self._take_failure(cast("Fact[FailureRecorded]", fact))
+
+    @property
+    def state(self) -> RunState:
+        """How the run stands, as its facts tell."""
+        return self._known.head.state
+
+    @property
+    def levels(self) -> list[LevelTally]:
+        """Its levels, lowest first."""
+        levels = dict(self._known.groups.counts)
+        unknown: Counter[int | None] = Counter()
+        for key, count in self._unknown.counts(self._is_over).items():
+            unknown[self._level_of(key)] += count
+        if self._known.items.count:
+            levels[0] = self._known.items.count
+        for level in {*levels, *self._levels}:
+            tally = self._tally(level)
+            tally.done, tally.failed = (self._count(outcome, level) for outcome in (Outcome.COMPLETED, Outcome.FAILED))
+            tally.unknown = unknown[level]
+            tally.total = max(levels.get(level, 0), tally.done + tally.failed)
+        return [self._levels[level] for level in sorted(self._levels)]
+
+    def rows(self) -> Iterator[TreeRow]:
+        """Return the rows of its tree, top down."""
+        levels, head = self.levels, self._known.head
+        failures = self._told()
+        calls, given, answered = (
+            sum(tally.model_calls for tally in levels),
+            sum(tally.input_tokens for tally in levels),
+            sum(tally.output_tokens for tally in levels),
+        )
+        workflow = head.header.workflow or "map-reduce"
+        yield TreeRow(
+            depth=0,
+            kind="run",
+            title=f"Run {one_line(self._run_id, _TITLE)}: {one_line(workflow, _TITLE)}, {self.state.value}",
+            details=(
+                seconds_told(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
+                count_told(self._known.items.count, "item"),
+                count_told(calls, "model call"),
+                tokens_told(given, answered),
+            ),
+            is_bad=bool(failures) or any(tally.unknown for tally in levels),
+        )
+        yield from map(lost_row, self._lost)
+        yield from map(level_row, levels)
+        yield from self._unknown.rows(self._is_over)
+        for key, text in failures.items():
+            yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
+        more = self._known.count(Outcome.FAILED) - len(failures)
+        if more > 0:
+            yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
+
+    def data(self) -> dict[str, object]:
+        """Return the same as JSON data."""
+        head = self._known.head
+        return {
+            "run_id": self._run_id,
+            "workflow": head.header.workflow,
+            "state": self.state.value,
+            "started_at": utc_of(head.started_at).isoformat(),
+            "last_at": utc_of(self._last_at).isoformat(),
+            "items": self._known.items.count,
+            "levels": tally_data(self.levels),
+            "failed": self._known.count(Outcome.FAILED),
+            "first_failures": self._told(),
+            **({"lost": self._lost} if self._lost else {}),
+            "unknown_outcomes": self._unknown.counts(self._is_over).total(),
+            "first_unknown_outcomes": self._unknown.told(self._is_over),
+        }
+
+    def _is_over(self, key: str) -> bool:
+        """Whether nothing comes any more of what a task called and got no result of."""
+        return not self._is_running or self._known.outcome(key) is not Outcome.UNKNOWN
+
+    def _told(self) -> dict[str, str]:
+        return {key: text for key, text in self._failures.items() if self._known.outcome(key) is Outcome.FAILED}
+
+    def _count(self, outcome: Outcome, level: int) -> int:
+        final, known = self._known.groups.final, self._known
+        named = final is not None and level == final.level and known.outcome(FINAL) is outcome
+        direct = level == 0 and known.outcome(DIRECT) is outcome
+        return known.count(outcome, level) + named + direct
+
+    def _tally(self, level: int) -> LevelTally:
+        tally = self._levels.get(level)
+        if tally is None:
+            final = self._known.groups.final
+            is_final = final is not None and level == final.level
+            node_type = FINAL if is_final else "reduce" if level else "map"
+            tally = self._levels[level] = LevelTally(level=level, node_type=node_type)
+        return tally
+
+    def _level_of(self, key: str) -> int | None:
+        work = work_of(key)
+        if work is not None:
+            return work[0]
+        final = self._known.groups.final
+        return 0 if key == DIRECT else None if final is None else final.level
+
+    def _take_output(self, key: str, end: OutputRecorded) -> None:
+        level = self._level_of(key)
+        if level is None:
+            raise RecordError(f"The record is damaged: '{key}' has an output and no group")
+        output = typed_output({**end.output_data(), "trace": None, "parsed_output": None})
+        tally = self._tally(level)
+        if key == DIRECT:
+            tally.node_type = DIRECT
+        tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
+
+    def _take_failure(self, fact: Fact[FailureRecorded]) -> None:
+        key = fact.name.rpartition("#")[0]
+        if key in self._failures or len(self._failures) < _TOLD:
+            kind, text = fact.data.error_type, fact.data.message
+            self._failures[key] = f"{one_line(kind, _TITLE)}: {one_line(text, _TITLE)}"
+        level, trace = self._level_of(key), read_trace(fact)
+        if level is not None and trace is not None:
+            self._tally(level).add(trace.metrics, trace.started_at, trace.completed_at)

@@ -1,0 +1,316 @@
+"""A trace as a tree of lines for people. Package: record. Pure.
+
+In: an `ExecutionTrace`, of a live run or folded from a record. Out: rows (depth, title, details) or plain text lines.
+Never: colours, terminal sizes, or a control character that a model or a tool put into its text.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Literal, cast
+
+from ensemble_ray.record.level_tallies import LevelTally, level_tallies, unknown_calls
+from ensemble_ray.text.control_characters import escape_controls
+from ensemble_ray.values.messages import ChatResponse, incomplete_reason
+from ensemble_ray.values.trace import (
+    DelegationTrace,
+    ErrorTrace,
+    ExecutionTrace,
+    LlmInteraction,
+    TaskTrace,
+    ToolCallTrace,
+)
+
+__all__ = [
+    "TreeRow",
+    "count_told",
+    "level_row",
+    "lost_row",
+    "one_line",
+    "render_rows",
+    "render_tree",
+    "seconds_told",
+    "tokens_told",
+    "tree_rows",
+]
+
+#: A map-reduce with more tasks is told by its levels only; so many errors are told of a run.
+_MOST_TASKS = 100
+#: Longest text of a row's title and of a quoted answer, characters.
+_TITLE = 72
+_QUOTE = 100
+_LOST = 300
+
+#: Stands for the text of an answer that asks for tools; such an answer is never empty.
+_ASKED = "(tool calls)"
+#: Tools that hand work on; a malformed call of theirs leaves no delegation.
+_DELEGATING = frozenset({"delegate", "delegate_task"})
+
+RowKind = Literal["run", "level", "task", "model", "tool", "answer", "error"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRow:
+    """One line of the tree."""
+
+    #: 0 is the run
+    depth: int
+    kind: RowKind
+    title: str
+    #: times, tokens, counts; shown behind the title
+    details: tuple[str, ...] = ()
+    #: something went wrong here
+    is_bad: bool = False
+
+
+def tree_rows(trace: ExecutionTrace) -> tuple[TreeRow, ...]:
+    """Return the rows of a trace, top down."""
+    return tuple(_rows(trace))
+
+
+def render_tree(trace: ExecutionTrace) -> str:
+    """Return the tree as text, one row per line, no line feed at the end."""
+    return render_rows(tree_rows(trace))
+
+
+def render_rows(rows: Sequence[TreeRow]) -> str:
+    """Rows of a tree as text, one per line, no line feed at the end."""
+    lines: list[str] = []
+    for row, branches in zip(rows, _branches(rows), strict=True):
+        lines.append(branches + "  ".join((row.title, *(f"[{detail}]" for detail in row.details))))
+    return "\n".join(lines)
+
+
+def _branches(rows: Sequence[TreeRow]) -> list[str]:
+    """Return what stands before each row: for each depth, whether something of that depth is still to come."""
+    found: list[str] = []
+    #: depths of which a later row belongs to the same parent
+    to_come: set[int] = set()
+    for row in reversed(rows):
+        parts = ["│  " if depth in to_come else "   " for depth in range(1, row.depth)]
+        if row.depth:
+            parts.append("├─ " if row.depth in to_come else "└─ ")
+        found.append("".join(parts))
+        to_come = {depth for depth in to_come if depth < row.depth} | {row.depth}
+    return found[::-1]
+
+
+def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
+    named = (trace.ensemble_id, trace.workflow, str(trace.metadata.get("state", "completed")))
+    ensemble_id, workflow, state = (one_line(text, _TITLE) for text in named)
+    yield TreeRow(
+        depth=0,
+        kind="run",
+        title=f"Run {ensemble_id}: {workflow}, {state}{_parent(trace)}",
+        details=tuple(_run_details(trace)),
+        is_bad=bool(trace.errors),
+    )
+    lost: object = trace.metadata.get("lost")
+    if isinstance(lost, list | tuple):
+        yield from map(lost_row, map(str, cast("list[object]", lost)))
+    failed = {(error.agent_role, error.task_description) for error in trace.errors}
+    if trace.map_reduce_levels:
+        tallies = level_tallies(trace, failed)
+        yield from map(level_row, tallies)
+        if sum(tally.total for tally in tallies) > _MOST_TASKS:
+            yield from _unknown_rows(trace.task_traces)
+            yield from _error_rows(trace.errors)
+            return
+    for task in trace.task_traces:
+        yield from _task_rows(task, is_failed=(task.agent_role, task.task_description) in failed)
+    yield from _error_rows(trace.errors)
+
+
+def _parent(trace: ExecutionTrace) -> str:
+    """Which run it is a fork of, where the trace tells of one."""
+    told: object = trace.metadata.get("forked_from")
+    if not isinstance(told, Mapping):
+        return ""
+    run, task = (one_line(str(cast("Mapping[str, object]", told).get(name, "")), _TITLE) for name in ("run", "task"))
+    return f", fork of {run} from {task}"
+
+
+def level_row(tally: LevelTally) -> TreeRow:
+    """Return the row of a level of a map-reduce."""
+    details = [f"{tally.done:,} of {count_told(tally.total, 'task')} done"]
+    if tally.failed:
+        details.append(f"{tally.failed:,} failed")
+    if tally.unknown:
+        details.append(count_told(tally.unknown, "unknown outcome"))
+    details.append(seconds_told(tally.duration))
+    if tally.model_calls:
+        details += [count_told(tally.model_calls, "model call"), tokens_told(tally.input_tokens, tally.output_tokens)]
+    if tally.uncounted:
+        details.append(f"tokens of {count_told(tally.uncounted, 'task')} unknown")
+    if tally.tool_calls:
+        details.append(count_told(tally.tool_calls, "tool call"))
+    title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
+    return TreeRow(
+        depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
+    )
+
+
+def _unknown_rows(tasks: Sequence[TaskTrace]) -> Iterator[TreeRow]:
+    """Return the calls of unknown outcome, where tasks have no rows of their own (S-DUR-26)."""
+    rows = [_tool_row(call, 1) for task in tasks for call in unknown_calls(task)]
+    yield from rows[:_MOST_TASKS]
+    if len(rows) > _MOST_TASKS:
+        title = f"and {len(rows) - _MOST_TASKS:,} more of unknown outcome"
+        yield TreeRow(depth=1, kind="tool", title=title, is_bad=True)
+
+
+def lost_row(text: str) -> TreeRow:
+    """Return the row of what a record has lost; somebody chose to go on without it."""
+    return TreeRow(depth=1, kind="error", title=f"a part of its record is lost: {one_line(text, _LOST)}", is_bad=True)
+
+
+def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
+    for error in errors[:_MOST_TASKS]:
+        yield _error_row(error)
+    if len(errors) > _MOST_TASKS:
+        yield TreeRow(depth=1, kind="error", title=f"and {len(errors) - _MOST_TASKS:,} more errors", is_bad=True)
+
+
+def _run_details(trace: ExecutionTrace) -> Iterator[str]:
+    metrics, cost = trace.metrics, trace.total_cost_estimate
+    yield seconds_told(trace.total_duration)
+    # The traces of a manager's workers stand beside its own, and are none of the run's tasks.
+    yield count_told(
+        min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
+    )
+    yield count_told(metrics.total_llm_call_count, "model call")
+    yield tokens_told(metrics.total_input_tokens, metrics.total_output_tokens)
+    if metrics.total_tool_calls:
+        yield count_told(metrics.total_tool_calls, "tool call")
+    if metrics.total_delegations:
+        yield count_told(metrics.total_delegations, "delegation")
+    if cost is not None:
+        yield f"{cost.total_cost:f} {cost.currency}"
+
+
+def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequence[str] = ()) -> Iterator[TreeRow]:
+    """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
+    metrics = task.metrics
+    state = "failed" if is_failed else str(task.metadata.get("state", ""))
+    details = [seconds_told(task.duration), *more]
+    if metrics.llm_call_count:
+        details += [
+            count_told(metrics.llm_call_count, "model call"),
+            tokens_told(metrics.input_tokens, metrics.output_tokens),
+        ]
+    if metrics.retry_count:
+        details.append(f"{metrics.retry_count:,} made again")
+    if metrics.incomplete_answers:
+        details.append(count_told(metrics.incomplete_answers, "incomplete answer"))
+    if metrics.tool_call_count:
+        details.append(count_told(metrics.tool_call_count, "tool call"))
+    if state:
+        details.append(one_line(state, _TITLE))
+    role = one_line(task.agent_role or "?", _TITLE)
+    title = f"{role}: {one_line(task.task_description, _TITLE)}"
+    yield TreeRow(depth=depth, kind="task", title=title, details=tuple(details), is_bad=bool(state))
+    left = deque(task.delegations)
+    for interaction in task.llm_interactions:
+        yield from _interaction_rows(interaction, left, depth + 1)
+    for delegation in left:  # of a turn that never came to its end
+        yield from _delegation_rows(delegation, depth + 1)
+    if task.final_output:
+        yield TreeRow(depth=depth + 1, kind="answer", title=f"answer: {one_line(task.final_output, _QUOTE)}")
+
+
+def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace], depth: int) -> Iterator[TreeRow]:
+    """Return the rows of a model call and its tool calls; of `left`, the task's delegations in order, theirs are taken."""
+    what = "answered" if interaction.response_type == "final_answer" else "asked for tools"
+    reason = _incomplete(interaction)
+    yield TreeRow(
+        depth=depth,
+        kind="model",
+        title=f"model call {interaction.iteration_index + 1}: {what}",
+        details=(
+            seconds_told(interaction.latency),
+            tokens_told(interaction.input_tokens, interaction.output_tokens),
+            *(() if reason is None else (reason,)),
+        ),
+        is_bad=reason is not None,
+    )
+    for call in interaction.tool_calls:
+        if not (
+            left and call.tool_name in _DELEGATING and (call.outcome == "unknown" or call.result == left[0].result)
+        ):
+            yield _tool_row(call, depth + 1)
+            continue
+        delegation = left.popleft()
+        # The refusal is an answer of the tool (S-EVT-14), so only both together tell that nobody was asked.
+        is_refused = call.outcome == "success" and not delegation.succeeded
+        yield _tool_row(call, depth + 1, is_refused=is_refused)
+        yield from _delegation_rows(delegation, depth + 2, is_refused=is_refused)
+
+
+def _incomplete(interaction: LlmInteraction) -> str | None:
+    """Return what an answer lacks, for people; None: nothing."""
+    text = interaction.response_text if interaction.response_type == "final_answer" else _ASKED
+    reason = incomplete_reason(ChatResponse(text, finish_reason=interaction.finish_reason))
+    return reason if reason is None or reason == "empty" else f"cut off: {reason}"
+
+
+def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: bool = False) -> Iterator[TreeRow]:
+    """Who was asked, and what they did where that does not stand beside the asking task."""
+    worker = delegation.worker_trace
+    outcome = "success" if delegation.succeeded else "refused" if is_refused else "failure"
+    told = (outcome, f"depth {delegation.depth + 1}")
+    if worker is not None:
+        first, *rows = _task_rows(worker, is_failed=False, depth=depth, more=told)
+        yield replace(first, is_bad=not delegation.succeeded)
+        yield from rows
+        return
+    title = f"{one_line(delegation.worker_role or '?', _TITLE)}: {one_line(delegation.task_description, _TITLE)}"
+    details = (seconds_told(delegation.duration), *told)
+    yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
+
+
+def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> TreeRow:
+    outcome = "refused" if is_refused else call.outcome
+    return TreeRow(
+        depth=depth,
+        kind="tool",
+        title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
+        details=(seconds_told(call.duration), outcome),
+        is_bad=outcome != "success",
+    )
+
+
+def _error_row(error: ErrorTrace) -> TreeRow:
+    where = one_line(error.task_description, _TITLE)
+    title = f"{one_line(error.error_type, _TITLE)}: {one_line(error.message, _QUOTE)}"
+    return TreeRow(depth=1, kind="error", title=title, details=(where,) if where else (), is_bad=True)
+
+
+def one_line(text: str, length: int) -> str:
+    """Return a text on one line, without control characters, cut to a length."""
+    # Cut first: an answer may be as large as a book. Twice the length leaves room for white space that is joined.
+    words = " ".join(text[: 2 * length].split())
+    clean = escape_controls(words)
+    return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
+
+
+def seconds_told(duration: timedelta) -> str:
+    """Return a duration, as people read it."""
+    seconds = duration.total_seconds()
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    minutes, rest = divmod(round(seconds, 2), 60)
+    return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
+
+
+def count_told(number: int, noun: str) -> str:
+    """`1 task`, `2 tasks`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def tokens_told(input_tokens: int, output_tokens: int) -> str:
+    """Input and output tokens; `?` where they are not known."""
+    known = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
+    return f"{known[0]} + {known[1]} tokens"

@@ -1,0 +1,61 @@
+"""Facts are known in one place: no code outside `ensemble_ray.facts` knows how they are written."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ensemble_ray.facts.fact import FactData
+from ensemble_ray.facts.reading import KINDS
+from tests.architecture.project import ROOT, python_files
+
+#: Names of kinds that are no words of anything else.
+_WORDS = {name for name in KINDS if "_" in name}
+
+
+def _code() -> Iterator[tuple[Path, ast.Module]]:
+    for path in python_files("ensemble_ray", "actors", "serve"):
+        if ROOT / "ensemble_ray" / "facts" not in path.parents:
+            yield path.relative_to(ROOT), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def _looks_into_data(node: ast.AST) -> bool:
+    """Whether it is `x.data[...]` or `x.data.get(...)`."""
+    match node:
+        case ast.Subscript(value=ast.Attribute(attr="data")):
+            return True
+        case ast.Call(func=ast.Attribute(attr="get", value=ast.Attribute(attr="data"))):
+            return True
+        case _:
+            return False
+
+
+def _names_a_kind(node: ast.AST) -> bool:
+    """Whether it compares a fact's kind with a text, or is the name of a kind that is no other word."""
+    match node:
+        case ast.Compare(left=ast.Attribute(attr="kind", value=ast.Name(id="fact" | "each" | "end"))):
+            return any(isinstance(each, ast.Constant) for other in node.comparators for each in ast.walk(other))
+        case ast.Constant(value=str(text)):
+            return text in _WORDS
+        case _:
+            return False
+
+
+def test_nobody_else_knows_a_key() -> None:
+    """Readers use attributes: a misspelt one is an error before it runs."""
+    found = [f"{path}:{node.lineno}" for path, tree in _code() for node in ast.walk(tree) if _looks_into_data(node)]  # type: ignore[attr-defined]
+    assert found == []
+
+
+def test_nobody_else_knows_the_name_of_a_kind() -> None:
+    """Readers match on classes."""
+    found = [f"{path}:{node.lineno}" for path, tree in _code() for node in ast.walk(tree) if _names_a_kind(node)]  # type: ignore[attr-defined]
+    assert found == []
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS.values() if kind.KEYS], ids=lambda kind: kind.KIND)
+def test_every_field_is_written(kind: type[FactData]) -> None:
+    """What has no key would be lost on the way through the record."""
+    assert set(kind.KEYS) == {each.name for each in fields(kind)} - {"absent", "rest"}
