@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import ray.exceptions
@@ -18,7 +19,7 @@ from ensemble_ray.actors.driver.driver_connection import DriverConnection
 from ensemble_ray.actors.link.failures import last_line, ours
 from ensemble_ray.actors.link.packing import unpack_output, unpack_result
 from ensemble_ray.actors.link.reach import RESTART_PAUSES_S, reach
-from ensemble_ray.actors.link.wire import Submission
+from ensemble_ray.actors.link.wire import EndPage, Submission
 from ensemble_ray.coordinator.planned import FailedTask, PlannedEnd
 from ensemble_ray.errors import EnsembleError, message_of
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -26,6 +27,8 @@ from ensemble_ray.runs.outcomes import outcome_of
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ensemble_ray.execute.orders import RunOutcome, TaskResult
     from ensemble_ray.runs.ports import RunRequest
     from ensemble_ray.values.outputs import TaskOutput
@@ -80,15 +83,33 @@ class RayRun:
             EnsembleError: the cluster died, or the scheduler's process did in a run that is not recorded.
         """
         try:
-            ended = await self._wait_for_end()
+            ended = await self._fetch_end()
         except ray.exceptions.RayError as error:
             raise ours(error, self.run_id) from None
         finally:
             await self._connection.leave()
-        self._scheduler.forget.remote(self.run_id)
+        return outcome_of(self.run_id, ended)
+
+    async def _fetch_end(self) -> PlannedEnd[TaskOutput, TaskResult]:
+        """Wait until the run has ended and return how; it comes in pages, which the scheduler keeps until all are here."""
+        page = await self._wait_for_end()
+        parts = [self._read(page)]
+        while not page.is_last:
+            following = await self._heartbeat.reach(partial(self._ask_for_end, page.cursor, page.end_id))
+            if following is None:  # that scheduler is gone, and what it kept
+                following = await self._wait_for_end()
+                parts = []
+            page = following
+            parts.append(self._read(page))
+        self._scheduler.forget.remote(self.run_id, page.end_id)
+        return _join(parts)
+
+    def _read(self, page: EndPage) -> PlannedEnd[TaskOutput, TaskResult]:
+        """Return a page with its outputs loaded."""
         try:
-            return outcome_of(self.run_id, _unpack(ended))
+            return _unpack(page.end)
         except Exception as error:
+            self._scheduler.forget.remote(self.run_id, page.end_id)
             unreadable = EnsembleError(
                 f"Run {self.run_id}: its results cannot be loaded in this process: {message_of(error)}. "
                 "Install the module they come from here too, or use runtime='inline'"
@@ -96,8 +117,8 @@ class RayRun:
             unreadable.run_id = self.run_id
             raise unreadable from error
 
-    async def _wait_for_end(self) -> PlannedEnd[bytes, bytes]:
-        """Wait until the run has ended and return how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
+    async def _wait_for_end(self) -> EndPage:
+        """Wait until the run has ended and return the first page of how, also when the scheduler's process died on the way and was started again (S-DUR-32)."""
         while True:
             ended = await self._heartbeat.reach(self._ask_for_end)
             if ended is not None:
@@ -109,11 +130,11 @@ class RayRun:
             if self._is_cancelled:
                 await self.cancel()
 
-    async def _ask_for_end(self) -> PlannedEnd[bytes, bytes] | None:
+    async def _ask_for_end(self, cursor: int = 0, end_id: str = "") -> EndPage | None:
         if self._is_cancelled:  # `cancel` may have given up before the scheduler was back
             await self._scheduler.cancel.remote(self.run_id)
-        ended: PlannedEnd[bytes, bytes] | None = await self._scheduler.wait.remote(self.run_id)
-        return ended
+        page: EndPage | None = await self._scheduler.wait.remote(self.run_id, cursor, end_id)
+        return page
 
     async def cancel(self) -> None:
         """Ask the run to end, also where the scheduler is just being started again; of one that is gone `wait` tells."""
@@ -125,14 +146,14 @@ class RayRun:
 
 
 def _unpack(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResult]:
-    """Return the outcome with its outputs loaded."""
+    """Return the end with its outputs loaded."""
     return PlannedEnd(
         state=ended.state,
         exit_reason=ended.exit_reason,
         started_at=ended.started_at,
         completed_at=ended.completed_at,
         completed=[(key, unpack_output(body)) for key, body in ended.completed],
-        delegated=[unpack_output(body) for body in ended.delegated],
+        delegated=[(key, unpack_output(body)) for key, body in ended.delegated],
         lost_work=ended.lost_work,
         failures=[
             FailedTask(
@@ -144,4 +165,15 @@ def _unpack(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResul
             for failed in ended.failures
         ],
         unfinished=[unpack_result(body) for body in ended.unfinished],
+    )
+
+
+def _join(parts: Sequence[PlannedEnd[TaskOutput, TaskResult]]) -> PlannedEnd[TaskOutput, TaskResult]:
+    """Return the end with the entries of all its pages."""
+    return replace(
+        parts[0],
+        completed=[each for part in parts for each in part.completed],
+        delegated=[each for part in parts for each in part.delegated],
+        failures=[each for part in parts for each in part.failures],
+        unfinished=[each for part in parts for each in part.unfinished],
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.facts.fact import Fact
@@ -25,6 +26,7 @@ __all__ = [
     "AgentTemplate",
     "CallableRef",
     "CallablesUpdate",
+    "EndPage",
     "OrderBatch",
     "RecordLocation",
     "ReportPage",
@@ -226,3 +228,16 @@ class ReportPage:
     reports: Sequence[WireReport]
     #: instances that were not begun: something that they need is not known here
     unknown: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndPage:
+    """What the driver of a planned run gets at a time of how it ended."""
+
+    #: which end this is; that of a later run of the same id is another
+    end_id: str
+    #: how many entries came, these included; the next page begins there
+    cursor: int
+    is_last: bool
+    #: how the run ended, with the entries of this page
+    end: PlannedEnd[bytes, bytes]

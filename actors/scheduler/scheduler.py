@@ -20,15 +20,15 @@ from ensemble_ray.actors.link.events import begin_events
 from ensemble_ray.actors.link.futures import refuse
 from ensemble_ray.actors.link.log_lines import LineService
 from ensemble_ray.actors.link.quiet_gc import freeze_modules
-from ensemble_ray.actors.link.wire import SessionOpening, Submission, WireReport
+from ensemble_ray.actors.link.wire import EndPage, SessionOpening, Submission, WireReport
 from ensemble_ray.actors.scheduler.loading import load_everywhere
 from ensemble_ray.actors.scheduler.planned_run import PlannedRun
 from ensemble_ray.actors.scheduler.processes import ProcessPool
+from ensemble_ray.actors.scheduler.run_end import RunEnd
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
 from ensemble_ray.actors.shared.event_hub import EventHub
-from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.errors import RunExistsError, message_of
 from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
@@ -66,7 +66,7 @@ class SchedulerActor(LineService, SessionService):
         freeze_modules()
         self._store = SubmissionStore()
         self._planned: dict[str, PlannedRun] = {}
-        self._ended: dict[str, asyncio.Future[PlannedEnd[bytes, bytes]]] = {}
+        self._ends: dict[str, RunEnd] = {}
         self._recovering: asyncio.Task[None] | None = None
         # A constructor runs before the loop does; this call is the first that the loop gets.
         cast("Any", ray.get_runtime_context().current_actor).recovered.remote()
@@ -96,8 +96,8 @@ class SchedulerActor(LineService, SessionService):
         """
         await self.recovered()
         run_id = submission.run_id
-        begun = self._ended.get(run_id)
-        if (begun is not None and not begun.done()) or run_id in self._dynamic:
+        begun = self._ends.get(run_id)
+        if (begun is not None and not begun.known.done()) or run_id in self._dynamic:
             raise RunExistsError(f"Run '{run_id}' is running: wait for its end, or choose another run_id")
         hub = spawn.event_hub(EventHub) if submission.is_connected else None
         run = await self._begin(submission, hub)
@@ -113,7 +113,7 @@ class SchedulerActor(LineService, SessionService):
     async def knows(self, run_id: str) -> bool:
         """Return whether a run is known here: it runs, or its result waits to be fetched."""
         await self.recovered()
-        return run_id in self._ended
+        return run_id in self._ends
 
     async def report(self, run_id: str, source: str, reports: Sequence[WireReport]) -> None:  # noqa: ARG002  named in traces of calls
         """Take results of tasks, in the batches in which a process sends them."""
@@ -136,11 +136,17 @@ class SchedulerActor(LineService, SessionService):
         """Let all other processes of the cluster know what one knows of an endpoint (S-DUR-64, S-DUR-65)."""
         self._pool.broadcast(update, source=source)
 
-    async def wait(self, run_id: str) -> PlannedEnd[bytes, bytes] | None:
-        """Wait until a run has ended and return how; None where nothing is known of it, since this process was started anew."""
+    async def wait(self, run_id: str, cursor: int = 0, end_id: str = "") -> EndPage | None:
+        """Wait until a run has ended and return a page of how; None where that end is not known, since this process was started anew.
+
+        Args:
+            run_id: The run's id.
+            cursor: How many entries the driver has.
+            end_id: Which end they are of; empty: it has none.
+        """
         await self.recovered()
-        ended = self._ended.get(run_id)
-        return None if ended is None else await asyncio.shield(ended)
+        ended = self._ends.get(run_id)
+        return None if ended is None or end_id not in {"", ended.id} else await ended.page(cursor)
 
     async def cancel(self, run_id: str) -> None:
         """End a run soon."""
@@ -149,10 +155,11 @@ class SchedulerActor(LineService, SessionService):
         if run is not None:
             await run.cancel()
 
-    async def forget(self, run_id: str) -> None:
+    async def forget(self, run_id: str, end_id: str) -> None:
         """Drop a result that was fetched; that of a later run of the same id was not."""
-        if run_id in self._ended and self._ended[run_id].done():
-            del self._ended[run_id]
+        ended = self._ends.get(run_id)
+        if ended is not None and ended.id == end_id:
+            del self._ends[run_id]
 
     async def states(self) -> dict[str, str]:
         """Return the runs that have not ended."""
@@ -191,9 +198,8 @@ class SchedulerActor(LineService, SessionService):
 
     async def _begin(self, submission: Submission, hub: Any) -> PlannedRun:
         """Own the run's record and know the run from now on; `begin` of it starts its tasks."""
-        run_id, before = submission.run_id, self._ended.get(submission.run_id)
-        ended: asyncio.Future[PlannedEnd[bytes, bytes]] = asyncio.get_running_loop().create_future()
-        self._ended[run_id] = ended
+        run_id, before = submission.run_id, self._ends.get(submission.run_id)
+        ended = self._ends[run_id] = RunEnd()
         owned = None
         try:
             if submission.store is not None:
@@ -210,21 +216,21 @@ class SchedulerActor(LineService, SessionService):
                 )
             limits = _limits(is_dynamic=False)
             run = PlannedRun(
-                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended
+                submission, self._pool, hub=hub, limits=limits, owned=owned, store=self._store, finished=ended.known
             )
         except BaseException as error:
-            del self._ended[run_id]
+            del self._ends[run_id]
             if before is not None:
-                self._ended[run_id] = before  # nobody has fetched it yet
-            refuse(ended, error)
+                self._ends[run_id] = before  # nobody has fetched it yet
+            refuse(ended.known, error)
             await release_run(owned)
             raise
         self._planned[run_id] = run
-        ended.add_done_callback(lambda _done: self._forget(run_id))
+        ended.known.add_done_callback(lambda _done: self._forget(run_id))
         return run
 
     def _forget(self, run_id: str) -> None:
         self._planned.pop(run_id, None)
-        ended = [name for name, end in self._ended.items() if end.done()]
+        ended = [name for name, end in self._ends.items() if end.known.done() and not end.is_read]
         for name in ended[: max(0, len(ended) - KEPT_RESULTS)]:
-            del self._ended[name]
+            del self._ends[name]

@@ -16,6 +16,8 @@ from ensemble_ray.values.ids import key_of
 __all__ = ["HeldOutputs", "KeyedOutputs", "OutputStore", "SpooledOutputs"]
 
 Output = TypeVar("Output")
+#: What a run's outputs take in memory before they lie in a file: little, since ended runs wait for their drivers.
+_MEMORY_BYTES = 64 * 1024
 
 
 class OutputStore(Protocol[Output]):
@@ -69,7 +71,7 @@ class SpooledOutputs:
     """Outputs as bytes in a temporary file, which has no name and goes with the process."""
 
     def __init__(self) -> None:
-        self._spool = Spool()
+        self._spool = Spool(memory_bytes=_MEMORY_BYTES)
         self._slots: dict[str, int] = {}
 
     def __contains__(self, instance: str) -> bool:
@@ -94,7 +96,7 @@ class SpooledOutputs:
 
 
 class KeyedOutputs(Sequence[tuple[str, Output]]):
-    """Outputs with the keys of their tasks, read when they are asked for. Pickled as the list that it stands for."""
+    """Outputs with the keys of their tasks, read when they are asked for."""
 
     def __init__(self, store: OutputStore[Output], instances: Sequence[str]) -> None:
         self._store = store
@@ -123,6 +125,3 @@ class KeyedOutputs(Sequence[tuple[str, Output]]):
 
     def __hash__(self) -> int:
         return hash(self._instances)
-
-    def __reduce__(self) -> tuple[type[list[tuple[str, Output]]], tuple[list[tuple[str, Output]]]]:
-        return list, (list(self),)

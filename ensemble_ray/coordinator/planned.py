@@ -86,7 +86,7 @@ class PlannedEnd(Generic[Output, Failure]):
     completed_at: float
     completed: Sequence[tuple[str, Output]] = ()
     #: outputs of a manager's workers in completion order
-    delegated: list[Output] = field(default_factory=list["Output"])
+    delegated: Sequence[tuple[str, Output]] = ()
     #: what a manager's workers did that gave nothing
     lost_work: list[TaskTrace] = field(default_factory=list["TaskTrace"])
     failures: list[FailedTask[Failure]] = field(default_factory=list["FailedTask[Failure]"])
@@ -130,7 +130,8 @@ class PlannedTasks(Generic[Output, Failure]):
             self._recorded = {instance_of(key): report for key, report in resumed.reports.items()}
         self._outputs = outputs
         self._completed: list[str] = []
-        self._delegated: list[Output] = []
+        #: under which names outputs of a manager's workers are kept
+        self._delegated: list[str] = []
         self._lost_work: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[Failure] = []
@@ -241,7 +242,10 @@ class PlannedTasks(Generic[Output, Failure]):
     def _keep(self, report: Report[Output, Failure]) -> Stimulus:
         """Keep what a report brought; return what the source is told."""
         instance = instance_of(report.key) if not report.instance else report.instance
-        self._delegated.extend(output for _, output in report.delegated)
+        for _, output in report.delegated:
+            name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
+            self._outputs.put(name, output)
+            self._delegated.append(name)
         self._lost_work.extend(report.lost_work)
         match report.status:
             case "completed":
@@ -305,7 +309,7 @@ class PlannedTasks(Generic[Output, Failure]):
             started_at=self._started_at,
             completed_at=self._journal.now(),
             completed=KeyedOutputs(self._outputs, self._completed),
-            delegated=list(self._delegated),
+            delegated=KeyedOutputs(self._outputs, self._delegated),
             lost_work=list(self._lost_work),
             failures=list(self._failed),
             unfinished=list(self._unfinished),

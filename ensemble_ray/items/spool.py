@@ -1,7 +1,7 @@
 """Bodies in a temporary file, and sequences over them. Package: items.
 
 In: bytes. Out: the same bytes by slot, for as long as anybody holds the spool (S-MR-132). The file has no name: the
-system removes it with the process, however that ends. Never: a body kept in memory beyond the first few megabytes.
+system removes it with the process, however that ends. Never: a body kept in memory beyond the first few megabytes, or what its owner says.
 """
 
 from __future__ import annotations
@@ -27,8 +27,13 @@ _MEMORY_BYTES = 8 * 1024 * 1024
 class Spool:
     """An append-only store of bodies; 8 bytes of memory for each. Any thread may use it."""
 
-    def __init__(self) -> None:
-        self._file = tempfile.SpooledTemporaryFile(max_size=_MEMORY_BYTES, prefix="ensemble-ray-")  # noqa: SIM115  lives as long as this object
+    def __init__(self, *, memory_bytes: int = _MEMORY_BYTES) -> None:
+        """Make one.
+
+        Args:
+            memory_bytes: What is kept in memory before a file is made.
+        """
+        self._file = tempfile.SpooledTemporaryFile(max_size=memory_bytes, prefix="ensemble-ray-")  # noqa: SIM115  lives as long as this object
         #: where each body ends; it begins where the one before ends
         self._ends = array("Q")
         self._lock = threading.Lock()

@@ -26,7 +26,7 @@ def outcome_of(run_id: str, ended: PlannedEnd[TaskOutput, TaskResult]) -> RunOut
         started_at=ended.started_at,
         completed_at=ended.completed_at,
         completed=tuple(ended.completed),
-        delegated=tuple(ended.delegated),
+        delegated=tuple(output for _, output in ended.delegated),
         failures=tuple(
             TaskFailure(
                 key=failed.key,

@@ -27,7 +27,7 @@ class Lost:
         """Its method."""
         return self
 
-    async def remote(self, run_id: str) -> None:
+    async def remote(self, run_id: str, *_: object) -> None:
         """Call it."""
         raise ActorUnavailableError(f"{run_id} cannot be asked for", None)
 
