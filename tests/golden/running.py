@@ -12,6 +12,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ensemble_ray import EnsembleError, fork, resume
 from ensemble_ray.testing import ModelServer
@@ -29,13 +30,11 @@ def mark_of(point: str) -> str:
 
 @contextlib.contextmanager
 def answering_server() -> Generator[None]:
-    """Start what the team `provider` asks, and say where it is."""
+    """Start what the team `provider` and those of files ask, and say where it is."""
     with ModelServer(teams.serve_answer) as server:
-        os.environ[teams.SERVER] = server.base_url
-        try:
+        url = server.base_url
+        with mock.patch.dict(os.environ, {teams.SERVER: url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}):
             yield
-        finally:
-            del os.environ[teams.SERVER]
 
 
 def main(step: str, runtime: str, *names: str) -> None:
@@ -61,7 +60,7 @@ def _complete(case: Case, runtime: str) -> None:
     team = getattr(teams, case.team)
     os.chdir(_folder(case))
     if case.how == "resumed":
-        resume(case.run_id, team(), runtime=runtime)
+        resume(case.run_id, None if case.is_of_file else team(), runtime=runtime)
     elif case.how == "forked":
         fork(f"{case.team}-{case.of}", case.from_task, team(), runtime=runtime, new_run_id=case.name)
     else:

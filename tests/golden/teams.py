@@ -44,7 +44,9 @@ from ensemble_ray import (
     TryAgain,
     tool,
 )
+from ensemble_ray.loader import Runnable, load_runnable
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
+from ensemble_ray.testing.model_server import Fault
 
 #: Environment variables: points where a run stays until its process is killed, and the folder that says it got there.
 HOLD, MARKS = "GOLDEN_HOLD", "GOLDEN_MARKS"
@@ -119,6 +121,7 @@ _ANSWERS: Mapping[str, Sequence[object]] = {
     ],
     "Clerk|Leave": [_tool_call("leave"), "never"],
     "Buyer|Order tea": [_tool_call("order", item="tea"), "ordered"],
+    "Clerk|Count for children": [_tool_call("calculator", input="20 + 3"), "23"],
     "Mapper|map 3": [ValueError("no answer for 3")],
     "Reader|Read all of ['one', 'two']": [_tool_call("search", text="all"), "read"],
 }  # fmt: skip
@@ -165,7 +168,7 @@ def serve_answer(request: Any) -> Any:
     """Answer a request of the team `provider`; what a `ModelServer` of the tests is started with."""
     question = _question([(str(each.get("role")), str(each.get("content") or "")) for each in request.messages])
     ASKED.append(question)
-    return _answer_to(question)
+    return Fault(kind="silence") if _is_held(question) else _answer_to(question)
 
 
 def _model() -> ScriptedModel:
@@ -393,6 +396,16 @@ def provider() -> Ensemble:
     llm = OpenAIChatModel("m", base_url=os.environ.get(SERVER) or "http://127.0.0.1:9/v1", api_key="none")
     buyer = _agent("Buyer", llm, tools=[order])
     return Ensemble(tasks=[_task("Order tea", buyer), _task("Praise it", buyer)])
+
+
+def planned_file() -> Runnable:
+    """Return the team of a file."""
+    return load_runnable(str(Path(__file__).parent / "planned.yaml"))
+
+
+def mapped_file() -> Runnable:
+    """Return the map-reduce of a file."""
+    return load_runnable(str(Path(__file__).parent / "mapped.yaml"))
 
 
 # Teams over items.
