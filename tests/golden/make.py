@@ -21,11 +21,11 @@ from typing import Any
 
 from tests.golden.cases import RUNTIMES, Case, cases_of
 from tests.golden.facts import difference
+from tests.golden.model import HOLD, MARKS
 from tests.golden.observing import observe
 from tests.golden.records import Record, read_postgres, read_sqlite
 from tests.golden.running import mark_of
 from tests.golden.store import PROJECT, ROOT, load, path_of, write_observed
-from tests.golden.teams import HOLD, MARKS
 from tests.processes import own_directory, own_environment, program
 
 #: How long what was written last takes to be committed, s; the library says 0.2.

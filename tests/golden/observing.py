@@ -22,7 +22,7 @@ import typer.main
 
 from ensemble_ray import EnsembleError, EnsembleListener, EnsembleOutput, RunOptions, Runtime, ToolCallEvent, resume
 from ensemble_ray.cli.app import invoke
-from tests.golden import teams
+from tests.golden import model, teams
 from tests.golden.cases import Case
 from tests.golden.facts import plain
 from tests.golden.records import Record, read_sqlite, restore_sqlite
@@ -186,11 +186,11 @@ def observe_resumption(case: Case, runtime: Runtime | str = "inline") -> dict[st
 
 def resumption(case: Case, runtime: Runtime | str) -> dict[str, Any]:
     """Return what models and tools are asked in a resume, and what it gives."""
-    teams.ASKED.clear()
+    model.ASKED.clear()
     heard = Heard()
     with answering_server():
         result = _resumed(case, runtime, heard)
-    return {"result": _shortened(result), "asked": sorted(teams.ASKED), "tools": sorted(heard.tools)}
+    return {"result": _shortened(result), "asked": sorted(model.ASKED), "tools": sorted(heard.tools)}
 
 
 def added_facts(before: Record, after: Record) -> list[str]:
