@@ -156,11 +156,11 @@ def _as_json(text: str) -> Any:
 
 
 def _shortened(value: Any) -> Any:
-    """Return it with the hash of each long text in its place, so that golden files stay small."""
+    """Return it with the hash of each long text in its place, but for messages, so that golden files stay small."""
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:40]}... ({len(value)} characters, sha256 {_hash(value)})"
     if isinstance(value, dict):
-        return {name: _shortened(each) for name, each in value.items()}
+        return {name: each if name in {"message", "cause"} else _shortened(each) for name, each in value.items()}
     return [_shortened(each) for each in value] if isinstance(value, list) else value
 
 
