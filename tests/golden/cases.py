@@ -46,7 +46,12 @@ class Case:
     @property
     def inputs(self) -> Mapping[str, object]:
         """What the run was begun with."""
-        return {"topic": "tides"} if self.team == "sequential" else {}
+        return {"topic": "tides"} if self.team in {"sequential", "planned_file"} else {}
+
+    @property
+    def is_of_file(self) -> bool:
+        """Whether its team is found again by the path in the record."""
+        return self.team.endswith("_file")
 
 
 _FAILURE = ValueError("no answer")
@@ -82,6 +87,8 @@ _TEAMS = (
     "adaptive",
     "pipelined",
     "direct",
+    "planned_file",
+    "mapped_file",
 )
 CASES: tuple[Case, ...] = (
     *(Case(team=team, end="finished") for team in _TEAMS),
@@ -121,11 +128,12 @@ CASES: tuple[Case, ...] = (
     _killed("adaptive", "Reducer|reduce map 8 (0)+map 9 (0)|0"),
     _killed("pipelined", "Mapper|map 7|0"),
     _killed("direct", "Reader|Read all of ['one', 'two']|1"),
+    _killed("planned_file", "Poet|Rhyme about tides|0"),
+    _killed("mapped_file", "Reader|What is said of salt?|0"),
     _cancelled("sequential", "Editor|Outline tides for children|0"),
     _cancelled("parallel", "Writer|step c|0"),
     _cancelled("hierarchical", "Writer|write|0"),
     _cancelled("mapping", "Mapper|map 4|0"),
-    _cancelled("chunked", "Reducer|reduce map 6+map 7|0"),
     _cancelled("adaptive", "Reducer|reduce map 8 (0)+map 9 (0)|0"),
     *(
         Case(team=team, end="resumed", how="resumed", of="killed")
@@ -147,7 +155,6 @@ _ON_RAY = frozenset(
         "budget-exhausted",
         "parallel-cancelled",
         "tools-resumed",
-        "hierarchical-resumed",
         "adaptive-resumed",
         "parallel-forked",
     }

@@ -21,14 +21,13 @@ from typing import Any
 
 from tests.golden.cases import RUNTIMES, Case, cases_of
 from tests.golden.facts import difference
+from tests.golden.model import HOLD, MARKS
 from tests.golden.observing import observe
 from tests.golden.records import Record, read_postgres, read_sqlite
 from tests.golden.running import mark_of
-from tests.golden.store import load, path_of, write_observed
-from tests.golden.teams import HOLD, MARKS
+from tests.golden.store import PROJECT, ROOT, load, path_of, write_observed
 from tests.processes import own_directory, own_environment, program
 
-_ROOT = Path(__file__).parents[2]
 #: How long what was written last takes to be committed, s; the library says 0.2.
 _COMMITTED_S = 1.0
 
@@ -73,7 +72,7 @@ def _record(
     def run(step: str, chosen: Sequence[Case], until: str = "", **variables: str) -> None:
         command = [sys.executable, "-m", "tests.golden.running", step, runtime, *(each.name for each in chosen)]
         log = directory / f"{step}-{chosen[0].name}.log"
-        with program(command, log=log, env={**environment, **variables}, cwd=_ROOT) as running:
+        with program(command, log=log, env={**environment, **variables}, cwd=ROOT) as running:
             if until:
                 running.until((Path(until) / "all").exists, "all points")
                 time.sleep(_COMMITTED_S)
@@ -114,7 +113,8 @@ def _without_places(record: Record) -> Record:
     facts = [(*fact[:6], short(fact[6])) for fact in record.facts]
     text = json.dumps(facts)
     found = replace(record, facts=facts, bodies={digest: body for digest, body in bodies.items() if digest in text})
-    for place in (str(_ROOT), sys.prefix, sys.base_prefix, tempfile.gettempdir(), socket.gethostname()):
+    found = Record.of_text(found.to_text().replace(str(ROOT), PROJECT))
+    for place in (str(ROOT), sys.prefix, sys.base_prefix, tempfile.gettempdir(), socket.gethostname()):
         if len(place) > 1 and place in found.to_text().replace(str(Path("/usr/bin")), ""):
             raise ValueError(f"{record.run_id} names {place}")
     return found
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _make(runtime: str, made: Sequence[Case], kept: Sequence[Case]) -> None:
     with own_directory() as directory:
         home = directory / "records"
-        environment = own_environment(directory, PYTHONPATH=str(_ROOT))
+        environment = own_environment(directory, PYTHONPATH=str(ROOT))
         for case, record in _record(
             runtime,
             made,
@@ -172,7 +172,7 @@ def _compare(runtime: str, made: Sequence[Case], kept: Sequence[Case]) -> None:
     url = server.new_database()
     try:
         with own_directory() as directory, server.connection(url) as connection:
-            environment = own_environment(directory, PYTHONPATH=str(_ROOT), ENSEMBLE_RAY_STORE=url)
+            environment = own_environment(directory, PYTHONPATH=str(ROOT), ENSEMBLE_RAY_STORE=url)
             for case, record in _record(
                 runtime, made, directory, environment, lambda case: read_postgres(connection, case.run_id)
             ):

@@ -22,12 +22,12 @@ import typer.main
 
 from ensemble_ray import EnsembleError, EnsembleListener, EnsembleOutput, RunOptions, Runtime, ToolCallEvent, resume
 from ensemble_ray.cli.app import invoke
-from tests.golden import teams
+from tests.golden import model, teams
 from tests.golden.cases import Case
 from tests.golden.facts import plain
 from tests.golden.records import Record, read_sqlite, restore_sqlite
 from tests.golden.running import answering_server
-from tests.golden.store import load
+from tests.golden.store import PROJECT, ROOT, load
 
 __all__ = [
     "Heard",
@@ -66,7 +66,9 @@ def restored(case: Case) -> Generator[Path]:
     record = load(case)
     with tempfile.TemporaryDirectory() as name, contextlib.chdir(name):
         home = Path(name) / "home"
-        with mock.patch.dict(os.environ, {"ENSEMBLE_RAY_HOME": str(home), "COLUMNS": "120", "NO_COLOR": "1"}):
+        with mock.patch.dict(
+            os.environ, {"ENSEMBLE_RAY_HOME": str(home), "COLUMNS": "120", "NO_COLOR": "1", "OPENAI_API_KEY": "none"}
+        ):
             os.environ.pop("ENSEMBLE_RAY_STORE", None)
             restore_sqlite(record, home)
             restore_files(record)
@@ -107,9 +109,9 @@ def observe_reading(case: Case) -> dict[str, Any]:
             **_traced(case, home),
         }
         if "nodes" in header["plan"]:
-            target = ("--target", f"tests.golden.teams:{case.team}", "--dry-run")
+            target = () if case.is_of_file else ("--target", f"tests.golden.teams:{case.team}")
             for node in header["plan"]["nodes"]:
-                said[f"fork {node['key']}"] = _called(home, "fork", run_id, "--from", node["key"], *target)
+                said[f"fork {node['key']}"] = _called(home, "fork", run_id, "--from", node["key"], "--dry-run", *target)
         else:
             for task in sorted({fact[3].partition("#")[0] for fact in record.facts} - {"run", "loss"}):
                 said[f"trace --task {task}"] = _called(home, "trace", run_id, "--task", task)
@@ -142,7 +144,10 @@ def _called(home: Path, *arguments: str) -> str:
         mock.patch.object(typer.main, "get_command", _command_of),
     ):
         code = invoke(arguments)
-    texts = [each.buffer.getvalue().decode().replace(str(home), "HOME") for each in (printed, said)]  # type: ignore[attr-defined]
+    texts = [
+        each.buffer.getvalue().decode().replace(str(home), "HOME").replace(str(ROOT), PROJECT)
+        for each in (printed, said)
+    ]  # type: ignore[attr-defined]
     return f"{texts[0]}{f'said: {texts[1]}' if texts[1] else ''}{f'code: {code}' if code else ''}"
 
 
@@ -151,11 +156,11 @@ def _as_json(text: str) -> Any:
 
 
 def _shortened(value: Any) -> Any:
-    """Return it with the hash of each long text in its place, so that golden files stay small."""
+    """Return it with the hash of each long text in its place, but for messages, so that golden files stay small."""
     if isinstance(value, str) and len(value) > _SHOWN:
         return f"{value[:40]}... ({len(value)} characters, sha256 {_hash(value)})"
     if isinstance(value, dict):
-        return {name: _shortened(each) for name, each in value.items()}
+        return {name: each if name in {"message", "cause"} else _shortened(each) for name, each in value.items()}
     return [_shortened(each) for each in value] if isinstance(value, list) else value
 
 
@@ -181,11 +186,11 @@ def observe_resumption(case: Case, runtime: Runtime | str = "inline") -> dict[st
 
 def resumption(case: Case, runtime: Runtime | str) -> dict[str, Any]:
     """Return what models and tools are asked in a resume, and what it gives."""
-    teams.ASKED.clear()
+    model.ASKED.clear()
     heard = Heard()
     with answering_server():
         result = _resumed(case, runtime, heard)
-    return {"result": _shortened(result), "asked": sorted(teams.ASKED), "tools": sorted(heard.tools)}
+    return {"result": _shortened(result), "asked": sorted(model.ASKED), "tools": sorted(heard.tools)}
 
 
 def added_facts(before: Record, after: Record) -> list[str]:
@@ -200,7 +205,7 @@ def _outcome(data: Any) -> str:
 
 
 def _resumed(case: Case, runtime: Runtime | str, *listeners: object) -> dict[str, Any]:
-    team = getattr(teams, case.team)().replace(listeners=list(listeners))
+    team = None if case.is_of_file else getattr(teams, case.team)().replace(listeners=list(listeners))
     options = RunOptions(max_tokens=100_000) if case.team == "budget" else None
     try:
         return _output_data(resume(case.run_id, team, runtime=runtime, options=options))

@@ -12,10 +12,11 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from ensemble_ray import EnsembleError, fork, resume
 from ensemble_ray.testing import ModelServer
-from tests.golden import teams
+from tests.golden import model, teams
 from tests.golden.cases import Case, cases_of
 
 #: Longest wait for a run to reach its point, s.
@@ -29,13 +30,11 @@ def mark_of(point: str) -> str:
 
 @contextlib.contextmanager
 def answering_server() -> Generator[None]:
-    """Start what the team `provider` asks, and say where it is."""
-    with ModelServer(teams.serve_answer) as server:
-        os.environ[teams.SERVER] = server.base_url
-        try:
+    """Start what the team `provider` and those of files ask, and say where it is."""
+    with ModelServer(model.serve_answer) as server:
+        url = server.base_url
+        with mock.patch.dict(os.environ, {model.SERVER: url, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none"}):
             yield
-        finally:
-            del os.environ[teams.SERVER]
 
 
 def main(step: str, runtime: str, *names: str) -> None:
@@ -46,7 +45,7 @@ def main(step: str, runtime: str, *names: str) -> None:
             _begin(chosen, runtime)
             return
         for case in chosen:
-            with contextlib.suppress(EnsembleError), teams.other_answers(case.answers):  # some are to fail
+            with contextlib.suppress(EnsembleError), model.other_answers(case.answers):  # some are to fail
                 _complete(case, runtime)
 
 
@@ -61,7 +60,7 @@ def _complete(case: Case, runtime: str) -> None:
     team = getattr(teams, case.team)
     os.chdir(_folder(case))
     if case.how == "resumed":
-        resume(case.run_id, team(), runtime=runtime)
+        resume(case.run_id, None if case.is_of_file else team(), runtime=runtime)
     elif case.how == "forked":
         fork(f"{case.team}-{case.of}", case.from_task, team(), runtime=runtime, new_run_id=case.name)
     else:
@@ -79,15 +78,15 @@ def _begin(chosen: list[Case], runtime: str) -> None:
         if case.how == "cancelled":
             run.cancel()
             run.result(_PATIENCE_S)
-    (Path(os.environ[teams.MARKS]) / "all").touch()
+    (Path(os.environ[model.MARKS]) / "all").touch()
     time.sleep(10 * _PATIENCE_S)
 
 
 def _wait_for(case: Case, run: Any) -> None:
     deadline = time.monotonic() + _PATIENCE_S
-    while not (Path(os.environ[teams.MARKS]) / mark_of(case.point)).exists():
+    while not (Path(os.environ[model.MARKS]) / mark_of(case.point)).exists():
         if run.state.is_final or time.monotonic() > deadline:
-            raise AssertionError(f"{case.name} is {run.state}, and not at {case.point}; asked: {teams.ASKED}")
+            raise AssertionError(f"{case.name} is {run.state}, and not at {case.point}; asked: {model.ASKED}")
         time.sleep(0.02)
 
 

@@ -11,7 +11,7 @@ from tests.golden.observing import goes_on, observe_reading, observe_resumption
 from tests.golden.records import read_sqlite, restore_sqlite
 from tests.golden.store import load, load_observed, path_of
 
-_CASES = [case for runtime in RUNTIMES for case in cases_of(runtime) if path_of(case).exists()]
+_CASES = [case for runtime in RUNTIMES for case in cases_of(runtime)]
 _GOING_ON = [case for case in _CASES if goes_on(case)]
 
 
