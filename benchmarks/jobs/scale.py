@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Generic
+from typing import Any, Generic
 
 from ensemble_ray import Agent, MapReduceEnsemble, Task
 from ensemble_ray.coordinator.coordinator import Coordinator
@@ -227,7 +227,9 @@ async def _mapped(definition: MapReduceEnsemble, rules: MapReduceRules, size: in
 def _map_reduce_run(grouping: Grouping, size: int) -> Work:
     rules = _rules(grouping)
     worker = Agent(role="Worker", goal="Work", llm=ScriptedModel())
-    grouped = {"target_token_budget": rules.capacity} if grouping is Grouping.BUDGET else {"chunk_size": rules.capacity}
+    grouped: dict[str, Any] = (
+        {"target_token_budget": rules.capacity} if grouping is Grouping.BUDGET else {"chunk_size": rules.capacity}
+    )
     definition = MapReduceEnsemble(
         items=range(size),
         map_task=lambda item: Task(description=f"Do {item}", expected_output="a text", agent=worker),
