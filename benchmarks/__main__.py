@@ -29,6 +29,11 @@ RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the chosen scenarios; 1 when one of them could not be measured. A missed target is a result, not a failure."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["scale"]:
+        from benchmarks import scale
+
+        return scale.main(given[1:])
     chosen = _parser().parse_args(arguments)
     if chosen.profile:
         from benchmarks.profiling import print_profile
@@ -71,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description="What a run costs beside the bare calls it is made of: ratios to hand-written AsyncOpenAI code, "
-        "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures.",
+        "on the same local protocol server, in the same run. Takes some minutes; a quiet machine gives quiet figures. "
+        "`python -m benchmarks scale --help` tells of another measurement: what scheduling alone costs, by size.",
     )
     names = [scenario.name for scenario in SCENARIOS]
     parser.add_argument(

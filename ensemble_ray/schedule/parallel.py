@@ -28,12 +28,13 @@ class ParallelMachine(Machine):
     def __init__(self, plan: Plan) -> None:
         super().__init__(plan)
         self._waits_for: dict[str, int] = {}
-        self._dependents: dict[str, list[str]] = {instance_of(node.key): [] for node in plan.nodes}
+        #: of those that have some
+        self._dependents: dict[str, list[str]] = {}
         for node in plan.nodes:
             needed = set(node.context)
             self._waits_for[instance_of(node.key)] = len(needed)
             for key in needed:
-                self._dependents[instance_of(key)].append(instance_of(node.key))
+                self._dependents.setdefault(instance_of(key), []).append(instance_of(node.key))
 
     def _begin(self, at: float) -> None:
         for instance, count in self._waits_for.items():
@@ -41,7 +42,7 @@ class ParallelMachine(Machine):
                 self._make_ready(instance, at)
 
     def _after_completion(self, instance: str, at: float) -> None:
-        for dependent in self._dependents[instance]:
+        for dependent in self._dependents.get(instance, ()):
             self._waits_for[dependent] -= 1
             if not self._waits_for[dependent] and self._states[dependent] is TaskState.PENDING:
                 self._make_ready(dependent, at)
@@ -53,7 +54,7 @@ class ParallelMachine(Machine):
         blocked = [instance]
         while blocked:
             cause = blocked.pop()
-            for dependent in self._dependents[cause]:
+            for dependent in self._dependents.get(cause, ()):
                 if self._states[dependent] is TaskState.PENDING:
                     self._move(dependent, TaskState.SKIPPED, at)
                     done.append(Skip(instance=dependent, reason=f"context task '{key_of(cause)}' did not complete"))

@@ -13,9 +13,11 @@ import pytest
 from benchmarks.__main__ import main
 from benchmarks.harness import Conditions, Measured, WrongCountError, chosen_variants, measure
 from benchmarks.jobs import chain
+from benchmarks.jobs import scale as scale_jobs
 from benchmarks.process_tree import memory_of
 from benchmarks.report import lines_of, overheads_of
 from benchmarks.rows import OVERHEADS, ROWS, Overhead, Row, Target
+from benchmarks.scale import KINDS
 from benchmarks.scenarios import SCENARIOS, Scenario
 from benchmarks.setting import Setting
 from ensemble_ray.testing import ModelServer
@@ -98,6 +100,35 @@ def test_a_table_and_a_file_are_written_when_it_runs_from_the_command_line(
     assert [line["scenario"] for line in written["lines"]] == ["chain"]
     assert [(cost["scenario"], cost["runtime"]) for cost in written["overheads"]] == [("chain", "inline")]
     assert {"python", "ray", "openai", "cpus", "load before", "rounds"} <= written["environment"].keys()
+
+
+def test_costs_of_each_task_are_told_by_size_when_scale_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`python -m benchmarks scale`: each kind at each of its sizes; what the smallest costs is what others are compared with."""
+    file = tmp_path / "scale.json"
+    kinds = ["source parallel", "run sequential", "run map-reduce by tokens"]
+    only = [word for kind in kinds for word in ("--only", kind)]
+
+    command = ["scale", "--tasks", "5", "20", "--items", "60", "--rounds", "1", "--quiet", "--json", str(file), *only]
+    assert main(command) == 0
+
+    assert "ratios to the smallest size" in capsys.readouterr().out
+    lines = json.loads(file.read_text())["lines"]
+    assert [(line["kind"], line["size"]) for line in lines] == [
+        ("source parallel", 5),
+        ("source parallel", 20),
+        ("run sequential", 5),
+        ("run sequential", 20),
+        ("run map-reduce by tokens", 60),
+    ]
+    assert all(line["cpu_us_each"] > 0 and line["bytes_each"] > 0 for line in lines)
+    assert [line["cpu_ratio"] for line in lines if line["size"] in {5, 60}] == [1.0, 1.0, 1.0]
+
+
+def test_every_kind_that_scale_offers_can_be_measured() -> None:
+    """The command names them without importing what is measured."""
+    assert tuple(scale_jobs.KINDS) == KINDS
 
 
 @pytest.mark.parametrize(

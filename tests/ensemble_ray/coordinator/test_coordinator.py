@@ -30,7 +30,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import Houses, done
+from tests.ensemble_ray.coordinator.planned_runs import Houses, done, ended_early
 from tests.ensemble_ray.schedule.plans import plan_of
 
 END = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
@@ -145,6 +145,100 @@ async def test_run_never_begins_when_it_was_broken_off_before() -> None:
     with pytest.raises(OSError, match="no process"):
         await run.end
     assert run.journal.facts() == []
+
+
+# Many open tasks: what comes within a moment is taken together (decision 0007).
+
+
+class Wide:
+    """A run whose 66 tasks are open; its source ends it when it heard of a last one, or of a wish to cancel."""
+
+    def __init__(self) -> None:
+        self.keys = [f"t{number}" for number in range(66)]
+        self.clock = ManualClock(start=100.0)
+        journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
+        plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
+        self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header={})
+        self.executor = Houses(MemoryJournal("run"))
+        self.told: list[tuple[Stimulus, ...]] = []
+        self.coordinator = Coordinator(journal, self.tasks)
+        self.end = asyncio.get_running_loop().create_task(self.coordinator.run(self, self.executor))
+
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
+        """Keep what is told at once, and answer as the plan's machine does."""
+        self.told.append(stimuli)
+        return self.tasks.source.handle(*stimuli)
+
+    async def gathers(self) -> None:
+        """Return when the coordinator waits for more to come."""
+        await self.turns(lambda: self.clock.sleepers == 1)
+
+    async def turns(self, holds: Callable[[], bool]) -> None:
+        """Return when something holds, which takes turns of the loop and no time."""
+        for _ in range(100):
+            if holds():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it never does")
+
+
+async def wide() -> Wide:
+    """Return one whose tasks were started, and that gathers after the first of them is done."""
+    run = Wide()
+    await run.turns(lambda: len(run.executor.started) == len(run.keys))
+    run.coordinator.deliver([done(run.keys[0])])
+    await run.gathers()
+    return run
+
+
+async def test_results_that_come_while_it_gathers_are_told_together() -> None:
+    """None is told before the moment is over, and none is left to lie there."""
+    run = await wide()
+    run.coordinator.deliver([done(run.keys[1])])
+    run.coordinator.deliver([done(run.keys[2])])
+    assert len(run.told) == 1
+    run.clock.advance(0.004)
+    await run.turns(lambda: len(run.told) == 2)
+    assert [getattr(each, "instance", "") for each in run.told[1]] == ["t0#0", "t1#0", "t2#0"]
+    run.coordinator.deliver([done(key) for key in run.keys[3:]])  # with few open ones, nothing is waited for
+    assert len((await run.end).completed) == len(run.keys)
+    assert run.clock.sleepers == 0
+
+
+async def test_wish_to_cancel_that_comes_while_it_gathers_is_carried_out() -> None:
+    """S-SET-27: what came before it counts; what runs is stopped."""
+    run = await wide()
+    asked = run.coordinator.cancel()
+    run.clock.advance(0.004)
+    await run.turns(lambda: len(run.told) == 2)
+    if not asked.done():  # the wish is told alone, after another moment
+        await run.gathers()
+        run.clock.advance(0.004)
+    await run.turns(asked.done)
+    assert sorted(run.executor.stopped) == sorted(f"{key}#0" for key in run.keys[1:])
+    run.coordinator.deliver([ended_early(key, "cancelled") for key in run.keys[1:]])
+    ended = await run.end
+    assert (ended.state, len(ended.completed)) == (RunState.CANCELLED, 1)
+
+
+async def test_run_that_is_broken_off_while_it_gathers_ends() -> None:
+    """S-SET-56: with that error; nothing more is told."""
+    run = await wide()
+    run.coordinator.break_off(OSError("the disk is gone"))
+    run.clock.advance(0.004)
+    with pytest.raises(OSError, match="the disk is gone"):
+        await run.end
+    assert len(run.told) == 1
+
+
+async def test_caller_that_leaves_while_it_gathers_is_let_go() -> None:
+    """Nobody waits for the moment to end, and who waits for the run's beginning or end does not wait for ever."""
+    run = await wide()
+    asked = run.coordinator.cancel()
+    run.end.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run.end
+    assert asked.done()
 
 
 # Outputs.
