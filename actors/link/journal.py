@@ -22,8 +22,9 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.journal import EpochGate, MemoryJournal
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rendering import in_json_form
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["RemoteJournal", "open_journal"]
 

@@ -34,7 +34,7 @@ from ensemble_ray.limits.endpoints import EndpointUpdate
 from ensemble_ray.plan.placement import max_own_processes, most_replicas
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.config import package_version
-from ensemble_ray.record.stores import store_at
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.outputs import RunState

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal, Until
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 
 __all__ = ["Group", "JournalActor"]
 

@@ -44,8 +44,8 @@ from ensemble_ray.ports import Until
 from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.record.identity.map_reduce import map_reduce_run_data
 from ensemble_ray.record.journal import ForgetfulJournal
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
-from ensemble_ray.record.stores import store_at
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel

@@ -12,7 +12,8 @@ from ensemble_ray.inline.session import InlineSession
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports.services import Services
 from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.tools.cpu import LokyCpuPool
 

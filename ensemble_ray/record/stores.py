@@ -12,13 +12,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
-from ensemble_ray.errors import RecordError, ValidationError
+from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Journal
 from ensemble_ray.process.config import Settings
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages", "store_at"]
+__all__ = ["PAGE", "OwnedRun", "RunStore", "RunSummary", "StoreAddress", "pages"]
 
 #: Most facts that `RunStore.read` gives at once.
 PAGE = 500
@@ -239,23 +239,3 @@ async def pages(
             raise RecordError(f"The record of run '{run_id}' was removed while it was read")
         after = found[-1].seq
         yield [fact for fact in found if fact.seq <= last]
-
-
-def store_at(address: StoreAddress) -> RunStore:
-    """Return the store of an address.
-
-    Raises:
-        ValidationError: no store speaks that URL, or its extra is not installed.
-    """
-    if not address.url:
-        from ensemble_ray.record.sqlite.store import SqliteStore
-
-        return SqliteStore(Path(address.home))
-    if address.url.startswith(("postgresql://", "postgres://")):
-        from ensemble_ray.record.postgres.store import PostgresStore
-
-        return PostgresStore(address.url)
-    # Of a text without a scheme nothing is repeated: it may be a password as well.
-    scheme, colon, _ = address.url.partition("://")
-    named = f" '{scheme}://...'" if colon else ""
-    raise ValidationError(f"Unknown store{named}: use a postgresql:// URL, or none for files in ENSEMBLE_RAY_HOME")

@@ -26,11 +26,12 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.identity.definition import run_data
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.resume.fork import ForkPlan, asked_agents, copied_facts, plan_fork, reused_differences
 from ensemble_ray.record.resume.run_budget import recorded_options
 from ensemble_ray.record.resume.run_head import located, read_head
-from ensemble_ray.record.stores import RunStore, RunSummary, store_at
+from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.recovery.resuming import begin_again, planned_form, recorded_definition
 from ensemble_ray.runs.handle import Run
 from ensemble_ray.runs.planned import check

@@ -20,11 +20,12 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.loop import bridge, run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.map_reduce_fold import refusal_of
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.progress import tasks_done
 from ensemble_ray.record.resume.run_budget import check_larger, options_again, recorded_budget
 from ensemble_ray.record.resume.run_head import RunHead, head_facts, read_head
 from ensemble_ray.record.spent import SpentTally
-from ensemble_ray.record.stores import RunStore, RunSummary, store_at
+from ensemble_ray.record.stores import RunStore, RunSummary
 from ensemble_ray.runs.launching import Resumption
 from ensemble_ray.runs.ports import Runtime
 from ensemble_ray.runs.submission import SubmissionReason

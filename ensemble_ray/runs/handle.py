@@ -21,11 +21,11 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.context import current_log_context, log_context
 from ensemble_ray.process.loop import bridge, on_library_loop, submit
 from ensemble_ray.record.environment import effective_capture_mode
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.rerun import check_same
 from ensemble_ray.record.result import RunDescription, assemble, not_begun
 from ensemble_ray.record.resume.run_budget import budget_of
 from ensemble_ray.record.retention import apply_retention
-from ensemble_ray.record.stores import store_at
 from ensemble_ray.record.view.exporters import effective_exporter, export_safely
 from ensemble_ray.runs.launching import Launcher, Prepared, Resumption, RunScope
 from ensemble_ray.runs.run_events import RunEvents

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from ensemble_ray.record.stores import store_at
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.amounts import NOTHING, Amount
 

@@ -30,10 +30,11 @@ from ensemble_ray.process.clock import SystemClock
 from ensemble_ray.process.loop import run_blocking
 from ensemble_ray.process.threads import threads
 from ensemble_ray.record.identity.digest import compared
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.recovery import Recovered
 from ensemble_ray.record.resume.run_budget import recorded_options
 from ensemble_ray.record.resume.run_head import located, read_head
-from ensemble_ray.record.stores import RunSummary, StoreAddress, store_at
+from ensemble_ray.record.stores import RunSummary, StoreAddress
 from ensemble_ray.recovery.resuming import planned_form
 from ensemble_ray.runs.context import run_context_of
 from ensemble_ray.runs.handle import Run

@@ -10,7 +10,8 @@ import pytest
 
 from ensemble_ray import GuardrailResult, RunState
 from ensemble_ray.actors.driver.runtime import RayRuntime
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from tests.actors.feeding import Driver, Placed, at_work
 from tests.builders import agent
 from tests.scenarios.teams import Marks

@@ -18,8 +18,9 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.journal import SqliteJournal
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.outputs import RunState
 from tests.contracts.journal_line import line_to
 

@@ -27,7 +27,8 @@ from ensemble_ray.actors.link import reach
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.execute.orders import TaskOrder
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import RecordingSink
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 from ensemble_ray.values.ids import instance_of

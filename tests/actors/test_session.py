@@ -19,7 +19,8 @@ from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Node, Plan
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 from tests.actors.sessions import Owner
 from tests.builders import call

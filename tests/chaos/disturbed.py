@@ -19,7 +19,8 @@ from unittest.mock import patch
 from ensemble_ray.cli.app import invoke
 from ensemble_ray.errors import RecordError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from ensemble_ray.values.outputs import RunState
 from tests.chaos.audit import Audit, audit

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.testing import Fault, ModelServer, Reply, ServedRequest
 from ensemble_ray.values.outputs import RunState
 from tests.chaos.audit import audit

@@ -28,7 +28,8 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 
 store = store_at(StoreAddress(**json.loads(sys.argv[1])))
 

@@ -12,7 +12,8 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.ports import Journal, Until
 from ensemble_ray.record.journal import MemoryJournal
-from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import OwnedRun, RunStore, StoreAddress
 from ensemble_ray.values.outputs import RunState, TaskOutput
 from ensemble_ray.values.value import utc_of
 

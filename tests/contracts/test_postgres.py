@@ -11,9 +11,10 @@ from psycopg import sql
 
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.ports import Until
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.postgres.group import name_of, text_of_name
 from ensemble_ray.record.postgres.store import PostgresStore
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.values.outputs import RunState
 from tests.postgres_server import PostgresServer
 

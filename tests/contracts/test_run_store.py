@@ -11,7 +11,8 @@ import pytest
 from ensemble_ray.errors import RecordError, RunExistsError, StaleEpochError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import PAGE, RunStore, StoreAddress
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 

@@ -9,8 +9,9 @@ import pytest
 
 from ensemble_ray.errors import RecordError, RunExistsError
 from ensemble_ray.ports import Until
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.sqlite.store import SqliteStore
-from ensemble_ray.record.stores import RunStore, StoreAddress, store_at
+from ensemble_ray.record.stores import RunStore, StoreAddress
 from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 

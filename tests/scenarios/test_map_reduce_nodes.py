@@ -9,7 +9,8 @@ from collections import Counter
 from pathlib import Path
 
 from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from tests.chaos.cluster import cluster_there
 from tests.processes import program
 from tests.scenarios.spread_run import COUNT

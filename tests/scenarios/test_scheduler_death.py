@@ -19,8 +19,9 @@ from ensemble_ray.actors.scheduler.submission_store import KEY_NAME, SubmissionS
 from ensemble_ray.execute.orders import RunOutcome
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.process.loop import run_blocking
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.runs import RunDirectory
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.ports import PlannedWork, RunRequest, SubmittedRun
 from ensemble_ray.testing import ScriptedModel
 from tests.builders import agent, call, task

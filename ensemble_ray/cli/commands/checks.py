@@ -159,7 +159,8 @@ def check_store() -> Iterator[Finding]:
     import asyncio
 
     from ensemble_ray.errors import RecordError, ValidationError
-    from ensemble_ray.record.stores import StoreAddress, store_at
+    from ensemble_ray.record.opening import store_at
+    from ensemble_ray.record.stores import StoreAddress
 
     address = StoreAddress.of()
     if not address.url:

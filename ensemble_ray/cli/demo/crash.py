@@ -171,7 +171,7 @@ def _session_of(process: subprocess.Popen[bytes]) -> list[int]:
 def _answers(run_id: str) -> list[Fact[ModelAnswered]]:
     """Return the recorded answers of the model, in order; none while there is no record."""
     from ensemble_ray.facts.effects import ModelAnswered
-    from ensemble_ray.record.stores import store_at  # the help does not need them
+    from ensemble_ray.record.opening import store_at  # the help does not need them
     from ensemble_ray.runtime import connect
 
     facts = asyncio.run(store_at(connect("inline").store_address).facts(run_id))

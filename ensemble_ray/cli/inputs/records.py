@@ -29,7 +29,8 @@ def own_store() -> RunStore:
     Raises:
         ValidationError: no store speaks that URL, or its extra is not installed.
     """
-    from ensemble_ray.record.stores import StoreAddress, store_at  # the help does not need them
+    from ensemble_ray.record.opening import store_at
+    from ensemble_ray.record.stores import StoreAddress  # the help does not need them
 
     return store_at(StoreAddress.of())
 

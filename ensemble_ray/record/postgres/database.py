@@ -17,10 +17,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.record.postgres.schema import ensure_schema, flaw_of, has_schema
 
 if TYPE_CHECKING:
-    import psycopg
-
-    #: rows are tuples of whatever the columns hold; that is how the driver types them
-    Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+    from ensemble_ray.record.postgres.connection import Connection
 
 __all__ = ["Database", "check_driver"]
 

@@ -22,7 +22,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.record.rendering import text_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection
+    from ensemble_ray.record.postgres.connection import Connection
 
 __all__ = ["Entry", "Group", "Outcome", "Refusal", "Target", "commit_group", "name_of", "render", "text_of_name"]
 

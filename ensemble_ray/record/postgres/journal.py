@@ -21,7 +21,7 @@ from ensemble_ray.record.sqlite.losses import gap_of
 from ensemble_ray.values.ids import RUN
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection
+    from ensemble_ray.record.postgres.connection import Connection
     from ensemble_ray.record.postgres.writer import PostgresWriter
 
 __all__ = ["PostgresJournal", "check_whole", "last_seq", "missing_facts", "read_facts", "read_page"]

@@ -26,7 +26,8 @@ from ensemble_ray.values.epochs import OWNER_STEP
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection, Database
+    from ensemble_ray.record.postgres.connection import Connection
+    from ensemble_ray.record.postgres.database import Database
 
 __all__ = ["Claim", "OwnedPostgresRun", "ask_cancel", "claim_new", "claim_recorded", "remove"]
 

@@ -17,7 +17,7 @@ from ensemble_ray.record.stores import RunSummary
 from ensemble_ray.values.outputs import RunState
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection
+    from ensemble_ray.record.postgres.connection import Connection
 
 __all__ = ["HELD", "read_runs", "unknown_run"]
 

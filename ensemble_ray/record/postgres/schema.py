@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ensemble_ray.errors import RecordError
 
 if TYPE_CHECKING:
-    from ensemble_ray.record.postgres.database import Connection
+    from ensemble_ray.record.postgres.connection import Connection
 
 __all__ = ["FORMAT", "SCHEMA", "ensure_schema", "flaw_of", "has_schema"]
 

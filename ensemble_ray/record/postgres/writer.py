@@ -24,7 +24,8 @@ from ensemble_ray.record.postgres.group import Entry, Group, Outcome, Target, co
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from ensemble_ray.record.postgres.database import Connection, Database
+    from ensemble_ray.record.postgres.connection import Connection
+    from ensemble_ray.record.postgres.database import Database
 
 __all__ = ["PostgresWriter"]
 

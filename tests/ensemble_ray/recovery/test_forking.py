@@ -9,7 +9,7 @@ import pytest
 from ensemble_ray import Agent, AgentSynthesizer, Ensemble, InlineRuntime, RunOptions, RunState, Task, aresume
 from ensemble_ray.errors import EnsembleError, RunExistsError, ValidationError
 from ensemble_ray.process.loop import bridge, run_blocking
-from ensemble_ray.record.stores import store_at
+from ensemble_ray.record.opening import store_at
 from ensemble_ray.recovery.forking import afork, begin_fork, fork, offer_fork
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.outputs import EnsembleOutput, ExitReason

@@ -12,7 +12,8 @@ from ensemble_ray.errors import TaskExecutionError, ValidationError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.ports import Until
 from ensemble_ray.process.loop import run_blocking
-from ensemble_ray.record.stores import StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import replay
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
 from ensemble_ray.values.outputs import RunState

@@ -12,7 +12,8 @@ from ensemble_ray.errors import RunExistsError
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.ports import Until
-from ensemble_ray.record.stores import OwnedRun, StoreAddress, store_at
+from ensemble_ray.record.opening import store_at
+from ensemble_ray.record.stores import OwnedRun, StoreAddress
 from ensemble_ray.runs.ownership import claim_run, release_run
 from ensemble_ray.runs.submission import SubmissionReason
 from ensemble_ray.values.outputs import RunState
