@@ -41,7 +41,7 @@ _EXPORTS = {
     "ensemble_ray.execute.agent.structured": "ParseResult describe_schema extract_json parse_output",
     "ensemble_ray.execute.tools.unknown_effect": "UnknownEffect",
     "ensemble_ray.coordinator.map_reduce.item_log": "ItemStream",
-    "ensemble_ray.fed.run": "MapReduceRun",
+    "ensemble_ray.runs.map_reduce.handle": "MapReduceRun",
     "ensemble_ray.recovery.forking": "afork fork",
     "ensemble_ray.inline.runtime": "InlineRuntime",
     "ensemble_ray.items.dead_letters": "DeadLetters",

@@ -68,7 +68,6 @@ from ensemble_ray.execute.guardrails import GuardrailResult as GuardrailResult
 from ensemble_ray.execute.guardrails import GuardrailType as GuardrailType
 from ensemble_ray.execute.handler_context import TaskHandlerContext as TaskHandlerContext
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect as UnknownEffect
-from ensemble_ray.fed.run import MapReduceRun as MapReduceRun
 from ensemble_ray.inline.runtime import InlineRuntime as InlineRuntime
 from ensemble_ray.items.dead_letters import DeadLetters as DeadLetters
 from ensemble_ray.llm.local import LocalChatModel as LocalChatModel
@@ -97,6 +96,7 @@ from ensemble_ray.recovery.forking import fork as fork
 from ensemble_ray.recovery.resuming import aresume as aresume
 from ensemble_ray.recovery.resuming import resume as resume
 from ensemble_ray.runs.handle import Run as Run
+from ensemble_ray.runs.map_reduce.handle import MapReduceRun as MapReduceRun
 from ensemble_ray.runs.ports import Runtime as Runtime
 from ensemble_ray.tools import AbstractAgentTool as AbstractAgentTool
 from ensemble_ray.tools import AbstractTypedAgentTool as AbstractTypedAgentTool

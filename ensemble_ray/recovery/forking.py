@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ensemble_ray.definition.task import Task
-    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
+    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.messages import ChatMessage, ToolSpec
 
 __all__ = ["ForkOffer", "accept_fork", "afork", "begin_fork", "fork", "offer_fork"]

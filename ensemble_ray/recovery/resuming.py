@@ -35,9 +35,9 @@ from ensemble_ray.values.outputs import EnsembleOutput, RunState
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.origin import Origin
-    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
     from ensemble_ray.runs.handle import Run
+    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
 
 __all__ = ["aresume", "begin_again", "planned_form", "recorded_definition", "resume"]
 

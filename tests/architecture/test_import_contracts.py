@@ -4,6 +4,7 @@ import subprocess
 import sys
 import tomllib
 
+import grimp
 import pytest
 
 from tests.architecture.project import ROOT
@@ -66,3 +67,13 @@ def test_ray_is_known_to_actors_and_serve_alone() -> None:
     named = {name.removeprefix("ensemble_ray.") for name in contracts["core-without-ray"]["source_modules"]}
     layers = {name.strip() for line in contracts["layers"]["layers"] for name in line.split("|")}
     assert named == layers - {"__main__", "actors", "serve"}
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports inside functions and for type checkers count as well: what names each other is one thing in two files."""
+    graph = grimp.build_graph("ensemble_ray", cache_dir=None)
+    waiting = {module: set(graph.find_modules_directly_imported_by(module)) for module in graph.modules}
+    while free := {module for module, imported in waiting.items() if not imported & waiting.keys()}:
+        for module in free:
+            del waiting[module]
+    assert not waiting, f"These import each other, or what does: {sorted(waiting)}"

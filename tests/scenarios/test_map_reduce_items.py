@@ -28,7 +28,7 @@ from ensemble_ray import (
     ToolResult,
     ValidationError,
 )
-from ensemble_ray.fed.run import MapReduceRun
+from ensemble_ray.runs.map_reduce.handle import MapReduceRun
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.scenarios.mapping import (
     TOKENS,

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.run_rules import RunOptions
     from ensemble_ray.errors import EnsembleError
     from ensemble_ray.events.listeners import EnsembleListener
-    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.loader import Runnable
     from ensemble_ray.runs.handle import Run
+    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
     from ensemble_ray.values.trace import ExecutionTrace
 

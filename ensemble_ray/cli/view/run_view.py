@@ -18,8 +18,8 @@ from ensemble_ray.definition.map_reduce import MapDefinition, MapReduceDefinitio
 from ensemble_ray.record.identity.map_reduce import map_key
 
 if TYPE_CHECKING:
-    from ensemble_ray.fed.run import MapReduceRun
     from ensemble_ray.runs.handle import Run
+    from ensemble_ray.runs.map_reduce.handle import MapReduceRun
     from ensemble_ray.values.outputs import EnsembleOutput
 
 __all__ = ["ItemView", "RunView", "view_of"]

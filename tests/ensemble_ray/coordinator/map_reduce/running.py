@@ -21,11 +21,11 @@ from ensemble_ray.definition.map_reduce import MapReduceDefinition
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.spending import Spending
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.fed.feeding import rules_of
-from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.items.pulling import ItemReader, ListReader
 from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
+from ensemble_ray.runs.map_reduce.opening import rules_of
+from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.map_reduce import MapReduceMachine
 from ensemble_ray.testing import ManualClock, ScriptedModel
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput

@@ -1,4 +1,4 @@
-"""MapReduceLauncher: runs whose tasks are made while they go on. Room: fed.
+"""MapReduceLauncher: runs whose tasks are made while they go on. Package: runs.
 
 In: a definition with its items and factories. Out: how the run ended, and results of items as they come. The run is
 coordinated and recorded by this process on every runtime, since its source and its factories are here (S-MR-161).
@@ -32,10 +32,6 @@ from ensemble_ray.execute.agent.recorded_model import RecordedModel
 from ensemble_ray.facts.effects import ModelAnswered
 from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import PlanRecorded, RecordedError, RunEnded, RunResumed
-from ensemble_ray.fed.feeding import opened, rules_of, window_of
-from ensemble_ray.fed.finished import finished
-from ensemble_ray.fed.recovery import RecoveredRun
-from ensemble_ray.fed.result import conclude
 from ensemble_ray.items.dead_letters import DeadLetterFile
 from ensemble_ray.items.results import ResultsFile
 from ensemble_ray.plan.plan import Plan
@@ -48,6 +44,10 @@ from ensemble_ray.record.opening import store_at
 from ensemble_ray.record.result import assemble
 from ensemble_ray.runs.context import request_of
 from ensemble_ray.runs.launching import Conclusion, Prepared, RunScope
+from ensemble_ray.runs.map_reduce.opening import opened, rules_of, window_of
+from ensemble_ray.runs.map_reduce.recorded_end import finished
+from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
+from ensemble_ray.runs.map_reduce.result import conclude
 from ensemble_ray.runs.ownership import claim_run, watch_for_cancel
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.schedule.map_reduce import MapReduceMachine

@@ -1,4 +1,4 @@
-"""What a finished map-reduce gave, of its record (S-SET-39). Room: fed.
+"""What a finished map-reduce gave, of its record (S-SET-39). Package: runs.
 
 In: the record, and the items. Out: how the run ended; its outputs are in the body store already. The items are pulled and
 compared, since an answer is of those items only. Never: a factory called, a model asked, a fact written.
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
 from ensemble_ray.coordinator.map_reduce.ports import MapReduceEnd
-from ensemble_ray.fed.feeding import opened
-from ensemble_ray.fed.recovery import RecoveredRun
 from ensemble_ray.record.map_reduce_fold import Outcome
 from ensemble_ray.record.rerun import is_answered
 from ensemble_ray.record.resume.run_head import read_head
+from ensemble_ray.runs.map_reduce.opening import opened
+from ensemble_ray.runs.map_reduce.recovery import RecoveredRun
 from ensemble_ray.schedule.instructions import End
 from ensemble_ray.values.outputs import ExitReason, RunState
 

@@ -1,4 +1,4 @@
-"""MapReduceRun: what the handle of a run over items has beside what every run has. Room: fed."""
+"""MapReduceRun: what the handle of a run over items has beside what every run has. Package: runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_log import ItemStream
     from ensemble_ray.definition.origin import Origin
     from ensemble_ray.definition.run_rules import RunOptions
-    from ensemble_ray.fed.launcher import MapReduceLauncher
     from ensemble_ray.runs.launching import Resumption
+    from ensemble_ray.runs.map_reduce.launcher import MapReduceLauncher
     from ensemble_ray.runs.ports import Runtime
 
 __all__ = ["MapReduceRun"]
