@@ -30,7 +30,7 @@ _STATUS = {OutputRecorded.KIND: "completed", FailureRecorded.KIND: "failed"}
 
 
 class ReplayedWorkers:
-    """Fulfils `Colleagues` for a replay."""
+    """Fulfils `Peers` for a replay."""
 
     def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
         self._journal = journal
