@@ -14,7 +14,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.reading import read_fact
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Effect
-from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, call, writer
 
 ASK = '{"input": "Ray"}'
 OTHER = '{"input": "Plasma"}'
@@ -37,7 +37,7 @@ async def ran(
     bench = Bench(
         agents={"draft": writer(model, tools=[search])},
         known=[known] if known else [],
-        frame=replace(FRAME, on_unknown=on_unknown),
+        context=replace(RUN_CONTEXT, on_unknown=on_unknown),
         ask_unknown=ask,
     )
     return await bench.run(epoch=1), search, bench, model
