@@ -37,7 +37,7 @@ _Location = tuple[str, Any]
 
 
 class RemotePeers:
-    """The agents of one run, for tasks of one process. Fulfils `Colleagues`."""
+    """The agents of one run, for tasks of one process. Fulfils `Peers`."""
 
     def __init__(self, scheduler: Any, frame: RunFrame, *, flush: Callable[[], Awaitable[None]]) -> None:
         """Make one.

@@ -28,7 +28,7 @@ from ensemble_ray.runs.ownership import GRACE_S
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegation.peers import Colleagues
+    from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.orders import RunFrame
     from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
@@ -113,7 +113,7 @@ class TaskHost:
         services: Services,
         tool_metrics: ToolMetrics,
         spending: Spending | None = None,
-        peers: Colleagues | None = None,
+        peers: Peers | None = None,
         flush: Callable[[], Awaitable[None]],
     ) -> None:
         """Be ready for tasks of that run.

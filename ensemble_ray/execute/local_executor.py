@@ -37,8 +37,8 @@ class LocalExecutor:
         grace_s: float,
     ) -> None:
         self._runner = runner
-        if runner.colleagues is None:
-            runner.colleagues = self  # all agents of the run live here
+        if runner.peers is None:
+            runner.peers = self  # all agents of the run live here
         self._deliver = deliver
         self._grace_s = grace_s
         self._slots = {
@@ -68,7 +68,7 @@ class LocalExecutor:
             task.add_done_callback(partial(self._ended, order))
 
     async def perform(self, order: TaskOrder) -> TaskResult:
-        """Run one task and give its result. Fulfils `Colleagues`.
+        """Run one task and give its result. Fulfils `Peers`.
 
         A caller that is cancelled stops it. One that asks for what is at work here already, since its own process was
         replaced meanwhile, gets the result of that: nothing is begun twice.

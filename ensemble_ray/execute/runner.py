@@ -52,7 +52,7 @@ from ensemble_ray.values.trace import TaskTrace
 
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
-    from ensemble_ray.execute.delegation.peers import Colleagues
+    from ensemble_ray.execute.delegation.peers import Peers
 
 __all__ = ["TaskRunner", "cut"]
 
@@ -72,12 +72,12 @@ class TaskRunner:
         frame: RunFrame,
         ports: RunnerPorts,
         agents: Mapping[str, Agent],
-        colleagues: Colleagues | None = None,
+        peers: Peers | None = None,
     ) -> None:
-        """Make one; `colleagues` do what its tasks delegate."""
+        """Make one; `peers` do what its tasks delegate."""
         self.frame = frame
         self.ports = ports
-        self.colleagues = colleagues
+        self.peers = peers
         self._agents = agents
 
     async def run(self, order: TaskOrder, *, is_stopped: Callable[[], bool], slot: Slot | None = None) -> TaskResult:
@@ -130,7 +130,7 @@ class TaskRunner:
             effects=effects,
             known=known,
             slot=slot,
-            colleagues=self.colleagues,
+            peers=self.peers,
         )
 
     async def _execute(self, scope: TaskScope) -> TaskOutput:

@@ -18,7 +18,7 @@ from ensemble_ray.values.ids import RUN
 from ensemble_ray.values.messages import ChatMessage, Fact
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.delegation.peers import Colleagues
+    from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.effects import TaskEffects
     from ensemble_ray.execute.orders import RunFrame, TaskOrder
     from ensemble_ray.execute.ports import Callables
@@ -66,7 +66,7 @@ class TaskScope:
     #: its place among its agent's tasks
     slot: Slot = field(default_factory=Slot)
     #: who does what it delegates; None where nothing can be
-    colleagues: Colleagues | None = None
+    peers: Peers | None = None
 
     @property
     def is_manager(self) -> bool:

@@ -26,7 +26,7 @@ __all__ = ["ReplayedWorkers"]
 
 
 class ReplayedWorkers:
-    """Fulfils `Colleagues` for a replay."""
+    """Fulfils `Peers` for a replay."""
 
     def __init__(self, journal: ReplayJournal, runner: TaskRunner) -> None:
         self._journal = journal

@@ -203,7 +203,7 @@ class _Repetition:
         )
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
         runner = TaskRunner(self._frame, ports, agents)
-        runner.colleagues = ReplayedWorkers(self.journal, runner)
+        runner.peers = ReplayedWorkers(self.journal, runner)
         try:
             for node in self._planned.plan.nodes:
                 if node.key not in self._recovered.tasks:

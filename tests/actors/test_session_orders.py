@@ -6,12 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
-from ensemble_ray.execute.reports import Report
-
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, AgentTemplate, SessionOpening, WireOrder, WireReport
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
 from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.ids import instance_of
 
 

@@ -31,7 +31,7 @@ from ensemble_ray.events import DelegationCompletedEvent, DelegationFailedEvent,
 from ensemble_ray.execute.delegation.calls import EXPECTED_OUTPUT, manager_tool, peer_tool
 from ensemble_ray.execute.delegation.decisions import Decision, Decisions
 from ensemble_ray.execute.delegation.gates import Gate, ManagerGate, PeerGate, Refusal
-from ensemble_ray.execute.delegation.peers import Colleagues
+from ensemble_ray.execute.delegation.peers import Peers
 from ensemble_ray.execute.effects import DelegationEffect, Outcome, ToolEffect
 from ensemble_ray.execute.exits import exit_of
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
@@ -190,15 +190,15 @@ class Delegations:
         order = self._worker_order(name, decision, worker)
         self._announce_start(decision, worker)
         _log.info("Agent '%s' delegates to '%s' (depth %d)", self._order.agent_role, worker.role, order.depth)
-        colleagues = self._scope.colleagues
-        if colleagues is None:
+        peers = self._scope.peers
+        if peers is None:
             raise IllegalStateError("This process cannot reach other agents")
         self._begun.add(name)
         limit = self._context.timeout_s
-        work = asyncio.ensure_future(colleagues.perform(order))
+        work = asyncio.ensure_future(peers.perform(order))
         try:
             async with self._scope.slot.waiting():
-                result = await self._within(limit, work, order, colleagues)
+                result = await self._within(limit, work, order, peers)
         finally:
             work.cancel()  # where this task is cancelled itself; else it is done
         del self._open[name]
@@ -213,13 +213,13 @@ class Delegations:
         return result
 
     async def _within(
-        self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, colleagues: Colleagues
+        self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, peers: Peers
     ) -> TaskResult:
         """The result, or that it did not come in time, with what the worker had done until then (S-HIER-85, S-TRC-43)."""
         await asyncio.wait([work], timeout=limit_s)
         if work.done() or limit_s is None:
             return work.result()
-        colleagues.stop((order.instance,))
+        peers.stop((order.instance,))
         await asyncio.wait([work], timeout=_PATIENCE_S)
         stopped = work.result() if work.done() else None
         if stopped is not None and stopped.status == "completed":

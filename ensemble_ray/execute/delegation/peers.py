@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
 
-__all__ = ["Colleagues"]
+__all__ = ["Peers"]
 
 
-class Colleagues(Protocol):
+class Peers(Protocol):
     """Where delegated work is done: by agents of the same run, wherever they live."""
 
     async def perform(self, order: TaskOrder) -> TaskResult:

@@ -50,12 +50,12 @@ def together(
     frame = replace(FRAME, delegation=delegation, hierarchy=rules)
     bench = Bench(agents=keyed, known=known, journal=journal, frame=frame, policies=policies)
     houses = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
-    assert bench.runner.colleagues is houses
+    assert bench.runner.peers is houses
     return bench
 
 
 async def done_by(bench: Bench, key: str, *, epoch: int = 0) -> TaskResult:
     """The result of that agent's task, in its own place."""
-    colleagues = bench.runner.colleagues
+    colleagues = bench.runner.peers
     assert colleagues is not None
     return await colleagues.perform(bench.order(key, epoch=epoch))
