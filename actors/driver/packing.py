@@ -23,7 +23,7 @@ from ensemble_ray.actors.link.wire import (
     TaskCallables,
     WireOrder,
 )
-from ensemble_ray.execute.kinds import Shelf, overlay_of
+from ensemble_ray.execute.kinds import RefCountedCache, overlay_of
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class Packer:
     """Packs the orders of one dynamic run."""
 
     def __init__(self) -> None:
-        self._templates: Shelf[_Template] = Shelf()
-        self._callables: Shelf[_Callable] = Shelf()
+        self._templates: RefCountedCache[_Template] = RefCountedCache()
+        self._callables: RefCountedCache[_Callable] = RefCountedCache()
         self._numbers = itertools.count(1)
 
     def pack(self, order: TaskOrder) -> PackedOrder:

@@ -16,7 +16,7 @@ import ray.exceptions
 from ensemble_ray.actors.link.wire import CallablesUpdate, TaskCallables, WireOrder
 from ensemble_ray.actors.scheduler.process_groups import ProcessGroups
 from ensemble_ray.actors.scheduler.processes import Process
-from ensemble_ray.execute.kinds import Shelf
+from ensemble_ray.execute.kinds import RefCountedCache
 
 __all__ = ["CallablesDelivery"]
 
@@ -49,7 +49,7 @@ class CallablesDelivery:
         self._declared = declared or _NONE
         self._ready = ready
         self._lost = lost
-        self._bundles: Shelf[bytes] = Shelf(on_drop=self._on_drop)
+        self._bundles: RefCountedCache[bytes] = RefCountedCache(on_drop=self._on_drop)
         #: of the tasks that are not reported yet
         self._tasks: dict[str, TaskCallables] = {}
         self._waiting: list[WireOrder] = []

@@ -18,7 +18,7 @@ from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups, report_undone
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.execute.kinds import MOST_KINDS, Shelf
+from ensemble_ray.execute.kinds import MOST_KINDS, RefCountedCache
 from ensemble_ray.execute.orders import RunFrame
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
@@ -82,7 +82,7 @@ class RunSession:
         is_recorded = opening.location is not None
         self._groups = ProcessGroups(self, pool, hub=hub, is_recorded=is_recorded, is_spread=limits.is_spread)
         self._placement = Placement(max_own=limits.max_own, most_replicas=limits.most_replicas)
-        self._templates: Shelf[AgentTemplate] = Shelf(on_drop=self._on_drop)
+        self._templates: RefCountedCache[AgentTemplate] = RefCountedCache(on_drop=self._on_drop)
         #: those that are known from the beginning; processes of their groups are bound to them
         self._declared = frozenset(template.key for template in opening.templates)
         for template in opening.templates:

@@ -16,7 +16,7 @@ from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_ord
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.kinds import Shelf, overlaid
+from ensemble_ray.execute.kinds import RefCountedCache, overlaid
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report
@@ -59,7 +59,7 @@ class _HostedRun:
     journal: Journal
     flush: Callable[[], Awaitable[None]]
     #: agents that orders may name
-    templates: Shelf[Agent]
+    templates: RefCountedCache[Agent]
     #: instance -> the template of its agent
     template_of: dict[str, str] = field(default_factory=dict[str, str])
     outbox: list[WireReport] = field(default_factory=list["WireReport"])
@@ -145,7 +145,7 @@ class TaskHost:
             self._deliver(run_id, results)
 
         executor = LocalExecutor(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
-        templates: Shelf[Agent] = Shelf(on_drop=lambda key, _: executor.forget(key))
+        templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.forget(key))
         for key, agent in agents.items():
             templates.put(key, agent)
             templates.use(key)

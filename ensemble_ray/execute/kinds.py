@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
 
-__all__ = ["MOST_KINDS", "OVERLAY_FIELDS", "Kinds", "Shelf", "overlaid", "overlay_of"]
+__all__ = ["MOST_KINDS", "OVERLAY_FIELDS", "Kinds", "RefCountedCache", "overlaid", "overlay_of"]
 
 #: Kinds that are kept beside those in use (S-MR-142).
 MOST_KINDS = 64
@@ -37,7 +37,7 @@ _KNOWN_FIELDS = frozenset((*OVERLAY_FIELDS, *_EQUAL_FIELDS, "tools", "llm"))
 Kept = TypeVar("Kept")
 
 
-class Shelf(Generic[Kept]):
+class RefCountedCache(Generic[Kept]):
     """Things by name: all that are in use, and of the others those that were used last."""
 
     def __init__(self, most: int = MOST_KINDS, on_drop: Callable[[str, Kept], None] | None = None) -> None:

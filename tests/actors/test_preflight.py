@@ -38,7 +38,7 @@ def refusal(value: object, path: str = "Agent 'Writer'") -> str:
     return str(caught.value)
 
 
-class Shelf:
+class RefCountedCache:
     """A tool with a state; `lock` decides whether it can travel."""
 
     def __init__(self, lock: object = None) -> None:
@@ -133,7 +133,9 @@ def test_closure_is_named_when_another_variable_of_it_is_still_empty() -> None:
 
 def test_state_of_a_bound_method_is_named() -> None:
     """S-CONV-34: agent, tools, which of them, its object, its field."""
-    writer = Agent(role="Writer", goal="write", llm=ScriptedModel(), tools=[Shelf().count, Shelf(GUARD).count])
+    writer = Agent(
+        role="Writer", goal="write", llm=ScriptedModel(), tools=[RefCountedCache().count, RefCountedCache(GUARD).count]
+    )
     assert refusal(writer).startswith("Agent 'Writer' -> tools -> [1] -> its object -> lock cannot travel")
 
 
@@ -221,7 +223,7 @@ def test_open_files_are_refused_though_some_pickle(tmp_path: Path, mode: str) ->
         by_value(lambda text: len(text)),  # noqa: PLW0108  a lambda is the point
         by_value(lambda: Path("x").name + str(logging.INFO)),
         functools.partial(closure, 3),
-        Shelf().count,
+        RefCountedCache().count,
         logging.getLogger("ensemble_ray.tool.x"),
         io.StringIO("text"),
         io.BytesIO(b"text"),
@@ -260,7 +262,7 @@ def test_recursive_function_passes() -> None:
 def test_definitions_pass_with_their_models() -> None:
     """S-CONV-30, S-SET-38: agents, tasks, the library's models and doubles travel."""
     scripted = ScriptedModel("x")
-    writer = Agent(role="Writer", goal="g", llm=scripted, tools=[Shelf().count])
+    writer = Agent(role="Writer", goal="g", llm=scripted, tools=[RefCountedCache().count])
     task = Task(description="d", expected_output="e", agent=writer, handler=None)
     found = pickle.loads(dump(task, "Task 'd'"))  # noqa: S301  our own
     assert found == task

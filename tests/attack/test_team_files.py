@@ -33,7 +33,7 @@ spot = pathlib.Path("marker")
 mark = spot.touch
 borrowed = vendor.make
 
-class Shelf:
+class RefCountedCache:
     runner = subprocess
     Popen = subprocess.Popen
 
@@ -114,8 +114,8 @@ HOSTILE = [
     with_tool("{shop:subprocess.Popen: {args: [touch, marker]}}"),
     with_tool("{shop:os.mkdir: {path: marker}}"),
     with_tool("{shop:system: {command: touch marker}}"),
-    with_tool("{shop:Shelf.Popen: {args: [touch, marker]}}"),
-    with_tool("{shop:Shelf.runner.Popen: {args: [touch, marker]}}"),
+    with_tool("{shop:RefCountedCache.Popen: {args: [touch, marker]}}"),
+    with_tool("{shop:RefCountedCache.runner.Popen: {args: [touch, marker]}}"),
     with_tool("{shop:touch: {}}"),
     with_tool("{shop:mark: {}}"),
     with_tool("{shop:spot.touch: {}}"),

@@ -148,7 +148,7 @@ def test_what_scripts_are_made_of_travels(runtime: Runtime) -> None:
     class Place(BaseModel):
         name: str
 
-    class Shelf:
+    class RefCountedCache:
         def __init__(self, books: list[str]) -> None:
             self.books = books
 
@@ -169,7 +169,7 @@ def test_what_scripts_are_made_of_travels(runtime: Runtime) -> None:
 
     processes: list[int] = []
     model = ScriptedModel(call("first_book"), reply)
-    writer = agent(model, tools=[Shelf(["Dune"]).first_book])
+    writer = agent(model, tools=[RefCountedCache(["Dune"]).first_book])
     typed = task("typed", writer, output_type=Place, output_guardrails=[functools.partial(is_short, least=1)])
     prefix = "seen:"
     last = Task(

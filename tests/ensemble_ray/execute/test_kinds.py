@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, RateLimit, tool
-from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, Shelf, overlaid, overlay_of
+from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, RefCountedCache, overlaid, overlay_of
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
@@ -113,7 +113,7 @@ def test_kinds_do_not_pile_up_when_each_agent_is_one() -> None:
 def test_shelf_keeps_what_is_in_use_and_what_was_used_last() -> None:
     """S-MR-142: what is put stays until it is trimmed; dropping is told, once."""
     dropped: list[tuple[str, int]] = []
-    shelf: Shelf[int] = Shelf(most=1, on_drop=lambda name, thing: dropped.append((name, thing)))
+    shelf: RefCountedCache[int] = RefCountedCache(most=1, on_drop=lambda name, thing: dropped.append((name, thing)))
     for number, name in enumerate("abc"):
         shelf.put(name, number)
     shelf.put("a", 7)
