@@ -16,7 +16,7 @@ from ensemble_ray.actors.link.packing import load_agent, pack_result, unpack_ord
 from ensemble_ray.actors.link.undone import undone
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.kinds import RefCountedCache, overlaid
+from ensemble_ray.execute.kinds import RefCountedCache, apply_overrides
 from ensemble_ray.execute.local_executor import LocalExecutor
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report
@@ -81,7 +81,7 @@ class _HostedRun:
             raise TemplateUnknownError(key)
         if order.overrides is not None:
             overrides = cast("Mapping[str, object]", pickle.loads(order.overrides))  # noqa: S301  bytes of our own driver
-            agent = overlaid(agent, overrides)
+            agent = apply_overrides(agent, overrides)
         loaded = unpack_order(run_id, order, agent)
         if order.instance not in self.template_of:
             self.templates.use(key)

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
 
-__all__ = ["MOST_KINDS", "OVERLAY_FIELDS", "Kinds", "RefCountedCache", "overlaid", "overlay_of"]
+__all__ = ["MOST_KINDS", "OVERLAY_FIELDS", "Kinds", "RefCountedCache", "apply_overrides", "overlay_of"]
 
 #: Kinds that are kept beside those in use (S-MR-142).
 MOST_KINDS = 64
@@ -145,7 +145,7 @@ def overlay_of(agent: Agent, template: Agent) -> dict[str, object]:
     return {name: value for name in OVERLAY_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
 
 
-def overlaid(template: Agent, overlay: Mapping[str, object]) -> Agent:
+def apply_overrides(template: Agent, overlay: Mapping[str, object]) -> Agent:
     """Return the agent that differs from the template in that data; tools and model are the template's own objects."""
     return template.rewritten(**overlay) if overlay else template
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, RateLimit, tool
-from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, RefCountedCache, overlaid, overlay_of
+from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, RefCountedCache, apply_overrides, overlay_of
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
@@ -48,7 +48,7 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
     assert kinds.overlay(other, kind) == changes
     assert kinds.overlay(template, kind) == {}
     assert kinds.overlay(worker(tools=[look], role="Reader"), kind) == {"role": "Reader"}
-    made = overlaid(template, overlay_of(other, template))
+    made = apply_overrides(template, overlay_of(other, template))
     assert {name: getattr(made, name) for name in Agent.model_fields} == {
         name: getattr(other, name) for name in Agent.model_fields
     }
