@@ -233,7 +233,7 @@ def pack_submission(request: RunRequest, work: PlannedWork, *, keeps_warm: bool,
     return Submission(
         run_id=request.run_id,
         plan=planned.plan,
-        frame=request.context,
+        context=request.context,
         header=work.header,
         preamble=work.preliminary,
         tasks={key: dump(_without_callables(task), f"Task '{key}'") for key, task in planned.tasks.items()},

@@ -315,7 +315,7 @@ class RemoteExecutor:
         opening = SessionOpening(
             run_id=self._run_id,
             session=self._session,
-            frame=request.context,
+            context=request.context,
             location=None if request.store is None else RecordLocation(request.store, node_id),
             is_connected=self._is_connected,
             is_resubmission=self._collecting is not None,

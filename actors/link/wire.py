@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ensemble_ray.coordinator.planned import PlannedEnd
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.placement import PlacementRequest
 from ensemble_ray.plan.plan import Plan
@@ -124,7 +124,7 @@ class SessionOpening:
     run_id: str
     #: which opening this is: the driver's id, and a number; the next one takes its place
     session: str = ""
-    frame: RunFrame
+    context: RunContext
     #: None: it is recorded nowhere
     location: RecordLocation | None = None
     #: agents that are known from the beginning; others come with the orders that need them
@@ -148,7 +148,7 @@ class Submission:
 
     run_id: str
     plan: Plan
-    frame: RunFrame
+    context: RunContext
     header: Mapping[str, object]
     #: effects of before scheduling
     preamble: Sequence[Fact] = ()

@@ -15,7 +15,7 @@ from typing import Any
 from ensemble_ray.actors.link.wire import OrderBatch, ReportPage, SessionOpening, WireReport
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 
 __all__ = ["DynamicRun"]
 
@@ -54,9 +54,9 @@ class DynamicRun:
         return self._opening.session
 
     @property
-    def frame(self) -> RunFrame:
+    def context(self) -> RunContext:
         """What all its tasks share."""
-        return self._opening.frame
+        return self._opening.context
 
     def submit(self, batch: OrderBatch) -> None:
         """Do these tasks; never waits. A batch that came before is nothing new."""

@@ -75,8 +75,8 @@ class PlannedRun:
             finished: Gets the outcome.
         """
         recorded = () if owned is None else owned.earlier
-        frame = with_account(submission.frame, (*recorded, *submission.preamble))
-        self._submission = submission = replace(submission, frame=frame)
+        context = with_account(submission.context, (*recorded, *submission.preamble))
+        self._submission = submission = replace(submission, context=context)
         self._owned = owned
         self._store = store
         is_managed = submission.plan.hierarchy is not None
@@ -202,7 +202,7 @@ class PlannedRun:
                 if dropping is not None:
                     await asyncio.wait([dropping])
             finally:
-                close_account(self._submission.frame)
+                close_account(self._submission.context)
                 if self._owned is not None:
                     await self._owned.close(state)
         return ended
@@ -213,7 +213,7 @@ def opening_of(submission: Submission) -> SessionOpening:
     node_id = str(ray.get_runtime_context().get_node_id())
     return SessionOpening(
         run_id=submission.run_id,
-        frame=submission.frame,
+        context=submission.context,
         location=None if submission.store is None else RecordLocation(submission.store, node_id),
         templates=submission.templates,
         callables=submission.callables,

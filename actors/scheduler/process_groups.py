@@ -24,7 +24,7 @@ from ensemble_ray.actors.link.wire import WireOrder, WireReport
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import AgentExecutionError, EnsembleError, message_of
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reports import report_of
 from ensemble_ray.plan.redispatch import MOST_DEATHS, DispatchTable
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -46,7 +46,7 @@ class GroupOwner(Protocol):
     """The session whose processes these are."""
 
     @property
-    def frame(self) -> RunFrame:
+    def context(self) -> RunContext:
         """What all its tasks share."""
         ...
 
@@ -78,7 +78,7 @@ class ProcessGroups:
         self, owner: GroupOwner, pool: ProcessPool, *, hub: Any, is_recorded: bool, is_spread: bool = False
     ) -> None:
         self._owner = owner
-        self._run_id = owner.frame.run_id
+        self._run_id = owner.context.run_id
         self._pool = pool
         self._hub = hub
         self._is_spread = is_spread
@@ -313,7 +313,7 @@ class ProcessGroups:
 
     async def _report(self, reports: Sequence[WireReport], events: Sequence[bytes]) -> None:
         """Publish events first: the run may end with these reports, and its events are read until then (S-PAR-42)."""
-        if events and TaskFailedEvent.method in self._owner.frame.interest:
+        if events and TaskFailedEvent.method in self._owner.context.interest:
             try:
                 await self._hub.publish.remote(self._run_id, events)
             except ray.exceptions.RayError as error:
@@ -329,7 +329,7 @@ class ProcessGroups:
             task_description=order.description,
             agent_role=order.agent_role,
             task_index=order.index,
-            total_tasks=self._owner.frame.total_tasks if total is None else total,
+            total_tasks=self._owner.context.total_tasks if total is None else total,
             cause=cause,
             duration=timedelta(),
         )

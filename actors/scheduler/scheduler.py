@@ -211,7 +211,7 @@ class SchedulerActor(LineService, SessionService):
                     store,
                     run_id,
                     origin=submission.header.get("origin"),
-                    durability=submission.frame.durability,
+                    durability=submission.context.durability,
                     submission=submission.reason,
                 )
             limits = _limits(is_dynamic=False)

@@ -19,7 +19,7 @@ from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroup
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError
 from ensemble_ray.execute.kinds import MOST_KINDS, RefCountedCache
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
 from ensemble_ray.runs.ownership import GRACE_S
@@ -102,9 +102,9 @@ class RunSession:
         return self._opening.run_id
 
     @property
-    def frame(self) -> RunFrame:
+    def context(self) -> RunContext:
         """What all its tasks share."""
-        return self._opening.frame
+        return self._opening.context
 
     def open(self) -> None:
         """Start the processes of all agents that are known, at the same time; nobody waits for one that is not its own."""
@@ -270,5 +270,5 @@ class RunSession:
             declared = self._declared.intersection(self._placement.members(group))
             templates = {key: found.body for key in declared if (found := self._templates.get(key)) is not None}
         await process.handle.bind.remote(
-            self.frame, templates, location=self._opening.location, hub=self._hub, callables=callables
+            self.context, templates, location=self._opening.location, hub=self._hub, callables=callables
         )

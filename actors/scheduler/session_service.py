@@ -97,7 +97,7 @@ class SessionService:
         run = self._find(run_id, session)
         if run is not None:
             await self._end(run, keep=keep)
-            close_account(run.frame)
+            close_account(run.context)
 
     def _find(self, run_id: str, session: str) -> DynamicRun | None:
         run = self._dynamic.get(run_id)
@@ -108,7 +108,7 @@ class SessionService:
         await run.until_driver_is_gone()
         _log.warning("Run %s: its driver is gone; its processes are ended", run.run_id)
         await self._end(run, keep=False)
-        close_account(run.frame)
+        close_account(run.context)
 
     async def _end(self, run: DynamicRun, *, keep: bool) -> None:
         if self._dynamic.get(run.run_id) is run:

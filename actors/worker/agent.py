@@ -29,7 +29,7 @@ from ensemble_ray.actors.worker.report_sender import ReportSender
 from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.definition.durability import Durability
 from ensemble_ray.errors import ValidationError, message_of
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.ports import Callables
 from ensemble_ray.limits.endpoints import EndpointNews, process_endpoints
 from ensemble_ray.limits.lease import LeasingLimiter
@@ -73,7 +73,7 @@ class AgentActor:
 
     async def bind(
         self,
-        frame: RunFrame,
+        context: RunContext,
         templates: Mapping[str, bytes],
         *,
         location: RecordLocation | None,
@@ -83,7 +83,7 @@ class AgentActor:
         """Be ready for tasks of a run.
 
         Args:
-            frame: What all its tasks share.
+            context: What all its tasks share.
             templates: Agents that other agents' work may be for; others come with their orders.
             location: Where it is recorded; None: nowhere.
             hub: Has its events; None: nobody listens.
@@ -92,53 +92,53 @@ class AgentActor:
         Raises:
             ValidationError: an agent cannot be loaded in this process.
         """
-        bound = self._binding(frame.run_id)
+        bound = self._binding(context.run_id)
         try:
-            await self._bind(frame, templates, location=location, hub=hub, callables=callables)
+            await self._bind(context, templates, location=location, hub=hub, callables=callables)
         except Exception as error:
             refuse(bound, error)
             raise
         if bound.done():  # the run ended while its journal was opened
-            await self._host.release(frame.run_id)
+            await self._host.release(context.run_id)
         else:
             bound.set_result(None)
 
     async def _bind(
         self,
-        frame: RunFrame,
+        context: RunContext,
         templates: Mapping[str, bytes],
         *,
         location: RecordLocation | None,
         hub: Any,
         callables: Any,
     ) -> None:
-        if frame.forwards_logs:
-            self._forwarder.open(frame.run_id)
+        if context.forwards_logs:
+            self._forwarder.open(context.run_id)
         loaded = {key: _load(key, body) for key, body in templates.items()}
         journal = await open_journal(
-            location, frame.run_id, writer=self._name, is_buffered=frame.durability == Durability.RUN
+            location, context.run_id, writer=self._name, is_buffered=context.durability == Durability.RUN
         )
-        driver = None if hub is None else RemoteDriverServices(hub, frame.run_id)
-        sink = None if hub is None else HubSink(hub, frame.run_id, frame.interest)
+        driver = None if hub is None else RemoteDriverServices(hub, context.run_id)
+        sink = None if hub is None else HubSink(hub, context.run_id, context.interest)
 
         async def flush() -> None:
             if sink is not None and driver is not None:
                 await sink.flushed()
                 await driver.flushed()
-            if frame.forwards_logs:
+            if context.forwards_logs:
                 await self._forwarder.flushed()
 
         self._host.host(
-            frame,
+            context,
             loaded,
             journal=journal,
             sink=sink or SilentSink(),
-            peers=RemotePeers(self._scheduler, frame, flush=flush),
+            peers=RemotePeers(self._scheduler, context, flush=flush),
             flush=flush,
-            callables=self._callables_of(frame.run_id, callables),
+            callables=self._callables_of(context.run_id, callables),
             services=Services(limiter=self._limiter, cpu=self._cpu, driver=driver),
-            tool_metrics=ReportedToolMetrics(driver) if driver and frame.has_tool_metrics else NoOpToolMetrics(),
-            spending=shared_spending(frame, self._remote_limiter, self._name),
+            tool_metrics=ReportedToolMetrics(driver) if driver and context.has_tool_metrics else NoOpToolMetrics(),
+            spending=shared_spending(context, self._remote_limiter, self._name),
         )
 
     def _binding(self, run_id: str) -> asyncio.Future[None]:

@@ -27,7 +27,7 @@ from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.values.epochs import resend_step
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.orders import RunContext, TaskOrder
 
 __all__ = ["RemotePeers"]
 
@@ -39,19 +39,19 @@ _Location = tuple[str, Any]
 class RemotePeers:
     """The agents of one run, for tasks of one process. Fulfils `Peers`."""
 
-    def __init__(self, scheduler: Any, frame: RunFrame, *, flush: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, scheduler: Any, context: RunContext, *, flush: Callable[[], Awaitable[None]]) -> None:
         """Make one.
 
         Args:
             scheduler: Knows where agents live.
-            frame: What all tasks of the run share.
+            context: What all tasks of the run share.
             flush: Returns when the events published here so far have arrived.
         """
         self._scheduler = scheduler
-        self._run_id = frame.run_id
+        self._run_id = context.run_id
         self._flush = flush
         #: Where nothing is recorded, a second process would begin anew and repeat what the first one did.
-        self._retries = 0 if frame.durability == Durability.OFF else frame.delegation.retries
+        self._retries = 0 if context.durability == Durability.OFF else context.delegation.retries
         #: agent key -> its processes, as they were when the scheduler was asked
         self._locations: dict[str, asyncio.Task[Sequence[_Location]]] = {}
         #: agent key -> name of a process of it that failed a call

@@ -29,7 +29,7 @@ from ensemble_ray.runs.ownership import GRACE_S
 if TYPE_CHECKING:
     from ensemble_ray.definition.agent import Agent
     from ensemble_ray.execute.delegation.peers import Peers
-    from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.orders import RunContext
     from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
@@ -104,7 +104,7 @@ class TaskHost:
 
     def host(
         self,
-        frame: RunFrame,
+        context: RunContext,
         agents: Mapping[str, Agent],
         *,
         journal: Journal,
@@ -119,7 +119,7 @@ class TaskHost:
         """Be ready for tasks of that run.
 
         Args:
-            frame: What all its tasks share.
+            context: What all its tasks share.
             agents: Who lives here as long as the run; others come with their orders.
             journal: Where facts go.
             sink: Where events go.
@@ -139,12 +139,12 @@ class TaskHost:
             tool_metrics=tool_metrics,
             spending=spending,
         )
-        run_id = frame.run_id
+        run_id = context.run_id
 
         def deliver(results: Sequence[TaskResult]) -> None:
             self._deliver(run_id, results)
 
-        executor = LocalExecutor(TaskRunner(frame, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
+        executor = LocalExecutor(TaskRunner(context, ports, {}, peers), {}, deliver, grace_s=GRACE_S)
         templates: RefCountedCache[Agent] = RefCountedCache(on_drop=lambda key, _: executor.forget(key))
         for key, agent in agents.items():
             templates.put(key, agent)

@@ -1,6 +1,6 @@
 """What is handed to an executor and what comes back. Room: execute. Values only.
 
-A `RunFrame` is what all tasks of a run share; it is bound once per process. A `TaskOrder` is one task; it carries its
+A `RunContext` is what all tasks of a run share; it is bound once per process. A `TaskOrder` is one task; it carries its
 envelope (run, instance, epoch), so that whoever gets it needs to ask nobody.
 """
 
@@ -21,11 +21,11 @@ from ensemble_ray.values.metrics import CostConfiguration
 from ensemble_ray.values.outputs import ExitReason, RunState, TaskOutput
 from ensemble_ray.values.trace import CaptureMode, TaskTrace
 
-__all__ = ["RunFrame", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
+__all__ = ["RunContext", "RunOutcome", "TaskFailure", "TaskOrder", "TaskResult"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunFrame:
+class RunContext:
     """What all tasks of a run share."""
 
     run_id: str

@@ -30,7 +30,7 @@ from ensemble_ray.execute.checks import check_guardrails
 from ensemble_ray.execute.effects import TaskEffects
 from ensemble_ray.execute.exits import exit_of, reason_of, recorded_reason
 from ensemble_ray.execute.handler import run_handler
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.recorded import (
     as_mapping,
     began_at,
@@ -69,13 +69,13 @@ class TaskRunner:
 
     def __init__(
         self,
-        frame: RunFrame,
+        context: RunContext,
         ports: RunnerPorts,
         agents: Mapping[str, Agent],
         peers: Peers | None = None,
     ) -> None:
         """Make one; `peers` do what its tasks delegate."""
-        self.frame = frame
+        self.context = context
         self.ports = ports
         self.peers = peers
         self._agents = agents
@@ -120,11 +120,11 @@ class TaskRunner:
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
             started_at=min([now, *(began_at(fact) for fact in known.values() if fact.kind != LOSS)]),
-            capture_mode=self.frame.capture_mode,
+            capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
         )
         return TaskScope(
-            frame=self.frame,
+            context=self.context,
             ports=self.ports,
             order=order,
             effects=effects,
@@ -167,7 +167,7 @@ class TaskRunner:
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
         order, effects = scope.order, scope.effects
         completed_at = self.ports.clock.now()
-        metrics = effects.metrics(self.frame.cost)
+        metrics = effects.metrics(self.context.cost)
         trace = effects.trace(completed_at=completed_at, final_output=text, parsed_output=structured, metrics=metrics)
         return TaskOutput(
             raw=text,
@@ -236,7 +236,7 @@ class TaskRunner:
         )
         seconds = output.duration.total_seconds()
         _log.info("%s completed in %.3f s, %d tool calls", self._title(order), seconds, output.tool_call_count)
-        _log.log(logging.INFO if self.frame.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
+        _log.log(logging.INFO if self.context.is_verbose else logging.DEBUG, "Output: %s", cut(output.raw, 200))
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -299,7 +299,7 @@ class TaskRunner:
     def _unfinished(self, scope: TaskScope, status: str, error: BaseException | None) -> TaskResult:
         order, effects = scope.order, scope.effects
         at = self.ports.clock.now()
-        metrics = effects.metrics(self.frame.cost)
+        metrics = effects.metrics(self.context.cost)
         return TaskResult(
             key=order.key,
             instance=order.instance,
@@ -343,7 +343,7 @@ class TaskRunner:
 
     def _total(self, order: TaskOrder) -> int:
         """How many tasks there are beside it, itself included; 0 where nobody knows yet."""
-        return self.frame.total_tasks if order.total_tasks is None else order.total_tasks
+        return self.context.total_tasks if order.total_tasks is None else order.total_tasks
 
     @staticmethod
     def _tell(scope: TaskScope, kind: type[Event], build: Callable[[], Event]) -> None:
@@ -352,14 +352,14 @@ class TaskRunner:
             scope.emit(kind, build)
 
     def _log_fields(self, order: TaskOrder) -> Mapping[str, str]:
-        fields = {**self.frame.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
+        fields = {**self.context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
         if order.depth:  # S-DEL-60
             fields["delegation.id"] = order.delegation_id
-            if self.frame.hierarchy is None or order.depth > 1:
+            if self.context.hierarchy is None or order.depth > 1:
                 fields |= {"delegation.depth": str(order.depth), "delegation.parent": order.caller_role}
             return fields
-        if self.frame.workflow == "sequential":
-            fields["task.index"] = f"{order.index}/{self.frame.total_tasks}"
+        if self.context.workflow == "sequential":
+            fields["task.index"] = f"{order.index}/{self.context.total_tasks}"
             fields["task.description"] = cut(order.task.description, 80)
         return fields
 

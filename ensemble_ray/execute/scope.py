@@ -1,4 +1,4 @@
-"""What every part of one task's work shares: the run's frame, the ports, the order, the effects. Room: execute.
+"""What every part of one task's work shares: the run's context, the ports, the order, the effects. Room: execute.
 
 Parts note facts and publish events through it; none of them holds the runner.
 """
@@ -20,7 +20,7 @@ from ensemble_ray.values.messages import ChatMessage, Fact
 if TYPE_CHECKING:
     from ensemble_ray.execute.delegation.peers import Peers
     from ensemble_ray.execute.effects import TaskEffects
-    from ensemble_ray.execute.orders import RunFrame, TaskOrder
+    from ensemble_ray.execute.orders import RunContext, TaskOrder
     from ensemble_ray.execute.ports import Callables
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
@@ -57,7 +57,7 @@ class RunnerPorts:
 class TaskScope:
     """One task at work."""
 
-    frame: RunFrame
+    context: RunContext
     ports: RunnerPorts
     order: TaskOrder
     effects: TaskEffects
@@ -71,7 +71,7 @@ class TaskScope:
     @property
     def is_manager(self) -> bool:
         """Whether it is the task of a hierarchical run's manager."""
-        return self.frame.hierarchy is not None and not self.order.depth
+        return self.context.hierarchy is not None and not self.order.depth
 
     def recorded(self, name: str, kind: str) -> Fact | None:
         """The effect recorded under that name, which is not performed again; None when there is none.

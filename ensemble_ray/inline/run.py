@@ -47,7 +47,7 @@ class InlineRun:
         self.run_id = request.run_id
         self._planned = planned = work.planned
         recorded = () if owned is None else owned.earlier
-        frame = with_account(request.context, (*recorded, *work.preliminary))
+        context = with_account(request.context, (*recorded, *work.preliminary))
         self._owned = owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
         clock = SystemClock()
@@ -58,10 +58,10 @@ class InlineRun:
             callables=LocalCallables(planned.tasks, work.delegation_policies),
             services=services,
             tool_metrics=request.tool_metrics,
-            spending=spending_here(frame.budget, frame.cost),
+            spending=spending_here(context.budget, context.cost),
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        runner = TaskRunner(frame, ports, planned.agents)
+        runner = TaskRunner(context, ports, planned.agents)
         self._houses = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch

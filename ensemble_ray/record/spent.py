@@ -1,6 +1,6 @@
 """What a recorded run has spent of its budget (S-BUD-6, S-BUD-7, S-BUD-9). Room: record. Pure.
 
-In: facts in order. Out: an amount, or the frame of a run that goes on with it. Never: an answer that is counted twice, or
+In: facts in order. Out: an amount, or the context of a run that goes on with it. Never: an answer that is counted twice, or
 that another run paid for; a request without a recorded answer.
 """
 
@@ -17,7 +17,7 @@ from ensemble_ray.values.ids import new_object_id
 from ensemble_ray.values.messages import ToolCall
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunFrame
+    from ensemble_ray.execute.orders import RunContext
     from ensemble_ray.values.messages import Fact
     from ensemble_ray.values.metrics import CostConfiguration
 
@@ -59,17 +59,17 @@ class SpentTally:
             self.total += price(self._costs, *_tokens(fact.data))
 
 
-def with_account(frame: RunFrame, facts: Iterable[Fact]) -> RunFrame:
-    """The frame for whoever owns the run now: its budget knows what is spent, and has an account of its own.
+def with_account(context: RunContext, facts: Iterable[Fact]) -> RunContext:
+    """The context for whoever owns the run now: its budget knows what is spent, and has an account of its own.
 
     Args:
-        frame: The frame as it was made.
+        context: The context as it was made.
         facts: What is recorded of the run, and the effects of before scheduling.
     """
-    if frame.budget is None:
-        return frame
-    account = f"{frame.run_id}/{new_object_id()}"
-    return replace(frame, budget=replace(frame.budget, spent=spent_of(facts, frame.cost), account=account))
+    if context.budget is None:
+        return context
+    account = f"{context.run_id}/{new_object_id()}"
+    return replace(context, budget=replace(context.budget, spent=spent_of(facts, context.cost), account=account))
 
 
 def _tokens(data: Mapping[str, object]) -> tuple[int, int]:

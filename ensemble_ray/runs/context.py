@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.execute.callables import callable_name
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.runs.ports import RunRequest
 from ensemble_ray.tools.tool import NoOpToolMetrics
 from ensemble_ray.values.amounts import RunBudget
@@ -34,7 +34,7 @@ def run_context_of(
     interest: frozenset[str],
     capture_mode: CaptureMode,
     log_fields: Mapping[str, str],
-) -> RunFrame:
+) -> RunContext:
     """Return the context of a run.
 
     Args:
@@ -46,7 +46,7 @@ def run_context_of(
         log_fields: The caller's, carried into every process.
     """
     plan, limit = planned.plan, definition.delegation_timeout
-    return RunFrame(
+    return RunContext(
         run_id=run_id,
         workflow=plan.workflow,
         total_tasks=len(plan.nodes),

@@ -16,7 +16,7 @@ from ensemble_ray.definition.durability import OnUnknown
 from ensemble_ray.runs.submission import SubmissionReason
 
 if TYPE_CHECKING:
-    from ensemble_ray.execute.orders import RunFrame, RunOutcome, TaskOrder, TaskResult
+    from ensemble_ray.execute.orders import RunContext, RunOutcome, TaskOrder, TaskResult
     from ensemble_ray.execute.spending import Spending
     from ensemble_ray.plan.planner import Planned
     from ensemble_ray.ports import EventSink, Journal, ToolMetrics
@@ -36,7 +36,7 @@ class RunRequest:
 
     run_id: str
     #: what all its tasks share
-    context: RunFrame
+    context: RunContext
     #: takes the run's events in this process
     events: EventSink
     tool_metrics: ToolMetrics

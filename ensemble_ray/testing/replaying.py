@@ -178,7 +178,7 @@ class _Repetition:
         self.journal = ReplayJournal(facts)
         self.tasks = 0
         self._policies = definition.delegation_policies
-        frame = run_context_of(
+        context = run_context_of(
             definition,
             planned,
             run_id=facts[0].run,
@@ -186,8 +186,8 @@ class _Repetition:
             capture_mode=CaptureMode.OFF,
             log_fields={},
         )
-        unlimited = replace(frame.delegation, timeout_s=None)
-        self._frame = replace(frame, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
+        unlimited = replace(context.delegation, timeout_s=None)
+        self._context = replace(context, on_unknown="fail", retry=None, is_verbose=False, delegation=unlimited)
 
     async def difference(self) -> Difference | None:
         """Return the first difference, in the order of the plan."""
@@ -202,7 +202,7 @@ class _Repetition:
             compare=self._compare,
         )
         agents = {key: agent.rewritten(llm=UnaskedModel(self.journal)) for key, agent in self._planned.agents.items()}
-        runner = TaskRunner(self._frame, ports, agents)
+        runner = TaskRunner(self._context, ports, agents)
         runner.peers = ReplayedWorkers(self.journal, runner)
         try:
             for node in self._planned.plan.nodes:
@@ -261,7 +261,7 @@ class _Repetition:
             missing = next(iter([*absent, *node.context_outside]), None)
         task = self._planned.tasks[node.key]
         return TaskOrder(
-            run_id=self._frame.run_id,
+            run_id=self._context.run_id,
             key=node.key,
             instance=self._recovered.tasks[node.key].instance,
             epoch=1,  # so that the runner looks at what is recorded

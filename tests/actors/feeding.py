@@ -14,7 +14,7 @@ from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.execute.kinds import Kinds
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.ports import EventSink
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.record.stores import StoreAddress
@@ -61,7 +61,7 @@ class Driver:
         self.kinds = Kinds()
         self._runtime = runtime
         self._changed = asyncio.Event()
-        frame = RunFrame(
+        context = RunContext(
             run_id=self.run_id,
             workflow="map",
             total_tasks=0,
@@ -70,7 +70,7 @@ class Driver:
         )
         self.request = RunRequest(
             run_id=self.run_id,
-            context=frame,
+            context=context,
             events=events or RecordingSink(()),
             tool_metrics=NoOpToolMetrics(),
             on_unknown=OnUnknown.TELL_MODEL,

@@ -11,12 +11,12 @@ from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.worker import agent
 from ensemble_ray.actors.worker.agent import AgentActor
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.limits.endpoints import process_endpoints
 from ensemble_ray.ports import Journal
 from ensemble_ray.record.journal import MemoryJournal
 
-FRAME = RunFrame(run_id="run-1", workflow="sequential", total_tasks=1)
+RUN_CONTEXT = RunContext(run_id="run-1", workflow="sequential", total_tasks=1)
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ async def test_run_is_not_kept_when_it_ended_while_its_journal_was_opened(
         return journal
 
     monkeypatch.setattr(agent, "open_journal", open_slowly)
-    binding = asyncio.ensure_future(house.bind(FRAME, {}, location=None))
+    binding = asyncio.ensure_future(house.bind(RUN_CONTEXT, {}, location=None))
     await asyncio.sleep(0)
     assert await house.release("run-1")
     opening.set()
@@ -58,7 +58,7 @@ async def test_refusal_is_told_when_the_run_ended_meanwhile(house: AgentActor, m
         raise ValidationError("no such record")
 
     monkeypatch.setattr(agent, "open_journal", refuse_slowly)
-    binding = asyncio.ensure_future(house.bind(FRAME, {}, location=None))
+    binding = asyncio.ensure_future(house.bind(RUN_CONTEXT, {}, location=None))
     await asyncio.sleep(0)
     await house.release("run-1")
     opening.set()

@@ -17,13 +17,13 @@ from ensemble_ray.actors.link.packing import pack_result, unpack_order
 from ensemble_ray.actors.link.wire import WireOrder, WireReport
 from ensemble_ray.actors.worker.peers import RemotePeers
 from ensemble_ray.errors import AgentExecutionError
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.delegation import DelegationContext
 from ensemble_ray.values.outputs import TaskOutput
 from ensemble_ray.values.value import utc_now
 
-FRAME = RunFrame(run_id="run", workflow="hierarchical", total_tasks=1, delegation=DelegationContext(retries=2))
+RUN_CONTEXT = RunContext(run_id="run", workflow="hierarchical", total_tasks=1, delegation=DelegationContext(retries=2))
 ORDER = TaskOrder(
     run_id="run",
     key="manager#0/0/call-0/delegate",
@@ -132,9 +132,9 @@ async def arrived() -> None:
     """All events have arrived."""
 
 
-def peers_of(scheduler: Scheduler, frame: RunFrame = FRAME) -> RemotePeers:
+def peers_of(scheduler: Scheduler, context: RunContext = RUN_CONTEXT) -> RemotePeers:
     """The peers of a run."""
-    return RemotePeers(scheduler, frame, flush=arrived)
+    return RemotePeers(scheduler, context, flush=arrived)
 
 
 async def test_result_comes_as_the_worker_gave_it() -> None:
@@ -160,7 +160,7 @@ async def test_events_of_the_asker_arrive_before_the_worker_begins() -> None:
         steps.append("work")
         return await done(order)
 
-    await RemotePeers(Scheduler([("w1", Worker(work))]), FRAME, flush=flush).perform(ORDER)
+    await RemotePeers(Scheduler([("w1", Worker(work))]), RUN_CONTEXT, flush=flush).perform(ORDER)
     assert steps == ["flushed", "work"]
 
 
@@ -233,7 +233,7 @@ async def test_asker_is_told_when_a_process_died_for_good(fields: dict[str, Any]
     """S-DUR-31, S-DEL-5, S-CONV-32: the next delegation looks for another process."""
     dead, fresh = Worker(dying()), Worker()
     scheduler = Scheduler([("w1", dead)], [("w2", fresh)])
-    peers = peers_of(scheduler, replace(FRAME, **fields))
+    peers = peers_of(scheduler, replace(RUN_CONTEXT, **fields))
     result = await peers.perform(ORDER)
     assert (result.status, result.instance) == ("failed", ORDER.instance)
     assert isinstance(result.error, AgentExecutionError)

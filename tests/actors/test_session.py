@@ -15,7 +15,7 @@ from ensemble_ray.actors.link.packing import unpack_output
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission, WireReport
 from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress, store_at
@@ -47,7 +47,7 @@ def submission_of(marks: Marks, address: StoreAddress) -> Submission:
     return Submission(
         run_id=RUN,
         plan=Plan(workflow="sequential", nodes=(node,)),
-        frame=RunFrame(run_id=RUN, workflow="sequential", total_tasks=1),
+        context=RunContext(run_id=RUN, workflow="sequential", total_tasks=1),
         header={},
         templates=(AgentTemplate(key="w", body=dump(staying, "Agent 'W'"), category="k"),),
         tasks={"a": dump(Task(description="Do a", expected_output="text"), "Task 'a'")},

@@ -9,7 +9,7 @@ from typing import Any, cast
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, AgentTemplate, SessionOpening, WireOrder, WireReport
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.actors.scheduler.session import RunSession, SessionLimits
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.ids import instance_of
 
@@ -62,8 +62,8 @@ class Bench:
 
     def __init__(self, *declared: AgentTemplate) -> None:
         self.pool, self.reports, self.returned = Pool(), list[WireReport](), list[str]()
-        frame = RunFrame(run_id="run", workflow="map", total_tasks=0)
-        opening = SessionOpening(run_id="run", frame=frame, templates=declared)
+        context = RunContext(run_id="run", workflow="map", total_tasks=0)
+        opening = SessionOpening(run_id="run", context=context, templates=declared)
         limits = SessionLimits(max_own=4, most_replicas=3)
         self.session = RunSession(opening, cast("ProcessPool", self.pool), self, hub=None, limits=limits)
 

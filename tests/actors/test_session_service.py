@@ -20,13 +20,13 @@ from ensemble_ray.actors.scheduler.processes import ProcessPool
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
 from ensemble_ray.actors.scheduler.session import SessionLimits
 from ensemble_ray.actors.scheduler.session_service import SessionService
-from ensemble_ray.execute.orders import RunFrame, TaskOrder
+from ensemble_ray.execute.orders import RunContext, TaskOrder
 from ensemble_ray.execute.reports import Report
 from ensemble_ray.values.ids import instance_of
 from tests.scenarios.teams import PATIENCE_S, agent
 
 OPENING = SessionOpening(
-    run_id="fed", session="driver/1", frame=RunFrame(run_id="fed", workflow="map", total_tasks=0, durability="off")
+    run_id="fed", session="driver/1", context=RunContext(run_id="fed", workflow="map", total_tasks=0, durability="off")
 )
 
 

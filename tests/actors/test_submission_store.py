@@ -14,7 +14,7 @@ from ensemble_ray import Agent
 from ensemble_ray.actors.driver.preflight import dump
 from ensemble_ray.actors.link.wire import AgentTemplate, Submission
 from ensemble_ray.actors.scheduler.submission_store import SubmissionStore
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.testing import ScriptedModel
@@ -27,7 +27,7 @@ def submission_of(run_id: str) -> Submission:
     return Submission(
         run_id=run_id,
         plan=Plan(workflow="sequential", nodes=(node,)),
-        frame=RunFrame(run_id=run_id, workflow="sequential", total_tasks=1),
+        context=RunContext(run_id=run_id, workflow="sequential", total_tasks=1),
         header={"plan": {}, "inputs": {"topic": "Ray"}},
         templates=(AgentTemplate(key="w", body=body, category="k"),),
         tasks={"a": b"task"},
@@ -88,7 +88,7 @@ async def test_newer_submission_of_a_run_takes_the_place_of_the_older(store: Sub
     """S-DUR-32, S-DUR-35: a run that was resumed on the same cluster is one run."""
     again = submission_of("vault-3")
     await store.keep(
-        Submission(run_id="vault-3", plan=again.plan, frame=again.frame, header={}, templates=(), tasks={})
+        Submission(run_id="vault-3", plan=again.plan, context=again.context, header={}, templates=(), tasks={})
     )
     await store.keep(again)
     assert await kept(store) == [again]

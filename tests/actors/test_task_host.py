@@ -14,7 +14,7 @@ from ensemble_ray.actors.link.packing import pack_order, unpack_report
 from ensemble_ray.actors.link.wire import UNKNOWN_TEMPLATE, WireOrder, WireReport
 from ensemble_ray.actors.worker.task_host import TaskHost
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import RunFrame, TaskOrder
+from ensemble_ray.execute.orders import RunContext, TaskOrder
 from ensemble_ray.limits.local_limiter import process_limiter
 from ensemble_ray.ports.services import Services
 from ensemble_ray.record.journal import MemoryJournal
@@ -75,7 +75,7 @@ class Bench:
         self.flushed = 0
         self.host = TaskHost(self.target)
         self.host.host(
-            RunFrame(run_id="run", workflow="hierarchical", total_tasks=1),
+            RunContext(run_id="run", workflow="hierarchical", total_tasks=1),
             {"digger": Agent(role="Digger", goal="dig", llm=self.model)},
             journal=self.journal,
             sink=RecordingSink(),

@@ -38,7 +38,7 @@ from ensemble_ray.actors.link.wire import (
 from ensemble_ray.actors.scheduler.planned_run import wire_order
 from ensemble_ray.coordinator.planned import Assignment
 from ensemble_ray.errors import AgentExecutionError, GuardrailViolationError, message_of
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.outputs import TaskOutput
@@ -163,7 +163,7 @@ def test_order_arrives_with_everything_that_its_task_needs(guardrails: tuple[int
     submission = Submission(
         run_id="r",
         plan=Plan(workflow="sequential", nodes=(node,)),
-        frame=RunFrame(run_id="r", workflow="sequential", total_tasks=2),
+        context=RunContext(run_id="r", workflow="sequential", total_tasks=2),
         header={},
         templates=(),
         tasks={"write": dump(task, "Task 'write'")},

@@ -35,7 +35,7 @@ class Attempts:
     def __init__(self, scope: TaskScope, model: ChatModel) -> None:
         self._scope = scope
         self._model = model
-        self._policy = scope.frame.retry
+        self._policy = scope.context.retry
         #: of the newest answer: why each attempt before it failed
         self.failed: list[str] = []
 

@@ -50,7 +50,7 @@ class AgentLoop:
         self._order = scope.order
         self._agent = agent
         self._effects = scope.effects
-        self._is_verbose = scope.frame.is_verbose or agent.verbose
+        self._is_verbose = scope.context.is_verbose or agent.verbose
         self._models = ModelCalls(scope, agent)
         self._asked_again = 0
         #: the latest answer's text

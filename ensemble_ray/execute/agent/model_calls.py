@@ -59,7 +59,7 @@ class ModelCalls:
         self._order = scope.order
         self._effects = scope.effects
         self._model = agent.llm
-        self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.frame.on_incomplete
+        self._on_incomplete: OnIncomplete = agent.on_incomplete or scope.context.on_incomplete
         self._has_warned = False
         self._stream = self._streaming_model(scope.order.is_streaming)
         self._structured = self._structured_form(scope.order.task.output_type)
@@ -99,7 +99,7 @@ class ModelCalls:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
-        if self._scope.frame.capture_mode.is_at_least(CaptureMode.STANDARD):
+        if self._scope.context.capture_mode.is_at_least(CaptureMode.STANDARD):
             effect.messages = captured(messages)
         order, response, usage = self._order, effect.response, effect.response.usage or TokenUsage()
         self._scope.emit(

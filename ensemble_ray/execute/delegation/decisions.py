@@ -64,7 +64,7 @@ class Decisions:
     def __init__(self, scope: TaskScope, gate: Gate, text_field: str) -> None:
         self._scope = scope
         self._order = scope.order
-        self._context = scope.frame.delegation
+        self._context = scope.context.delegation
         self._gate = gate
         self._text_field = text_field
         self._made: dict[str, Decision] = {}

@@ -67,7 +67,7 @@ class Delegations:
         self._order = scope.order
         self._gate = gate
         self.spec = spec
-        self._context = scope.frame.delegation
+        self._context = scope.context.delegation
         text_field = "task_description" if scope.is_manager else "task"
         self._decisions = Decisions(scope, gate, text_field)
         cap = self._context.most_at_once if scope.is_manager else None  # S-HIER-89
@@ -81,9 +81,9 @@ class Delegations:
     @classmethod
     def of(cls, scope: TaskScope, agent: Agent) -> Delegations | None:
         """Those of a task that an agent does; None where it may delegate nothing."""
-        order, context = scope.order, scope.frame.delegation
+        order, context = scope.order, scope.context.delegation
         if scope.is_manager:
-            rules = scope.frame.hierarchy or HierarchyRules()
+            rules = scope.context.hierarchy or HierarchyRules()
             scope.effects.is_manager = True
             gate = ManagerGate(context, DelegationEnforcer(rules, context.roles))
             return cls(scope, gate, manager_tool(context, rules, rules_text(rules)))
@@ -112,7 +112,7 @@ class Delegations:
             ManagerStalledError: nothing has been achieved for too many turns.
         """
         if self._gate.turn_ended():
-            rules = self._scope.frame.hierarchy or HierarchyRules()
+            rules = self._scope.context.hierarchy or HierarchyRules()
             told = [each.text for each in self._scope.effects.delegations]
             raise ManagerStalledError(rules.stall_turns, told[-rules.stall_turns :], self._order.task.description)
 

@@ -135,7 +135,7 @@ class ToolCalls:
         await self._scope.slot.take()
         for effect in effects:
             self._announce(effect)
-        limit = self._scope.frame.max_tool_output_length
+        limit = self._scope.context.max_tool_output_length
         return [
             # what we tell of an unknown outcome is no tool's output, and of no use when cut
             (effect, effect.text if effect.outcome == "unknown" else truncate_output(effect.text, limit))
@@ -282,7 +282,7 @@ class ToolCalls:
             run_id=order.run_id,
             instance=order.instance,
             task_index=order.index,
-            log_truncate_length=self._scope.frame.tool_log_truncate_length,
+            log_truncate_length=self._scope.context.tool_log_truncate_length,
         )
 
     def _emit(self, event: Event) -> None:

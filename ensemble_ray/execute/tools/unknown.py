@@ -95,7 +95,7 @@ async def settle_unknown(scope: TaskScope, intent: Fact) -> str | None:
         _log.info("%s, as was decided: %s", _begun(unknown), answer)
     else:
         _log.warning("%s, and has no recorded result: nobody knows whether it was done", _begun(unknown))
-        how = scope.frame.on_unknown
+        how = scope.context.on_unknown
         if how != "ask":
             if how == "fail" or unknown.tool_name == HANDLER:
                 raise _failure(unknown, "Nobody knows whether it was done")

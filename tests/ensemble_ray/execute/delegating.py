@@ -14,7 +14,7 @@ from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from ensemble_ray.values.delegation import Colleague, DelegationContext
 from ensemble_ray.values.messages import Fact, ToolCall
-from tests.ensemble_ray.execute.running import FRAME, Bench, call, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, call, writer
 
 
 def ask(role: str, text: str = "help", *, number: int = 0, tool: str = "delegate") -> ToolCall:
@@ -47,8 +47,8 @@ def together(
     ]
     names = [f"policy {number}" for number in range(len(policies))]
     delegation = DelegationContext(colleagues=colleagues, policies=names, **context)  # type: ignore[arg-type]
-    frame = replace(FRAME, delegation=delegation, hierarchy=rules)
-    bench = Bench(agents=keyed, known=known, journal=journal, frame=frame, policies=policies)
+    run_context = replace(RUN_CONTEXT, delegation=delegation, hierarchy=rules)
+    bench = Bench(agents=keyed, known=known, journal=journal, context=run_context, policies=policies)
     houses = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
     assert bench.runner.peers is houses
     return bench

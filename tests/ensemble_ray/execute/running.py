@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from ensemble_ray.definition import Agent, Task
 from ensemble_ray.execute.callables import LocalCallables
-from ensemble_ray.execute.orders import RunFrame, TaskOrder, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.execute.runner import TaskRunner
 from ensemble_ray.execute.scope import RunnerPorts
 from ensemble_ray.execute.spending import spending_here
@@ -20,7 +20,7 @@ from ensemble_ray.tools import AbstractAgentTool, AgentTool, NoOpToolMetrics, To
 from ensemble_ray.values.messages import Effect, Fact, ToolCall
 from tests.ensemble_ray.tools.doubles import PoolHere
 
-FRAME = RunFrame(run_id="run", workflow="sequential", total_tasks=2)
+RUN_CONTEXT = RunContext(run_id="run", workflow="sequential", total_tasks=2)
 
 
 def call(name: str, arguments: str = "{}", *, number: int = 0) -> ToolCall:
@@ -66,7 +66,7 @@ class Bench:
         known: Sequence[Fact] = (),
         journal: MemoryJournal | None = None,
         sink: RecordingSink | None = None,
-        frame: RunFrame = FRAME,
+        context: RunContext = RUN_CONTEXT,
         driver: DriverServices | None = None,
         ask_unknown: Callable[[UnknownEffect], object] | None = None,
         policies: Sequence[object] = (),
@@ -89,10 +89,10 @@ class Bench:
             callables=LocalCallables(self.tasks, policies),
             services=Services(limiter=process_limiter(), cpu=PoolHere(), driver=driver),
             tool_metrics=NoOpToolMetrics(),
-            spending=spending_here(frame.budget, frame.cost),
+            spending=spending_here(context.budget, context.cost),
             ask_unknown=ask_unknown,
         )
-        self.runner = TaskRunner(frame, ports, self.agents)
+        self.runner = TaskRunner(context, ports, self.agents)
 
     def order(self, key: str, *, agent_key: str | None = None, **changes: object) -> TaskOrder:
         """The order for a task; `agent_key` when several tasks have one agent."""

@@ -16,7 +16,7 @@ from ensemble_ray.ports import Until
 from ensemble_ray.tools import ToolResult
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Effect, Fact
-from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, WatchedJournal
 
 NAME = "count#0/0/handler"
 
@@ -45,9 +45,9 @@ class Counting:
 def bench_of(handler: object, *, known: list[Fact] | None = None, **fields: object) -> tuple[Bench, WatchedJournal]:
     """A task with that handler; `fields` of the task, and `on_unknown` and `ask` of the run."""
     journal = WatchedJournal(known or [])
-    frame = replace(FRAME, on_unknown=str(fields.pop("on_unknown", "tell_model")))
+    context = replace(RUN_CONTEXT, on_unknown=str(fields.pop("on_unknown", "tell_model")))
     ask = fields.pop("ask", None)
-    bench = Bench(journal=journal, frame=frame, ask_unknown=ask)  # type: ignore[arg-type]  a callable
+    bench = Bench(journal=journal, context=context, ask_unknown=ask)  # type: ignore[arg-type]  a callable
     task = Task(description="Count", expected_output="A number", handler=handler, **fields)  # type: ignore[arg-type]
     bench.tasks["count"] = task  # its callables look into the same mapping
     return bench, journal

@@ -12,7 +12,7 @@ from ensemble_ray.execute.orders import TaskResult
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import Effect, Fact
-from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, call, writer
 
 ASK = '{"input": "Ray"}'
 OTHER = '{"input": "Plasma"}'
@@ -35,7 +35,7 @@ async def ran(
     bench = Bench(
         agents={"draft": writer(model, tools=[search])},
         known=[known] if known else [],
-        frame=replace(FRAME, on_unknown=on_unknown),
+        context=replace(RUN_CONTEXT, on_unknown=on_unknown),
         ask_unknown=ask,
     )
     return await bench.run(epoch=1), search, bench, model

@@ -13,7 +13,7 @@ from ensemble_ray.ports import Until
 from ensemble_ray.record.journal import MemoryJournal
 from ensemble_ray.testing import ScriptedModel
 from ensemble_ray.values.messages import ChatMessage, Fact
-from tests.ensemble_ray.execute.running import FRAME, Bench, Search, call, searching, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, call, searching, writer
 
 
 class City(BaseModel):
@@ -78,7 +78,7 @@ async def test_nothing_more_is_waited_for_when_a_tool_was_called() -> None:
 async def resumed(entries: Sequence[object], **fields: object) -> tuple[Bench, Bench, list[tuple[object, ...]]]:
     """A task that ended, and one that goes on with what it recorded, its output left out."""
     first = Bench(agents={"draft": writer(ScriptedModel(*entries), **fields)})  # type: ignore[arg-type]  entries
-    first.runner.frame = replace(FRAME, retry=RetryPolicy(first_delay=0, max_delay=0))
+    first.runner.context = replace(RUN_CONTEXT, retry=RetryPolicy(first_delay=0, max_delay=0))
     await first.run()
     known = [fact for fact in first.journal.facts() if fact.kind == "model"]
     again = Bench(agents={"draft": writer(ScriptedModel(), **fields)}, known=known)

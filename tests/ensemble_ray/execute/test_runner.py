@@ -16,7 +16,7 @@ from ensemble_ray.errors import (
     TaskExecutionError,
 )
 from ensemble_ray.events import TaskFailedEvent
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.execute.runner import cut
 from ensemble_ray.ports import Until
 from ensemble_ray.process.context import current_log_context
@@ -25,7 +25,7 @@ from ensemble_ray.testing import RecordingSink, ScriptedCall, ScriptedModel
 from ensemble_ray.tools import tool
 from ensemble_ray.values.messages import ChatResponse, Fact, TokenUsage
 from ensemble_ray.values.outputs import ExitReason
-from tests.ensemble_ray.execute.running import FRAME, WITH_A_TOOL, Bench, Search, call, searching, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, WITH_A_TOOL, Bench, Search, call, searching, writer
 
 # Facts.
 
@@ -272,8 +272,8 @@ async def test_log_fields_hold_while_the_task_runs(workflow: str, own: dict[str,
         seen.append(current_log_context())
         return "Done"
 
-    frame = RunFrame(run_id="run", workflow=workflow, total_tasks=2, log_fields={"request": "7"})
-    await Bench(agents={"draft": writer(ScriptedModel(answer))}, frame=frame).run()
+    context = RunContext(run_id="run", workflow=workflow, total_tasks=2, log_fields={"request": "7"})
+    await Bench(agents={"draft": writer(ScriptedModel(answer))}, context=context).run()
     assert seen == [{"request": "7", "ensemble.id": "run", "agent.role": "Writer", **own}]
     assert current_log_context() == {}
 
@@ -309,7 +309,7 @@ def test_long_text_is_cut(text: str, shown: str) -> None:
 async def test_log_tells_of_a_task_from_start_to_end(caplog: pytest.LogCaptureFixture) -> None:
     """S-ENG-16: indices are 1-based; outputs at DEBUG unless the run is verbose."""
     with caplog.at_level(logging.DEBUG, logger="ensemble_ray.execute.runner"):
-        await Bench(agents={"draft": writer(ScriptedModel("Done"))}, frame=FRAME).run()
+        await Bench(agents={"draft": writer(ScriptedModel("Done"))}, context=RUN_CONTEXT).run()
     assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
         ("INFO", "Task 1/2 starting: Do draft [Writer]"),
         ("DEBUG", "Task 1/2 has 0 context outputs"),

@@ -22,7 +22,7 @@ from ensemble_ray.values.amounts import Amount, RunBudget
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, Fact, TokenUsage, ToolCall, ToolSpec
 from ensemble_ray.values.outputs import ExitReason
 from ensemble_ray.values.rate_limit import RateLimit
-from tests.ensemble_ray.execute.running import FRAME, Bench, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 
 ASKED = (ChatMessage("user", "x" * 400),)
 
@@ -128,8 +128,8 @@ async def _ready(response: ChatResponse) -> ChatResponse:
 
 def bench_of(model: ScriptedModel, max_tokens: int, known: Sequence[Fact] = ()) -> Bench:
     """A task under a budget."""
-    frame = replace(FRAME, budget=RunBudget(max_tokens=max_tokens), retry=RetryPolicy(first_delay=timedelta()))
-    return Bench(agents={"draft": writer(model)}, frame=frame, known=known)
+    context = replace(RUN_CONTEXT, budget=RunBudget(max_tokens=max_tokens), retry=RetryPolicy(first_delay=timedelta()))
+    return Bench(agents={"draft": writer(model)}, context=context, known=known)
 
 
 async def test_task_ends_the_run_when_its_request_does_not_fit() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ensemble_ray.definition.run_rules import RunOptions
 from ensemble_ray.errors import ValidationError
-from ensemble_ray.execute.orders import RunFrame
+from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.record.run_budget import budget_data, check_larger, options_again, recorded_budget
 from ensemble_ray.record.spent import SpentTally, spent_of, with_account
 from ensemble_ray.values.amounts import Amount, RunBudget
@@ -66,13 +66,13 @@ def test_call_that_is_noted_twice_is_counted_once() -> None:
 
 def test_owner_of_a_run_opens_an_account_of_its_own() -> None:
     """S-BUD-6, S-BUD-8: with what is spent; a run without a budget has none."""
-    frame = RunFrame(run_id="r", workflow="sequential", total_tasks=1, budget=RunBudget(max_tokens=100))
-    one, two = (with_account(frame, [answer("a#0/0/model", 1, (9, 9))]).budget for _ in range(2))
+    context = RunContext(run_id="r", workflow="sequential", total_tasks=1, budget=RunBudget(max_tokens=100))
+    one, two = (with_account(context, [answer("a#0/0/model", 1, (9, 9))]).budget for _ in range(2))
     assert one is not None
     assert two is not None
     assert (one.max_tokens, one.spent) == (100, Amount(18))
     assert one.account != two.account
-    plain = RunFrame(run_id="r", workflow="sequential", total_tasks=1)
+    plain = RunContext(run_id="r", workflow="sequential", total_tasks=1)
     assert with_account(plain, []) is plain
 
 

@@ -18,7 +18,7 @@ from ensemble_ray.llm.rate_limited import RateLimitedChatModel
 from ensemble_ray.process.context import current_effect_key
 from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import ChatMessage, ChatResponse, ToolSpec
-from tests.ensemble_ray.execute.running import FRAME, Bench, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, writer
 from tests.ensemble_ray.limits.settling import settle
 
 WITHOUT_DELAYS = RetryPolicy(first_delay=0, max_delay=0)
@@ -68,7 +68,7 @@ class Streamer(Provider):
 
 def bench_of(model: object, policy: RetryPolicy | None = WITHOUT_DELAYS) -> Bench:
     """A task of one agent, with a desk on the bench's clock."""
-    bench = Bench(agents={"draft": writer(model)}, frame=replace(FRAME, retry=policy))
+    bench = Bench(agents={"draft": writer(model)}, context=replace(RUN_CONTEXT, retry=policy))
     bench.runner.ports = replace(bench.runner.ports, endpoints=EndpointDesk(clock=bench.clock))
     return bench
 

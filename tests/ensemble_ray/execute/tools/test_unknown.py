@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from ensemble_ray.errors import ExitEarlyError, IllegalStateError, UnknownOutcomeError
-from ensemble_ray.execute.orders import RunFrame, TaskResult
+from ensemble_ray.execute.orders import RunContext, TaskResult
 from ensemble_ray.execute.tools.unknown import ask_unknown
 from ensemble_ray.execute.tools.unknown_effect import UnknownEffect
 from ensemble_ray.ports import Until
@@ -21,7 +21,7 @@ from ensemble_ray.values.ids import uuid_of
 from ensemble_ray.values.messages import Fact
 from ensemble_ray.values.trace import ToolCallTrace
 from ensemble_ray.values.value import utc_of
-from tests.ensemble_ray.execute.running import FRAME, Bench, Search, WatchedJournal, call, searching, writer
+from tests.ensemble_ray.execute.running import RUN_CONTEXT, Bench, Search, WatchedJournal, call, searching, writer
 
 NAME = "draft#0/0/call-0"
 EFFECT = UnknownEffect(
@@ -65,14 +65,14 @@ async def resumed(
     on_unknown: str,
     driver: Driver | None = None,
     ask: Callable[[UnknownEffect], object] | None = None,
-    frame: RunFrame = FRAME,
+    context: RunContext = RUN_CONTEXT,
 ) -> tuple[TaskResult, Bench, Search, ScriptedModel]:
     """The task in another house."""
     search, model = Search(), ScriptedModel("Three")
     bench = Bench(
         agents={"draft": writer(model, tools=[search])},
         known=known,
-        frame=replace(frame, on_unknown=on_unknown),
+        context=replace(context, on_unknown=on_unknown),
         driver=driver,
         ask_unknown=ask,
     )
@@ -122,7 +122,7 @@ async def test_unknown_outcome_is_settled_for_good_when_another_house_takes_over
 async def test_text_of_an_unknown_outcome_is_whole_when_tool_output_is_cut() -> None:
     """S-DUR-24: half of it would tell the model nothing."""
     _, _, _, model = await resumed(
-        await begun(), on_unknown="tell_model", frame=replace(FRAME, max_tool_output_length=9)
+        await begun(), on_unknown="tell_model", context=replace(RUN_CONTEXT, max_tool_output_length=9)
     )
     assert "truncated" not in told(model)
 
@@ -183,7 +183,7 @@ async def test_call_is_made_again_under_the_same_key_when_it_is_decided_so() -> 
     bench = Bench(
         agents={"draft": writer(ScriptedModel("Three"), tools=[search])},
         known=await begun(),
-        frame=replace(FRAME, on_unknown="ask"),
+        context=replace(RUN_CONTEXT, on_unknown="ask"),
         driver=driver,
     )
     result = await bench.run(epoch=1)
@@ -256,7 +256,7 @@ async def test_decision_is_synced_before_it_is_acted_on() -> None:
     bench = Bench(
         agents={"draft": writer(ScriptedModel("Three"), tools=[Search()])},
         journal=journal,
-        frame=replace(FRAME, on_unknown="ask"),
+        context=replace(RUN_CONTEXT, on_unknown="ask"),
         driver=Driver("repeat"),
     )
     await bench.run(epoch=1)
