@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from ray.exceptions import ActorUnavailableError
@@ -12,10 +12,17 @@ from ensemble_ray import EnsembleError
 from ensemble_ray.actors.driver import cluster as connection
 from ensemble_ray.actors.driver.run import RayRun
 from ensemble_ray.actors.link import reach
+from ensemble_ray.actors.link.packing import pack_output
+from ensemble_ray.actors.link.wire import EndPage, Submission
+from ensemble_ray.coordinator.planned import PlannedEnd
+from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
+from ensemble_ray.runs.submission import SubmissionReason
+from ensemble_ray.values.outputs import ExitReason, RunState
+from tests.actors.test_wire import output_of
 
 if TYPE_CHECKING:
-    from ensemble_ray.actors.link.wire import Submission
     from ensemble_ray.runs.ports import RunRequest
 
 
@@ -43,8 +50,8 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
 
     monkeypatch.setattr(connection, "_answers", answers)
     monkeypatch.setattr(reach, "_PATIENT_PAUSES_S", (0.0,))
-    submission = cast("Submission", SimpleNamespace(store=StoreAddress(home="/nowhere")))
-    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), submission, Lost())
+    lost = cast("Submission", SimpleNamespace(store=StoreAddress(home="/nowhere")))
+    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), lost, Lost())
     with pytest.raises(EnsembleError, match=r"the cluster is gone.*ensemble-ray resume r") as caught:
         await run.wait()
     assert caught.value.run_id == "r"
@@ -53,3 +60,68 @@ async def test_driver_is_told_when_the_cluster_is_gone_and_calls_fail_at_once(
     assert [record.message for record in ours] == [
         "Run r: the scheduler's process died; the run goes on when it is back"
     ]
+
+
+class Paging:
+    """A scheduler that has an end in pages, and is another one when it is asked for a page the second time."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, str]] = []
+        self.forgotten: list[str] = []
+        self.submitted: list[SubmissionReason] = []
+        self._lives = ["first", "second"]
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=getattr(self, f"on_{name}"))
+
+    async def on_wait(self, _: str, cursor: int, end_id: str) -> EndPage | None:
+        """Give a page; the first life ends behind its second page."""
+        self.asked.append((cursor, end_id))
+        if len(self.asked) == 3:
+            self._lives.pop(0)
+        if len(self.asked) in {3, 4}:
+            return None  # nothing is known of that end, nor of the run before it was submitted again
+        return self._page(cursor)
+
+    async def on_submit(self, submission: Submission) -> None:
+        """Take the run."""
+        self.submitted.append(submission.reason)
+
+    def on_forget(self, _: str, end_id: str) -> None:
+        """Drop an end."""
+        self.forgotten.append(end_id)
+
+    def _page(self, cursor: int) -> EndPage:
+        end = PlannedEnd[bytes, bytes](
+            state=RunState.COMPLETED,
+            exit_reason=ExitReason.COMPLETED,
+            started_at=1.0,
+            completed_at=2.0,
+            completed=[(f"t{cursor}", pack_output(output_of(f"t{cursor}")))],
+        )
+        return EndPage(end_id=self._lives[0], cursor=cursor + 1, is_last=cursor == 2, end=end)
+
+
+async def test_all_pages_come_when_the_scheduler_is_started_anew_between_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S-DUR-32: the run is submitted again, its end is read from the first page on, and forgotten once all is here."""
+
+    async def answers() -> bool:
+        return True
+
+    monkeypatch.setattr(connection, "_answers", answers)
+    scheduler = Paging()
+    submission = Submission(
+        run_id="r",
+        plan=Plan(workflow="sequential", nodes=()),
+        context=RunContext(run_id="r", workflow="sequential", total_tasks=3),
+        header={},
+        templates=(),
+        tasks={},
+        store=StoreAddress(home="/nowhere"),
+    )
+    run = RayRun(cast("RunRequest", SimpleNamespace(run_id="r")), submission, scheduler)
+    outcome = await run.wait()
+    assert [(key, output.raw) for key, output in outcome.completed] == [("t0", "t0"), ("t1", "t1"), ("t2", "t2")]
+    assert scheduler.asked == [(0, ""), (1, "first"), (2, "first"), (0, ""), (0, ""), (1, "second"), (2, "second")]
+    assert scheduler.submitted == [SubmissionReason.RESUBMITTED]
+    assert scheduler.forgotten == ["second"]
