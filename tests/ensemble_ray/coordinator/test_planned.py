@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -237,3 +238,14 @@ async def test_late_report_changes_nothing(first: Report[str, str], late: Report
     await told_once.report(failed("b"))
     assert told_twice.ended() == told_once.ended()
     assert told_twice.journal.facts()[-1].data == told_once.journal.facts()[-1].data
+
+
+async def test_outputs_of_workers_come_in_the_order_in_which_they_were_done() -> None:
+    """Whatever became of the tasks that asked for them; those of one task do not take each other's place."""
+    run = await conducting(PAIR)
+    await run.report(replace(done("a"), delegated=(("Digger", "d1"), ("Painter", "p")), output="A"))
+    await run.report(replace(done("b"), delegated=(("Digger", "d2"),), output="B"))
+    await run.report(done("c"))
+    ended = run.ended()
+    assert [output for _, output in ended.delegated] == ["d1", "p", "d2"]
+    assert list(ended.completed) == [("a", "A"), ("b", "B"), ("c", "output of c")]
