@@ -35,6 +35,7 @@ from ensemble_ray.coordinator.ports import Order, Result
 from ensemble_ray.coordinator.run_journal import RunJournal
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.execute.reports import Report
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.items.pulling import ListReader
 from ensemble_ray.plan.plan import Node, Plan
 from ensemble_ray.process.clock import SystemClock
@@ -177,7 +178,7 @@ def _report(order: Assignment[str]) -> Report[str, str]:
 
 async def _planned(plan: Plan) -> None:
     journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=SystemClock())
-    tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header={})
+    tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
     coordinator = Coordinator(journal, tasks)
     ended = await coordinator.run(tasks.source, _Answering(coordinator.deliver, _report))
     assert len(ended.completed) == len(plan.nodes)

@@ -16,6 +16,7 @@ from ensemble_ray.actors.link.packing import pack_output
 from ensemble_ray.actors.link.wire import EndPage, Submission
 from ensemble_ray.coordinator.planned import PlannedEnd
 from ensemble_ray.execute.orders import RunContext
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.plan.plan import Plan
 from ensemble_ray.record.stores import StoreAddress
 from ensemble_ray.runs.submission import SubmissionReason
@@ -114,7 +115,7 @@ async def test_all_pages_come_when_the_scheduler_is_started_anew_between_two(mon
         run_id="r",
         plan=Plan(workflow="sequential", nodes=()),
         context=RunContext(run_id="r", workflow="sequential", total_tasks=3),
-        header={},
+        header=PlanRecorded(),
         templates=(),
         tasks={},
         store=StoreAddress(home="/nowhere"),

@@ -158,7 +158,7 @@ class Wide:
         self.clock = ManualClock(start=100.0)
         journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
         plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
-        self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header={})
+        self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
         self.executor = Houses(MemoryJournal("run"))
         self.told: list[tuple[Stimulus, ...]] = []
         self.coordinator = Coordinator(journal, self.tasks)
