@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import cast
 from weakref import WeakKeyDictionary
 
-from ensemble_ray.values.outputs import full_name
+from ensemble_ray.record.identity.names import recorded_name
 
 __all__ = ["class_identity", "identity_of"]
 
@@ -44,9 +44,8 @@ def identity_of(target: object) -> dict[str, object]:
 
 def class_identity(kind: type[object]) -> dict[str, object]:
     """Which class it is, and the hash over its methods, inherited ones of the user's own classes included."""
-    module, _, _ = full_name(kind).rpartition(".")
-    named: dict[str, object] = {"callable": full_name(kind)}
-    return named if _is_of(module, _OWN) else {**named, "source": _class_hash(kind)}
+    named: dict[str, object] = {"callable": recorded_name(kind)}
+    return named if _is_of(kind.__module__, _OWN) else {**named, "source": _class_hash(kind)}
 
 
 def _named(module: str | None, name: str) -> dict[str, object]:

@@ -19,6 +19,7 @@ import pydantic
 from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.identity.callables import class_identity, identity_of
 from ensemble_ray.record.identity.digest import digest_of
+from ensemble_ray.record.identity.names import recorded_name
 from ensemble_ray.record.result import summaries
 from ensemble_ray.values.outputs import full_name
 from ensemble_ray.values.trace import jsonable
@@ -160,7 +161,7 @@ def model_data(model: object) -> dict[str, object]:
     behind = model
     while type(behind).__module__ == _LIMITED_MODELS:
         behind = getattr(behind, "delegate", None)
-    data: dict[str, object] = {"class": full_name(type(behind))}
+    data: dict[str, object] = {"class": recorded_name(type(behind))}
     name = getattr(behind, "model", None)
     if isinstance(name, str):
         data["model"] = name
