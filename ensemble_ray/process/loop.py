@@ -24,7 +24,7 @@ _THREAD = "ensemble-ray-loop"
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
-    """The loop; its thread is started on first use."""
+    """Return the loop; its thread is started on first use."""
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()
