@@ -43,7 +43,7 @@ class ChildFailedError(RuntimeError):
 
 
 def clean_environment(home: Path, *, ray_address: str | None = None) -> dict[str, str]:
-    """Return the environment of every child: this checkout's code, records under `home`, without inherited settings that decide."""
+    """Return the environment of every child: this checkout's code, records under `home`, none of our settings."""
     environment = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     environment |= {
         "PYTHONPATH": str(ROOT),

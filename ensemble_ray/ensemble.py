@@ -1,4 +1,4 @@
-"""Ensemble: what a user runs. Floor: above run. Definition in, `EnsembleOutput` out; no rule stands here."""
+"""Ensemble: what a user runs. Layer: above runtime. Definition in, `EnsembleOutput` out; no rule stands here."""
 
 from __future__ import annotations
 

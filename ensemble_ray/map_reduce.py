@@ -1,4 +1,4 @@
-"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Floor: above ensemble.
+"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Layer: above ensemble.
 
 In: a definition. Out: `EnsembleOutput`, or results as they come. A static map-reduce over a list is an ordinary ensemble,
 made at construction; everything else is a run whose tasks are made while it goes on. No rule stands here.

@@ -1,4 +1,4 @@
-"""Errors of model providers as plain data, and back. Floor: lowest; imports nothing of ours.
+"""Errors of model providers as plain data, and back. Package: errors; imports nothing of ours.
 
 In: an error of one of the listed classes of the `openai` package. Out: data that JSON has types for; and the error again,
 of the same class, with status, body and the few headers that are no secret (S-ERR-40, S-ERR-41).

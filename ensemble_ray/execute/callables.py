@@ -1,4 +1,4 @@
-"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Room: execute.
+"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Package: execute.
 
 One process holds one copy of each (S-SET-31): inline this process, on Ray the run's `CallableHost`. The path names the
 callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`; `/policy/0` is one of the run itself.

@@ -1,4 +1,4 @@
-"""Effects of one task, and the fold that makes its trace and metrics of them. Room: execute. Pure.
+"""Effects of one task, and the fold that makes its trace and metrics of them. Package: execute. Pure.
 
 The runner notes each effect when it is done; nothing else is needed for the trace, so a record of the same effects
 gives the same trace.

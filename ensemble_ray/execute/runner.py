@@ -1,4 +1,4 @@
-"""TaskRunner: carries out one task through ports. Room: execute. Async; knows no Ray, decides nothing about the run.
+"""TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
 In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,

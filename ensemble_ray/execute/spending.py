@@ -1,4 +1,4 @@
-"""What requests of a run may cost and did cost: estimates, prices, claims on the run's account. Room: execute.
+"""What requests of a run may cost and did cost: estimates, prices, claims on the run's account. Package: execute.
 
 In: a request that is about to be sent. Out: its answer, or the end of the budget (S-BUD-4). A run without a budget has
 none of this. Must never happen: a request that is sent without a claim, or a claim that outlives its request.

@@ -1,4 +1,4 @@
-"""What a definition means for the machine, the window and the reader of one map-reduce. Room: fed.
+"""What a definition means for the machine, the window and the reader of one map-reduce. Package: fed.
 
 In: a definition, and how many processes a kind of agents may get. Out: the machine's rules; the items, or the one item
 that stands for all of them where the short-circuit is taken (S-MR-80 to S-MR-83).

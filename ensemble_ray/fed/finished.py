@@ -1,4 +1,4 @@
-"""What a finished map-reduce gave, of its record (S-SET-39). Room: fed.
+"""What a finished map-reduce gave, of its record (S-SET-39). Package: fed.
 
 In: the record, and the items. Out: how the run ended; its outputs are in the body store already. The items are pulled and
 compared, since an answer is of those items only. Never: a factory called, a model asked, a fact written.

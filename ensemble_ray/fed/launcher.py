@@ -1,4 +1,4 @@
-"""MapReduceLauncher: runs whose tasks are made while they go on. Room: fed.
+"""MapReduceLauncher: runs whose tasks are made while they go on. Package: fed.
 
 In: a definition with its items and factories. Out: how the run ended, and results of items as they come. The run is
 coordinated and recorded by this process on every runtime, since its source and its factories are here (S-MR-161).

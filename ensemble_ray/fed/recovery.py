@@ -1,4 +1,4 @@
-"""What the record gives to a map-reduce that goes on, as its tasks ask it. Room: fed.
+"""What the record gives to a map-reduce that goes on, as its tasks ask it. Package: fed.
 
 In: the recorded facts, page by page. Out: outputs in the body store; failures, groups and items when asked. On a cluster
 the process of a task may record its end before the driver's fact of its item is committed: such ends wait here for it. What

@@ -1,4 +1,4 @@
-"""What the tasks of a map-reduce gave, and what the run raises where it failed. Room: fed.
+"""What the tasks of a map-reduce gave, and what the run raises where it failed. Package: fed.
 
 In: how it ended, and its bodies. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
 S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body read here.

@@ -1,4 +1,4 @@
-"""MapReduceRun: what the handle of a run over items has beside what every run has. Room: fed."""
+"""MapReduceRun: what the handle of a run over items has beside what every run has. Package: fed."""
 
 from __future__ import annotations
 

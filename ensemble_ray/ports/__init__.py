@@ -1,4 +1,4 @@
-"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans). Floor: above events.
+"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans). Package: ports.
 
 An adapter fulfils a port by its shape and inherits nothing. Each port has one contract suite over all its adapters.
 """

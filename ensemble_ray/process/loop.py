@@ -1,4 +1,4 @@
-"""The process's event loop for everything of ours. Floor: above threads.
+"""The process's event loop for everything of ours. Package: process.
 
 One daemon thread runs one loop: all inline work, all clients, all waiting for Ray. Callers bridge to it, from a
 script, from async code, or from inside a notebook's running loop (S-CONV-15).

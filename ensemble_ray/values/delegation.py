@@ -1,4 +1,4 @@
-"""Words of delegation: what one agent asks of another, what came of it, and who may say no. Floor: above outputs.
+"""Words of delegation: what one agent asks of another, what came of it, and who may say no. Package: values.
 
 Values only, and the built-in order of policies; guards stand in `execute`, constraints in `schedule`. A request and its
 response share an id, which is also the id of the delegation's events and log lines (S-DEL-31, S-DEL-50).

@@ -1,4 +1,4 @@
-"""The declared limit. Room: limits. In: numbers. Out: a frozen value; it counts nothing itself."""
+"""The declared limit. Package: values. In: numbers. Out: a frozen value; it counts nothing itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a task's declared type to the JSON schema that an endpoint can enforce. Room: execute. Pure: a type in, data out.
+"""From a task's type to the JSON schema that an endpoint can enforce. Package: execute. Pure: a type in, data out.
 
 Endpoints agree on the form of values (types, fields, choices) and differ in whatever else a schema can say, so the
 schema tells the form only and the parser judges the rest. Must never happen: a field that the parser would refuse, or

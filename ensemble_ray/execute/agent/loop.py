@@ -1,4 +1,4 @@
-"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Room: execute.
+"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Package: execute.
 
 Carries out what `ReactMachine` and `structured` decide; the order of steps is the specification's (03, agent executor).
 """

@@ -1,4 +1,4 @@
-"""A task's model calls: events around them, the record, streaming, the errors they become. Room: execute.
+"""A task's model calls: events around them, the record, streaming, the errors they become. Package: execute.
 
 A call that the journal has an answer for is not made again; its recorded answer is used. No request is sent before
 everything that it depends on is in the record (S-DUR-2).

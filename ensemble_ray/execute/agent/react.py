@@ -1,4 +1,4 @@
-"""The ReAct loop of one task as a machine. Room: execute. Pure: no model, tool, clock or log is touched here.
+"""The ReAct loop of one task as a machine. Package: execute. Pure: no model, tool, clock or log is touched here.
 
 Rules:
 1. Without tools there is exactly one model call; tool requests in its answer are ignored (S-ENG-31).

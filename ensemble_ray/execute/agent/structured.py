@@ -1,4 +1,4 @@
-"""From an answer's text to the declared type. Room: execute. Pure: no model, clock or log is touched here.
+"""From an answer's text to the declared type. Package: execute. Pure: no model, clock or log is touched here.
 
 In: texts of a model. Out: parsed objects, correction prompts, and at the end an object or `OutputParsingError`.
 

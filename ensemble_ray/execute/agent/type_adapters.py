@@ -1,4 +1,4 @@
-"""Pydantic's adapters of declared types, one per type and process. Room: execute. Pure: a type in, its adapter out.
+"""Pydantic's adapters of declared types, one per type and process. Package: execute. Pure: a type in, its adapter out.
 
 Whatever reads, writes or describes a task's typed value asks here, so that all of them take the same types.
 """

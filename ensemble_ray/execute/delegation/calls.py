@@ -1,4 +1,4 @@
-"""What a model writes to hand work to another agent, and what it is told of the tool. Room: execute. Pure.
+"""What a model writes to hand work to another agent, and what it is told of the tool. Package: execute. Pure.
 
 In: a call's argument text. Out: the role and the text, or what is wrong with them.
 """

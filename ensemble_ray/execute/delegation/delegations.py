@@ -1,4 +1,4 @@
-"""A task's delegations: decided, then carried out by other agents. Room: execute.
+"""A task's delegations: decided, then carried out by other agents. Package: execute.
 
 In: a model's calls of the delegation tool. Out: what each worker gave, as the tool's text. Rules:
 1. Nothing is asked of a worker before it was decided and the decision is on record (`delegation_decisions`).

@@ -1,4 +1,4 @@
-"""Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Room: execute.
+"""Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Package: execute.
 
 Pure. In: the role that a model wrote. Out: the colleague it means, or the sentence that the model is told instead.
 Must never happen: a worker that is asked although a rule forbids it, however its role is spelled.
