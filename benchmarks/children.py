@@ -43,7 +43,7 @@ class ChildFailedError(RuntimeError):
 
 
 def clean_environment(home: Path, *, ray_address: str | None = None) -> dict[str, str]:
-    """The environment of every child: this checkout's code, records under `home`, nothing inherited that decides."""
+    """Return the environment of every child: this checkout's code, records under `home`, none of our settings."""
     environment = {name: value for name, value in os.environ.items() if name not in _REMOVED}
     environment |= {
         "PYTHONPATH": str(ROOT),
@@ -83,7 +83,7 @@ class Child:
         return self.line()
 
     def line(self) -> str:
-        """The next line that it prints.
+        """Return the next line that it prints.
 
         Raises:
             ChildFailedError: it ended, or took longer than the deadline.
@@ -118,7 +118,7 @@ class Child:
 
 @contextlib.contextmanager
 def started(arguments: Sequence[str], environment: Mapping[str, str]) -> Generator[Child]:
-    """A child that ends with the block."""
+    """Start a child that ends with the block."""
     child = Child(arguments, environment)
     try:
         yield child

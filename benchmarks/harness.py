@@ -89,7 +89,7 @@ def measure(scenario: Scenario, conditions: Conditions) -> list[Measured]:
 
 
 def chosen_variants(scenario: Scenario, conditions: Conditions) -> dict[str, str]:
-    """What of a scenario is measured: not what needs Ray, nor what is recorded, where that is not wanted."""
+    """Choose the variants to measure: leave out those that need Ray, or that record, where that is not wanted."""
     left_out: frozenset[str] = frozenset() if conditions.with_ray else scenario.on_ray
     if conditions.durability == "off":
         left_out |= scenario.recorded
@@ -232,7 +232,7 @@ def _peak(child: Child, result: Measured) -> None:
 
 
 def scenarios_named(names: Collection[str], known: Sequence[Scenario]) -> list[Scenario]:
-    """The scenarios of those names; all of them for no name.
+    """Return the scenarios of those names; all of them for no name.
 
     Raises:
         KeyError: there is none of a name.

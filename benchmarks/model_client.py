@@ -38,7 +38,7 @@ LoopTurn = Callable[[list[Any]], Awaitable[bool]]
 
 @contextlib.contextmanager
 def model_server(*arguments: str) -> Generator[str]:
-    """A protocol server in its own process; gives its base URL."""
+    """Start a protocol server in its own process and yield its base URL."""
     command = [sys.executable, "-m", "ensemble_ray.testing.model_server", "--until-stdin-closes", *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  our own module
         assert process.stdin is not None
@@ -70,7 +70,7 @@ async def loop_s(turn: LoopTurn, conversation: list[Any]) -> float:
 
 
 def data(number: int | str) -> list[Any]:
-    """A conversation as the protocol has it."""
+    """Return a conversation in the form of the protocol."""
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": f"item {number}"}]
 
 
@@ -83,7 +83,7 @@ def extend(conversation: list[Any], calls: list[Any]) -> bool:
 
 
 def bare(session: aiohttp.ClientSession, fan_url: str, loop_url: str) -> tuple[FanOutCall, LoopTurn, Any]:
-    """The limit: JSON over aiohttp, nothing else."""
+    """Return the calls of the lower limit: JSON over aiohttp, nothing else."""
 
     async def post(url: str, body: object) -> Any:
         async with session.post(f"{url}/chat/completions", json=body, headers={"Authorization": "Bearer k"}) as answer:
@@ -100,7 +100,7 @@ def bare(session: aiohttp.ClientSession, fan_url: str, loop_url: str) -> tuple[F
 
 
 def sdk(opened: list[AsyncOpenAI], fan_url: str, loop_url: str, **options: Any) -> tuple[FanOutCall, LoopTurn, Any]:
-    """The package, used as its documentation shows."""
+    """Return the calls of the package, used as its documentation shows."""
     fan = AsyncOpenAI(api_key="k", base_url=fan_url, max_retries=0, **options)
     loop = AsyncOpenAI(api_key="k", base_url=loop_url, max_retries=0, **options)
     opened += [fan, loop]
@@ -139,7 +139,7 @@ def ours(fan_url: str, loop_url: str, **options: Any) -> tuple[FanOutCall, LoopT
 
 
 async def median_s(measure: Callable[[], Awaitable[float]], repetitions: int) -> float:
-    """The median of several, after one to warm up."""
+    """Return the median of several measurements, after one to warm up."""
     await measure()
     taken: list[float] = []
     for _ in range(repetitions):

@@ -26,7 +26,7 @@ class Memory:
 
 
 def tree_of(pid: int) -> list[int]:
-    """The process and its descendants that are alive."""
+    """Return the ids of the process and its descendants that are alive."""
     children: dict[int, list[int]] = {}
     for entry in _PROC.iterdir():
         if entry.name.isdigit() and (fields := _stat(int(entry.name))):

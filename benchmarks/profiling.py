@@ -52,7 +52,7 @@ def print_profile(*, size: int = 1000, top: int = 15) -> None:
 
 
 def _print_rooms(stats: pstats.Stats) -> None:
-    """Own time by package, and by room for our own; waiting for sockets is left out."""
+    """Print own time by package, and for our own code by its packages; waiting for sockets is left out."""
     rooms: Counter[str] = Counter()
     for (file, _line, name), (_, _, own_s, _, _) in stats.stats.items():  # type: ignore[attr-defined]  # untyped there
         rooms["waiting for sockets" if "epoll" in name and "poll" in name else _room(file)] += own_s

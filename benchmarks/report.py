@@ -72,7 +72,7 @@ class Cost:
 
 
 def overheads_of(overheads: Sequence[Overhead], results: Sequence[Measured]) -> list[Cost]:
-    """What recording costs, where both sides were measured."""
+    """Return what recording costs, where both sides were measured."""
     by_name = {(result.scenario, result.variant): result for result in results}
     costs: list[Cost] = []
     for each in overheads:
@@ -96,7 +96,7 @@ def overheads_of(overheads: Sequence[Overhead], results: Sequence[Measured]) -> 
 
 
 def lines_of(rows: Sequence[Row], results: Sequence[Measured]) -> list[Line]:
-    """The rows that have something to show."""
+    """Return the lines of the rows that have something to show."""
     by_name = {(result.scenario, result.variant): result for result in results}
     lines: list[Line] = []
     for row in rows:
@@ -153,7 +153,7 @@ def _figure(result: Measured | None, floor: Measured | None, target: Target | No
 
 
 def print_report(lines: Sequence[Line], overheads: Sequence[Cost], facts: Mapping[str, object]) -> None:
-    """The tables, and under them what it was measured on."""
+    """Print the tables, and under them what it was measured on."""
     table = Table(title="Medians; ratios to the floor of the same run", title_justify="left")
     table.add_column("scenario", max_width=44)
     for head in ("unit", "floor", "inline", "Ray", "inline/floor", "target", "holds", "Ray/floor", "target", "holds"):
@@ -224,7 +224,7 @@ def _judged(figure: Figure | None) -> tuple[str, str, str]:
 
 
 def environment_facts() -> dict[str, object]:
-    """What the figures depend on; load and time are added by who measures."""
+    """Return what the figures depend on; load and time are added by who measures."""
     facts: dict[str, object] = {"python": platform.python_version(), "cpus": os.cpu_count(), "cpu": _cpu_model()}
     for package in _PACKAGES:
         try:

@@ -45,11 +45,11 @@ class Scenario:
     recorded: frozenset[str] = frozenset()
 
     def requests_of(self, variant: str) -> int:
-        """Requests that one round of a variant needs."""
+        """Return the number of requests that one round of a variant needs."""
         return 0 if variant in self.mute else self.requests_each * self.size + self.requests_more
 
     def resized(self, size: int | None) -> Scenario:
-        """The same with another number of things per round, where it does many at all."""
+        """Return the same with another number of things per round, where it does many at all."""
         return self if size is None or self.size == 1 else replace(self, size=size)
 
 
@@ -62,7 +62,7 @@ _MAPPING_RECORDED = _MAPPING | {"inline-recorded": "team", "ray-2-recorded": "te
 
 
 def _mapping(name: str, *, size: int, slots: int, latency_ms: int, is_recorded: bool = False) -> Scenario:
-    """A map over items, in one process, in one agent process on Ray, and in two."""
+    """Return the scenario of a map over items: in one process, in one agent process on Ray, and in two."""
     variants = _MAPPING_RECORDED if is_recorded else _MAPPING
     return Scenario(
         name=name,

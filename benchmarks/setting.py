@@ -44,7 +44,7 @@ class Setting:
 
 @contextmanager
 def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]]) -> Generator[Round]:
-    """Rounds of hand-written code: one client, made once, with its default transport."""
+    """Run rounds of hand-written code: one client, made once, with its default transport."""
     from openai import AsyncOpenAI
 
     with asyncio.Runner() as runner:
@@ -62,7 +62,7 @@ def bare_rounds(setting: Setting, job: Callable[[AsyncOpenAI], Awaitable[object]
 
 @contextmanager
 def team_rounds(setting: Setting, make: Callable[[], Ensemble | MapEnsemble | MapReduceEnsemble]) -> Generator[Round]:
-    """Rounds of a team on a runtime that stays warm; declaring the team is part of the round."""
+    """Run rounds of a team on a runtime that stays warm; declaring the team is part of the round."""
     from ensemble_ray import InlineRuntime, RayRuntime, RunOptions
 
     options = RunOptions(durability=setting.durability)

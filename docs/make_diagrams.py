@@ -26,7 +26,7 @@ END = "<!-- drawn by docs/make_diagrams.py: end -->"
 
 
 def state_diagram() -> str:
-    """The states and their transitions as a Mermaid block."""
+    """Return the states and their transitions as a Mermaid block."""
     lines = ["stateDiagram-v2", f"    [*] --> {TaskState.PENDING}"]
     lines += [f"    {before} --> {after}: {why}" for (before, after), why in TRANSITIONS.items()]
     lines += [f"    {state} --> [*]" for state in TaskState if state.is_resolved]
@@ -34,7 +34,7 @@ def state_diagram() -> str:
 
 
 def state_table() -> str:
-    """What each state means, in the words of the module that holds the table."""
+    """Return a table of what each state means, in the words of the module that defines the states."""
     meanings = dict(re.findall(r"^`(\w+)` +(.+)$", states.__doc__ or "", flags=re.MULTILINE))
     rows = [f"| `{state}` | {meanings[state]} |" for state in TaskState]
     return "\n".join(["| State | Meaning |", "|---|---|", *rows])
@@ -81,7 +81,7 @@ def rules_table() -> str:
 
 
 def drawn(page: str) -> str:
-    """The page of the states with its drawn part made anew.
+    """Return the page of the states with its drawn part made anew.
 
     Raises:
         ValueError: the page has lost its markers.
@@ -90,7 +90,7 @@ def drawn(page: str) -> str:
 
 
 def drawn_rules(page: str) -> str:
-    """The page of the rules with its drawn part made anew.
+    """Return the page of the rules with its drawn part made anew.
 
     Raises:
         ValueError: the page has lost its markers.

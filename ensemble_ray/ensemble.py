@@ -1,4 +1,4 @@
-"""Ensemble: what a user runs. Floor: above run. Definition in, `EnsembleOutput` out; no rule stands here."""
+"""Ensemble: what a user runs. Layer: above runtime. Definition in, `EnsembleOutput` out; no rule stands here."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
                 yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
-        """What would run, in which order; no task runs.
+        """Return what would run, in which order; no task runs.
 
         Raises:
             ValidationError, PromptTemplateError: as `run`.
@@ -150,7 +150,7 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
 
 
 async def streamed(begun: Run, news: AsyncIterable[News]) -> AsyncGenerator[News | EnsembleOutput, None]:
-    """What comes of a run, then its output; left early, it ends the run."""
+    """Yield what comes of a run, then its output; left early, it ends the run."""
     try:
         async for each in news:
             yield each
@@ -188,7 +188,7 @@ def run(
     inputs: Mapping[str, object] | None = None,
     runtime: Runtime | str | None = None,
 ) -> EnsembleOutput:
-    """The short form: `run(model, *tasks)`, or `run(*tasks)` when every task has a handler (S-DET-30 to S-DET-33).
+    """Run in the short form: `run(model, *tasks)`, or `run(*tasks)` if every task has a handler (S-DET-30 to S-DET-33).
 
     The workflow is inferred: parallel if a task has another one as context, else sequential.
 

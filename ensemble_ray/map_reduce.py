@@ -1,4 +1,4 @@
-"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Floor: above ensemble.
+"""MapReduceEnsemble and MapEnsemble: what a user runs over many items. Layer: above ensemble.
 
 In: a definition. Out: `EnsembleOutput`, or results as they come. A static map-reduce over a list is an ordinary ensemble,
 made at construction; everything else is a run whose tasks are made while it goes on. No rule stands here.
@@ -129,7 +129,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         return MappingProxyType({} if self._tree is None else self._tree.levels)
 
     def to_ensemble(self) -> Ensemble:
-        """The tree of tasks as a parallel ensemble; nothing runs (S-MR-35).
+        """Return the tree of tasks as a parallel ensemble; nothing runs (S-MR-35).
 
         Raises:
             NotImplementedError: the tasks are made while it runs (S-MR-40).
@@ -154,7 +154,7 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         run_id: str | None = None,
         options: RunOptions | None = None,
     ) -> AsyncIterator[Event | ItemResult | EnsembleOutput]:
-        """What comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
+        """Yield what comes, as it comes, then the output as the last item. Leaving the loop early cancels the run.
 
         What comes are the results of items (S-MR-131); where the tree of tasks is made at construction, events as from
         `Ensemble.stream`.

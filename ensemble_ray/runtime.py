@@ -1,4 +1,4 @@
-"""`connect`: THE SEAM between the core and its actors. Floor: above inline.
+"""`connect`: THE SEAM between the core and its actors. Layer: above inline.
 
 In: the choice of a runtime. Out: the adapter. The only import of `actors` in the core stands in `ray_runtime_class`, inside
 the function; a contract names it.

@@ -75,7 +75,7 @@ RULES = HierarchicalConstraints(
 def newsroom(
     manager: ChatModel | str, researcher: ChatModel | str, analyst: ChatModel | str, writer: ChatModel | str
 ) -> Ensemble:
-    """The team; each of its members with a model."""
+    """Return the team; each of its members with a model."""
     # The columnist sits in the same room, and is not for this story.
     columnist = Agent(role="Columnist", goal="Have an opinion", llm=writer)
     finder = Agent(role="Researcher", goal="Find what is on record", tools=[search_archive], llm=researcher)
@@ -135,7 +135,7 @@ class ToolFirst:
         self._model = model
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
-        """A call of the next tool; after the last one, the model's answer with all results before it."""
+        """Return a call of the next tool; after the last one, the model's answer with all results before it."""
         brief = messages[1].content or ""
         results = [message.content or "" for message in messages if message.role == "tool"]
         if len(results) < len(tools):
@@ -157,7 +157,7 @@ class Impatient:
         messages: Sequence[ChatMessage],
         tools: Sequence[ToolSpec] = (),  # noqa: ARG002  it knows its only tool
     ) -> ChatResponse:
-        """The next delegation; the last result, when everybody has given one."""
+        """Return the next delegation; the last result, when everybody has returned one."""
         tasks = re.findall(r"^Task \d+: (.+)\n.*\nSuggested agent: (.+)$", messages[1].content or "", re.MULTILINE)
         asked = [str(json.loads(call.arguments)["agent_role"]) for message in messages for call in message.tool_calls]
         told = [message.content or "" for message in messages if message.role == "tool"]
@@ -173,7 +173,7 @@ class Impatient:
 
 
 def team(llm: str = "openai:gpt-4o-mini") -> Ensemble:
-    """The newsroom with one model for everybody."""
+    """Return the newsroom with one model for everybody."""
     if llm != "local":
         return newsroom(llm, llm, llm, llm)
     small = LocalChatModel(max_tokens=120, temperature=0, repeat_penalty=1.1)

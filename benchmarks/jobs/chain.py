@@ -16,7 +16,7 @@ __all__ = ["floor", "team"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
-    """A loop."""
+    """Run a plain loop."""
 
     async def job(client: AsyncOpenAI) -> str:
         text = ""

@@ -17,7 +17,7 @@ __all__ = ["floor", "team", "team_of"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
-    """A semaphore and a gather."""
+    """Run a semaphore and a gather."""
 
     async def ask(client: AsyncOpenAI, text: str) -> str:
         answer = await client.chat.completions.create(
@@ -39,12 +39,12 @@ def floor(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:
-    """A reader for the parts, an editor for the whole."""
+    """Run a reader for the parts, an editor for the whole."""
     return team_rounds(setting, lambda: team_of(setting))
 
 
 def team_of(setting: Setting) -> Ensemble:
-    """The team, declared anew."""
+    """Declare the team anew."""
     from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task
 
     model = OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark")

@@ -30,7 +30,7 @@ TOOL: Any = {
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
-    """The loop of the protocol's documentation, with a call of the same model as its tool."""
+    """Run the loop of the protocol's documentation, with a call of the same model as its tool."""
 
     async def job(client: AsyncOpenAI) -> str:
         messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Have it done."}]
@@ -53,7 +53,7 @@ def floor(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:
-    """A manager and one worker."""
+    """Run a manager and one worker."""
 
     def make() -> Ensemble:
         from ensemble_ray import Agent, Ensemble, OpenAIChatModel, Task

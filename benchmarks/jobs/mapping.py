@@ -17,7 +17,7 @@ __all__ = ["floor", "team", "team_of", "team_two"]
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
-    """A semaphore and a gather."""
+    """Run a semaphore and a gather."""
 
     async def job(client: AsyncOpenAI) -> None:
         slots = asyncio.Semaphore(setting.extra["slots"])
@@ -39,17 +39,17 @@ def floor(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def team(setting: Setting) -> AbstractContextManager[Round]:
-    """A reader for every item."""
+    """Run a reader for every item."""
     return team_rounds(setting, lambda: team_of(setting))
 
 
 def team_two(setting: Setting) -> AbstractContextManager[Round]:
-    """The same in two processes."""
+    """Run the same in two processes."""
     return team_rounds(setting, lambda: team_of(setting, replicas=2))
 
 
 def team_of(setting: Setting, *, replicas: int | None = None) -> MapEnsemble:
-    """The map, declared anew; each item has an agent of its own."""
+    """Declare the map anew; each item has an agent of its own."""
     from ensemble_ray import Agent, MapEnsemble, OpenAIChatModel, Task
 
     model = OpenAIChatModel(MODEL, base_url=setting.url, api_key="benchmark")

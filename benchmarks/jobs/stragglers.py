@@ -47,12 +47,12 @@ def floor(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def levels(setting: Setting) -> AbstractContextManager[Round]:
-    """A level begins when the one before has ended."""
+    """Begin a level when the one before has ended."""
     return team_rounds(setting, lambda: _team(setting, "levels"))
 
 
 def pipelined(setting: Setting) -> AbstractContextManager[Round]:
-    """A reduce begins as soon as there is enough for it."""
+    """Begin a reduce as soon as there is enough for it."""
     return team_rounds(setting, lambda: _team(setting, "pipelined"))
 
 

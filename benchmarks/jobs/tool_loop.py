@@ -31,7 +31,7 @@ def look_up(number: int) -> str:
 
 
 def floor(setting: Setting) -> AbstractContextManager[Round]:
-    """The loop of the protocol's documentation: what the model said goes back into the conversation as it came."""
+    """Run the loop of the protocol's documentation: what the model said goes back into the conversation as it came."""
 
     async def job(client: AsyncOpenAI) -> str:
         messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Look up numbers."}]
@@ -55,7 +55,7 @@ def team(setting: Setting) -> AbstractContextManager[Round]:
 
 
 def team_once(setting: Setting) -> AbstractContextManager[Round]:
-    """The same; of its calls the disk must know before they are made."""
+    """Run the same; each call is recorded on the disk before it is made."""
     return _team(setting, "look_up_once")
 
 

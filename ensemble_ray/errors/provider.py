@@ -1,4 +1,4 @@
-"""Errors of model providers as plain data, and back. Floor: lowest; imports nothing of ours.
+"""Errors of model providers as plain data, and back. Package: errors; imports nothing of ours.
 
 In: an error of one of the listed classes of the `openai` package. Out: data that JSON has types for; and the error again,
 of the same class, with status, body and the few headers that are no secret (S-ERR-40, S-ERR-41).
@@ -107,7 +107,7 @@ def _restore_answer(error: Exception, data: Mapping[str, Any]) -> None:
 
 
 def _plain(value: object) -> object:
-    """The value as JSON has it, and of bounded size."""
+    """Return the value as JSON has it, and of bounded size."""
     text = json.dumps(value, default=str)
     return json.loads(text) if len(text) <= _MOST_BODY else text[:_MOST_BODY]
 
@@ -119,6 +119,6 @@ def _text_of(response: Any) -> str:
 
 
 def _public(url: str) -> str:
-    """The URL without user, password and query, which may be secret."""
+    """Return the URL without user, password and query, which may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

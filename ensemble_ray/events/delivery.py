@@ -1,4 +1,4 @@
-"""Brings events to listeners. Floor: above listeners.
+"""Brings events to listeners. Package: events.
 
 Each listener has a queue and a thread of its own, so a slow one delays only itself and none delays the run
 (S-SET-32, S-PAR-42). What a listener raises is logged and goes no further (S-EVT-3); only KeyboardInterrupt ends the

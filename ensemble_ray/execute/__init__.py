@@ -1,1 +1,1 @@
-"""Room 4, execute one task: pure machines decide, the runner carries out through ports."""
+"""Carry out one task. Package: execute. Pure machines decide, the runner carries out through ports."""

@@ -1,4 +1,4 @@
-"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Room: execute.
+"""Where a run's own callables are asked: guardrails, handlers, delegation policies. Package: execute.
 
 One process holds one copy of each (S-SET-31): inline this process, on Ray the run's `CallableHost`. The path names the
 callable: `draft/input/0`, `draft/output/1`, `draft/handler/0`; `/policy/0` is one of the run itself.
@@ -84,7 +84,7 @@ class LocalCallables:
 
 
 async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInput | GuardrailOutput) -> GuardrailResult:
-    """What a guardrail says of its subject; it fails closed."""
+    """Return what a guardrail says of its subject; it fails closed."""
     name, role = callable_name(guardrail), subject.agent_role
     try:
         returned = await call_user(guardrail, subject)
@@ -102,7 +102,7 @@ async def _verdict(guardrail: Callable[[object], object], subject: GuardrailInpu
 
 
 def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
-    """A tool as a handler: its input is the text of the last context output, else the description (S-DET-2)."""
+    """Wrap a tool as a handler: its input is the text of the last context output, else the description (S-DET-2)."""
 
     async def handle(argument: object) -> object:
         context = cast("TaskHandlerContext", argument)
@@ -116,7 +116,7 @@ def _as_handler(tool: AgentTool) -> Callable[[object], Awaitable[object]]:
 
 
 def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
-    """A delegation policy as a callable of its pair of arguments, its answer checked (S-DEL-43)."""
+    """Wrap a delegation policy as a callable of its pair of arguments, its answer checked (S-DEL-43)."""
     evaluate = getattr(policy, "evaluate", policy)
 
     async def ask(argument: object) -> object:

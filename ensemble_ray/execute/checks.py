@@ -1,4 +1,4 @@
-"""Asks a task's guardrails, in order, and raises for the first that says no. Room: execute.
+"""Asks a task's guardrails, in order, and raises for the first that says no. Package: execute.
 
 The rules about verdicts are in `guardrails`; here they are only asked (S-GRD-4 to S-GRD-6, S-GRD-11).
 """

@@ -1,4 +1,4 @@
-"""Effects of one task, and the fold that makes its trace and metrics of them. Room: execute. Pure.
+"""Effects of one task, and the fold that makes its trace and metrics of them. Package: execute. Pure.
 
 The runner notes each effect when it is done; nothing else is needed for the trace, so a record of the same effects
 gives the same trace.
@@ -122,7 +122,7 @@ class DelegationEffect:
 
 
 def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
-    """Copies of live messages, which later changes do not reach (S-CAP-12, S-CAP-13)."""
+    """Copy live messages, so that later changes do not reach the copies (S-CAP-12, S-CAP-13)."""
     return tuple(
         CapturedMessage(
             role=message.role,
@@ -137,7 +137,7 @@ def captured(messages: Sequence[ChatMessage]) -> tuple[CapturedMessage, ...]:
 
 
 def _parsed_input(arguments: str) -> dict[str, object] | None:
-    """The arguments as a dict; None when they are not a JSON object (S-CAP-14)."""
+    """Parse the arguments as a dict; None when they are not a JSON object (S-CAP-14)."""
     try:
         parsed: object = json.loads(arguments)
     except (ValueError, RecursionError):  # the latter: nested beyond the stack
@@ -172,7 +172,7 @@ class TaskEffects:
     is_outcome_unknown: bool = False
 
     def metrics(self, cost: CostConfiguration | None) -> TaskMetrics:
-        """The sums (S-MET-10 to S-MET-16)."""
+        """Return the sums (S-MET-10 to S-MET-16)."""
         tools = [tool for model in self.models for tool in model.tools]
         usages = [model.response.usage for model in self.models]
         if self.is_handler:
@@ -198,7 +198,7 @@ class TaskEffects:
     def trace(
         self, *, completed_at: float, final_output: str, parsed_output: object, metrics: TaskMetrics
     ) -> TaskTrace:
-        """The tree of this task (S-TRC-10)."""
+        """Return the tree of this task (S-TRC-10)."""
         # The process that ends a task may have another clock than the one that began it.
         started, completed = utc_of(self.started_at), utc_of(max(completed_at, self.started_at))
         return TaskTrace(

@@ -1,4 +1,4 @@
-"""Early ends of runs: which error stands for which reason, here and in the record. Room: execute. Pure.
+"""Early ends of runs: which error stands for which reason, here and in the record. Package: execute. Pure.
 
 In: what a task raised, or what is recorded of it. Out: why the run ends, or the error that says so.
 """

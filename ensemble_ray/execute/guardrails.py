@@ -1,4 +1,4 @@
-"""What guardrails see and say, and what follows from it. Room: execute. Pure: calls nobody; the runner asks them.
+"""What guardrails see and say, and what follows from it. Package: execute. Pure: calls nobody; the runner asks them.
 
 In: what a guardrail returned. Out: a verdict, or the error that ends the task. Must never happen: an answer that gets
 past because a guardrail gave something that is no verdict; guardrails fail closed (S-GRD-11).
@@ -99,7 +99,7 @@ class GuardrailResult:
 
 
 def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
-    """What a guardrail returned, if it is a verdict.
+    """Return the verdict of a guardrail, or refuse anything else that it returned.
 
     Args:
         returned: Whatever it returned.
@@ -120,7 +120,7 @@ def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
 def violation_of(
     verdict: GuardrailResult, kind: GuardrailType, *, task_description: str, agent_role: str
 ) -> GuardrailViolationError | None:
-    """The error that a verdict means for its task; None when it means none (S-GRD-7)."""
+    """Return the error that a verdict means for its task; None when it means none (S-GRD-7)."""
     if verdict.is_success:
         return None
     return GuardrailViolationError(kind, verdict.message, task_description, agent_role)

@@ -1,4 +1,4 @@
-"""Tasks without a model: the user's handler does the work. Room: execute.
+"""Tasks without a model: the user's handler does the work. Package: execute.
 
 Rules: a handler may be a function of a `TaskHandlerContext` or an `AgentTool` (S-DET-1, S-DET-2); it returns a
 `ToolResult` or a string (S-DET-9); its structured output counts only with an output type (S-DET-6). It is an effect: a

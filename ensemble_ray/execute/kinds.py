@@ -1,4 +1,4 @@
-"""Kinds of agents: agents that can be told apart by data alone are one kind and share processes. Room: execute. Pure.
+"""Kinds of agents: agents that only data can tell apart are one kind and share processes. Package: execute. Pure.
 
 In: agents that factories made, by the thousand. Out: a name for the kind of each, a template, and the data by which an
 agent differs from it. Must never happen: a name that comes to stand for other tools or another model, or kinds that

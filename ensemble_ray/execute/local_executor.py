@@ -1,4 +1,4 @@
-"""The executor of one process: tasks run as asyncio tasks under their agent's own limit. Room: execute.
+"""The executor of one process: tasks run as asyncio tasks under their agent's own limit. Package: execute.
 
 Used by the inline runtime for a whole run, and by each agent actor for the tasks it was given. Results are handed on
 in batches: all that finish in one turn of the loop go together.

@@ -1,4 +1,4 @@
-"""What is handed to an executor and what comes back. Room: execute. Values only.
+"""What is handed to an executor and what comes back. Package: execute. Values only.
 
 A `RunContext` is what all tasks of a run share; it is bound once per process. A `TaskOrder` is one task; it carries its
 envelope (run, instance, epoch), so that whoever gets it needs to ask nobody.

@@ -1,4 +1,4 @@
-"""What the record of a task gives back: its output with its types, its error, when it began. Room: execute. Pure.
+"""What the record of a task gives back: its output with its types, its error, when it began. Package: execute. Pure.
 
 In: facts as a journal gives them. Out: the values that they were made of.
 Never: an import of a class that a record names; types come from today's definition.

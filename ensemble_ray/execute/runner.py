@@ -1,4 +1,4 @@
-"""TaskRunner: carries out one task through ports. Room: execute. Async; knows no Ray, decides nothing about the run.
+"""TaskRunner: carries out one task through ports. Package: execute. Async; knows no Ray, decides nothing about the run.
 
 In: a `TaskOrder`. Out: a `TaskResult`, always; only cancellation of the whole house gets past it. Effects are noted in
 the journal before the next step depends on them; a recorded effect is taken from there instead of being done again,
@@ -56,7 +56,7 @@ _log = bounded_logger(__name__)
 
 
 def cut(text: str, length: int) -> str:
-    """The first characters of a text, `...` behind when something was cut."""
+    """Return the first characters of a text, `...` behind when something was cut."""
     return text if len(text) <= length else text[:length] + "..."
 
 
@@ -109,7 +109,7 @@ class TaskRunner:
                 return await self._failed(scope, error)
 
     def _scope(self, order: TaskOrder, known: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
-        """What the task's parts share; a task that was begun by an earlier house began then."""
+        """Make what the task's parts share; a task that an earlier process began keeps the time of that beginning."""
         now = self.ports.clock.now()
         effects = TaskEffects(
             task_description=order.task.description,
@@ -202,7 +202,7 @@ class TaskRunner:
         return None
 
     async def _with_workers(self, scope: TaskScope, result: TaskResult) -> TaskResult:
-        """A recorded end with what is recorded of a manager's workers."""
+        """Return a recorded end with what is recorded of a manager's workers."""
         if not scope.is_manager:
             return result
         workers = await recorded_workers(self.ports.journal, scope.known)
@@ -331,7 +331,7 @@ class TaskRunner:
         _log.debug("%s has %d context outputs", self._title(order), len(order.context))
 
     def _title(self, order: TaskOrder) -> str:
-        """What log lines call it."""
+        """Return the task's name in log lines."""
         if order.depth:
             return f"Delegated task of '{order.caller_role}'"
         total = self._total(order)
@@ -361,7 +361,7 @@ class TaskRunner:
 
 
 def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
-    """What a manager's workers gave, by instance, in the order in which they were done (S-HIER-6)."""
+    """Return the outputs of a manager's workers, by instance, in the order in which they were done (S-HIER-6)."""
     if not scope.is_manager:
         return ()
     given = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
@@ -369,7 +369,7 @@ def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
 
 
 def _lost_work(scope: TaskScope) -> tuple[TaskTrace, ...]:
-    """What workers of a manager did that failed; their tokens were spent (S-TRC-43)."""
+    """Return the traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
     if not scope.is_manager:
         return ()
     return tuple(each.trace for each in scope.effects.delegations if each.output is None and each.trace is not None)

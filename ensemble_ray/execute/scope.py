@@ -1,4 +1,4 @@
-"""What every part of one task's work shares: the run's context, the ports, the order, the effects. Room: execute.
+"""What every part of one task's work shares: the run's context, the ports, the order, the effects. Package: execute.
 
 Parts note facts and publish events through it; none of them holds the runner.
 """

@@ -1,4 +1,4 @@
-"""A task's place among those that its agent works on at the same time. Room: execute.
+"""A task's place among those that its agent works on at the same time. Package: execute.
 
 It is given back while the task only waits for others, so that agents that ask each other cannot wait for ever: with
 `max_concurrency=1`, A asks B and B asks A, and A's second task needs A's only place (S-DEL-12).

@@ -1,4 +1,4 @@
-"""What requests of a run may cost and did cost: estimates, prices, claims on the run's account. Room: execute.
+"""What requests of a run may cost and did cost: estimates, prices, claims on the run's account. Package: execute.
 
 In: a request that is about to be sent. Out: its answer, or the end of the budget (S-BUD-4). A run without a budget has
 none of this. Must never happen: a request that is sent without a claim, or a claim that outlives its request.
@@ -34,7 +34,7 @@ _LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 
 
 def spending_here(budget: RunBudget | None, costs: CostConfiguration | None) -> Spending | None:
-    """The spending of a run whose requests are all made by this process; None without a budget."""
+    """Return the spending of a run whose requests are all made by this process; None without a budget."""
     return None if budget is None else Spending(LocalAccount(budget), costs)
 
 
@@ -78,7 +78,7 @@ class Spending:
     def request(
         self, kind: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> Request:
-        """A request that is about to be sent.
+        """Return a request that is about to be sent.
 
         Args:
             kind: Kind of agent that asks; its answers so far tell how long the next one will be.
@@ -90,7 +90,7 @@ class Spending:
         return Request(self, kind, estimated_input(messages, tools), self._usual(kind) if output is None else output)
 
     async def reserve(self, input_tokens: int, output_tokens: int) -> str:
-        """A claim on the account.
+        """Reserve an amount on the account and return the claim's id.
 
         Raises:
             BudgetExhaustedError: there will never be one.
@@ -98,7 +98,7 @@ class Spending:
         return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
 
     def answered(self, claim: str, kind: str, input_tokens: int, output_tokens: int) -> None:
-        """A request was answered and cost so much."""
+        """Charge the cost of a request that was answered."""
         count, total = self._answers.get(kind, (0, 0))
         self._answers[kind] = (count + 1, total + output_tokens)
         self._account.charge(claim, price(self._costs, input_tokens, output_tokens))
@@ -108,7 +108,7 @@ class Spending:
         self._account.close()
 
     def gave_nothing(self, claim: str) -> None:
-        """A request was not answered."""
+        """Release the claim of a request that was not answered."""
         self._account.charge(claim)
 
     def _usual(self, kind: str) -> int:

@@ -1,4 +1,4 @@
-"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans). Floor: above events.
+"""Every contract of the core, except `Runtime` (in `runtime.py`, since it speaks of plans). Package: ports.
 
 An adapter fulfils a port by its shape and inherits nothing. Each port has one contract suite over all its adapters.
 """
@@ -120,7 +120,7 @@ class Journal(Protocol):
         ...
 
     async def known(self, instance: str) -> Mapping[tuple[str, str], Fact]:
-        """What is recorded of an instance, by whichever writer: (name, kind) -> its newest fact, stimuli left out."""
+        """Return what is recorded of an instance, by any writer: (name, kind) -> its newest fact, stimuli left out."""
         ...
 
     async def flush(self) -> None:
@@ -178,11 +178,11 @@ class SpendingAccount(Protocol):
         ...
 
     def charge(self, claim: str, spent: Amount = ...) -> None:
-        """A request is over and cost so much, nothing by default; never waits."""
+        """Charge the cost of a request that is over, nothing by default; never waits."""
         ...
 
     def close(self) -> None:
-        """The run is over for this process: what it has not said by now need not be heard."""
+        """Close the account for this process: what it has not said by now need not be heard."""
         ...
 
 
@@ -210,15 +210,15 @@ class ToolMetrics(Protocol):
     """Counts of tool calls, for a monitoring system (S-TOOL-42)."""
 
     def increment_success(self, tool_name: str, agent_role: str) -> None:
-        """A call succeeded."""
+        """Count a call that succeeded."""
         ...
 
     def increment_failure(self, tool_name: str, agent_role: str) -> None:
-        """A call returned a failure."""
+        """Count a call that returned a failure."""
         ...
 
     def increment_error(self, tool_name: str, agent_role: str) -> None:
-        """A call raised."""
+        """Count a call that raised."""
         ...
 
     def record_duration(self, tool_name: str, agent_role: str, duration_s: float) -> None:

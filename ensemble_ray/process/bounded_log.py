@@ -1,4 +1,4 @@
-"""Loggers whose warnings and errors are bounded lines, whatever others wrote (S-SEC-58). Floor: lowest but for texts.
+"""Loggers whose warnings and errors are bounded lines, whatever others wrote (S-SEC-58). Package: process.
 
 In: a module's name. Out: its logger. Must never happen: a line break of a model, an endpoint or a user that makes a
 second line of a warning, a page of theirs in a log, an exception because of a text.

@@ -1,4 +1,4 @@
-"""The process's event loop for everything of ours. Floor: above threads.
+"""The process's event loop for everything of ours. Package: process.
 
 One daemon thread runs one loop: all inline work, all clients, all waiting for Ray. Callers bridge to it, from a
 script, from async code, or from inside a notebook's running loop (S-CONV-15).
@@ -24,7 +24,7 @@ _THREAD = "ensemble-ray-loop"
 
 
 def library_loop() -> asyncio.AbstractEventLoop:
-    """The loop; its thread is started on first use."""
+    """Return the loop; its thread is started on first use."""
     with _lock:
         if not _loop:
             loop = asyncio.new_event_loop()

@@ -2,7 +2,7 @@
 
 A file gets its name when it has its content and its mode, so no other user can read it at any moment. One that exists is
 checked on the open file and not by its path, since a path may lead elsewhere a moment later. Systems without owners of
-files (Windows) keep to their own rules. Floor: above errors.
+files (Windows) keep to their own rules. Package: process.
 """
 
 from __future__ import annotations

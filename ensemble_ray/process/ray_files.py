@@ -1,4 +1,4 @@
-"""What a local Ray instance keeps in files: its token, and its directory of sockets, ports and logs. Floor: above errors.
+"""What a local Ray instance keeps in files: its token, and its directory of sockets, ports and logs. Package: process.
 
 Ray itself makes the token with the mode that the umask gives, and its directories open to everybody. Both are therefore
 made here, before Ray looks for them. Ray is not imported.

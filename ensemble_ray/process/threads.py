@@ -1,4 +1,4 @@
-"""User code beside the event loop. Floor: above errors and ids.
+"""User code beside the event loop. Package: process.
 
 Synchronous user code runs in daemon threads of our own: a thread-pool executor would hold the process's exit for a
 tool that never returns (S-SET-48), and asyncio's default pool is too small for a fan-out of blocking tools.

@@ -1,1 +1,1 @@
-"""Room 5, record: facts in, durable lists of them and what folds over them out. Never events, never pickles."""
+"""Records of runs. Package: record. In: facts. Out: durable lists and folds of them. Never events, never pickles."""

@@ -23,7 +23,7 @@ def effective_capture_mode(
     warn: Callable[[str], object] = _log.warning,
     inform: Callable[[str], object] = _log.info,
 ) -> CaptureMode:
-    """The capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
+    """Return the capture mode of a run: the ensemble's, else the environment's, else off (S-CAP-2, S-CAP-3).
 
     Args:
         explicit: The ensemble's own choice; None looks at the environment, `off` does not.

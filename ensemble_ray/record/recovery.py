@@ -71,7 +71,7 @@ class Recovered:
         return self._by_key
 
     def fold_of(self, instance: str) -> TaskFold:
-        """What is known of an instance, also of one that was handed on."""
+        """Return what is known of an instance, also of one that was handed on."""
         found = self._fold.tasks.get(instance) or self._fold.delegated.get(instance)
         return found or TaskFold(instance=instance)
 
@@ -104,12 +104,12 @@ class Recovered:
         return origin_in(self.header)
 
     def output_data(self, key: str) -> Mapping[str, object] | None:
-        """The recorded output of a task as JSON data; None when there is none."""
+        """Return the recorded output of a task as JSON data; None when there is none."""
         fold = self._by_key.get(key)
         return None if fold is None else _data_of(fold)
 
     def failure(self, key: str, output_type: type[object] | None = None) -> TaskResult | None:
-        """What is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39).
+        """Return what is recorded of a task that failed or ended the run early; None when it did neither (S-DUR-39).
 
         Args:
             key: The task's key.
@@ -127,7 +127,7 @@ class Recovered:
     def resumed(
         self, output_of: Callable[[str, Mapping[str, object]], Output], failure_of: Callable[[TaskResult], Failure]
     ) -> Resumed[Output, Failure]:
-        """What a coordinator needs to go on.
+        """Return what a coordinator needs to go on.
 
         Args:
             output_of: How an output is held there: made of the task's key and the recorded data.
@@ -146,7 +146,7 @@ class Recovered:
         return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
 
     def _given_to(self, key: str, output_of: Callable[[str, Mapping[str, object]], Output]) -> list[tuple[str, Output]]:
-        """What a manager was given by its workers, with their roles, in the order in which they were done."""
+        """Return what a manager got from its workers, with their roles, in the order in which they were done."""
         if not self._fold.is_hierarchical:
             return []
         given: list[tuple[str, Output]] = []
@@ -157,7 +157,7 @@ class Recovered:
         return given
 
     def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
-        """What scheduling needs of a completed task; the trace, which is large, is not read for it."""
+        """Return what scheduling needs of a completed task; the trace, which is large, is not read for it."""
         value = typed_output({**data, "trace": None})
         return TaskResult(
             key=key,
@@ -197,13 +197,13 @@ class Recovered:
 def resumed_inline(
     recovered: Recovered, output_types: Mapping[str, type[object]] | None = None
 ) -> Resumed[TaskOutput, TaskResult]:
-    """What a coordinator in the process of the definition needs: outputs as objects of the types that tasks declare."""
+    """Return what a coordinator in the definition's process needs: outputs as objects of their declared types."""
     types = output_types or {}
     return recovered.resumed(lambda key, data: typed_output(data, types.get(key)), lambda result: result)
 
 
 def _data_of(fold: TaskFold) -> Mapping[str, object] | None:
-    """The recorded output as JSON data; None when there is none."""
+    """Return the recorded output as JSON data; None when there is none."""
     return fold.output.model_dump(mode="json") if isinstance(fold.output, TaskOutput) else fold.output
 
 

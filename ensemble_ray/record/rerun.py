@@ -32,7 +32,7 @@ def recorded_output(
     output_types: Mapping[str, type[Any]] | None = None,
     object_ids: Mapping[str, str] | None = None,
 ) -> EnsembleOutput | None:
-    """The output of an earlier run of that id; None when it recorded nothing, so that the run begins.
+    """Return the output of an earlier run of that id; None when it recorded nothing, so that the run begins.
 
     Args:
         run_id: The id asked for.
@@ -140,7 +140,7 @@ def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, do
 
 
 def what_differs(recorded: PlanRecorded, current: PlanRecorded) -> list[str]:
-    """What differs between the first facts of two runs, one line per path: inputs, plan, definition."""
+    """List what differs between the first facts of two runs, one line per path: inputs, plan, definition."""
     plans = (
         {name: each for name, each in (told.plan or {}).items() if name != "inputs"} for told in (recorded, current)
     )

@@ -1,4 +1,4 @@
-"""Room 3, schedule: pure machines. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
+"""Pure machines. Package: schedule. Stimuli in, instructions out; no I/O, clock, randomness, logging or async here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Find JSON in a text of unknown origin. Floor: below everything that reads texts of models. Pure.
+"""Find JSON in a text of unknown origin. Package: text, below everything that reads texts of models. Pure.
 
 In: a text, and where a value may begin. Out: the first value that decodes, and where it stands. The work is bounded:
 a text may be made so that each of its brackets costs a pass over the rest of it.

@@ -30,7 +30,7 @@ class Amount:
         return Amount(self.tokens - other.tokens, self.cost - other.cost)
 
     def at_least(self, other: Amount) -> Amount:
-        """The larger one of each."""
+        """Return the larger one of each."""
         return Amount(max(self.tokens, other.tokens), max(self.cost, other.cost))
 
 
@@ -39,7 +39,7 @@ NOTHING = Amount()
 
 
 def price(costs: CostConfiguration | None, input_tokens: int, output_tokens: int) -> Amount:
-    """What so many tokens are, with their cost where it is known."""
+    """Return the amount of so many tokens, with their cost where it is known."""
     estimate = None if costs is None else costs.estimate(input_tokens, output_tokens)
     return Amount(input_tokens + output_tokens, 0 if estimate is None else int(estimate.total_cost * _UNITS))
 
@@ -59,7 +59,7 @@ class RunBudget:
 
     @classmethod
     def of(cls, max_tokens: int | None, max_cost: float | None) -> RunBudget | None:
-        """A budget of what a user wrote; None where nothing is limited."""
+        """Make a budget of what a user wrote; None where nothing is limited."""
         if max_tokens is None and max_cost is None:
             return None
         return cls(max_tokens=max_tokens, max_cost=None if max_cost is None else int(Decimal(str(max_cost)) * _UNITS))
@@ -76,13 +76,13 @@ class RunBudget:
         return any(theirs is not None and (mine is None or mine > theirs) for mine, theirs in pairs)
 
     def told(self, amount: Amount) -> str:
-        """An amount in words, as far as it is limited."""
+        """Format an amount in words, as far as it is limited."""
         parts = [f"{amount.tokens} tokens"] if self.max_tokens is not None else []
         parts += [f"a cost of {amount.cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)
 
     def limits_told(self) -> str:
-        """The limits in words, under the names they are written by."""
+        """Format the limits in words, under the names they are written by."""
         parts = [f"max_tokens {self.max_tokens}"] if self.max_tokens is not None else []
         parts += [f"max_cost {self.max_cost / _UNITS:.8g}"] if self.max_cost is not None else []
         return " and ".join(parts)

@@ -1,4 +1,4 @@
-"""Words of delegation: what one agent asks of another, what came of it, and who may say no. Floor: above outputs.
+"""Words of delegation: what one agent asks of another, what came of it, and who may say no. Package: values.
 
 Values only, and the built-in order of policies; guards stand in `execute`, constraints in `schedule`. A request and its
 response share an id, which is also the id of the delegation's events and log lines (S-DEL-31, S-DEL-50).
@@ -35,7 +35,7 @@ __all__ = [
 
 
 def spoken_role(role: str) -> str:
-    """A role as a delegation finds it: white space around it and case make no difference (S-DEL-2, S-HIER-21)."""
+    """Normalize a role as a delegation finds it: white space around it and case do not count (S-DEL-2, S-HIER-21)."""
     return role.strip().casefold()
 
 
@@ -58,7 +58,7 @@ class DelegationStatus(StrEnum):
 
 
 def _id_of(value: object) -> object:
-    """A fresh id where none was given (07, DelegationRequest)."""
+    """Keep the id, or make a fresh one where there is none (07, DelegationRequest)."""
     is_given = value is not None and not (isinstance(value, str) and not value.strip())
     return value if is_given else str(uuid.uuid4())
 
@@ -243,7 +243,7 @@ class DelegationContext:
     retries: int = 2
 
     def find(self, role: str) -> Colleague | None:
-        """The first agent of that role, spelled with other cases or spaces (S-DEL-2, S-HIER-21)."""
+        """Return the first agent of that role, spelled with other cases or spaces (S-DEL-2, S-HIER-21)."""
         wanted = spoken_role(role)
         return next((each for each in self.colleagues if spoken_role(each.role) == wanted), None)
 

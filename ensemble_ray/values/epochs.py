@@ -1,4 +1,4 @@
-"""Epochs: how far above the one before it stands what is handed out again. Floor: lowest. Pure.
+"""Epochs: how far above the one before it stands what is handed out again. Package: values. Pure.
 
 Whoever writes facts of a task does so under the epoch that the task was handed out with; stores refuse facts of an
 epoch below the newest. Work that a task delegates is handed out under the epoch of that task. So an epoch has a digit

@@ -1,4 +1,4 @@
-"""The declared limit. Room: limits. In: numbers. Out: a frozen value; it counts nothing itself."""
+"""The declared limit. Package: values. In: numbers. Out: a frozen value; it counts nothing itself."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class RateLimit(Value):
 
     @classmethod
     def of(cls, requests: int, period: timedelta | float) -> RateLimit:
-        """That many requests per period.
+        """Allow that many requests per period.
 
         Raises:
             ValidationError: requests or period is missing or not above zero.
@@ -65,10 +65,10 @@ class RateLimit(Value):
 
     @classmethod
     def per_minute(cls, requests: int) -> RateLimit:
-        """That many requests per minute."""
+        """Allow that many requests per minute."""
         return cls.of(requests, timedelta(minutes=1))
 
     @classmethod
     def per_second(cls, requests: int) -> RateLimit:
-        """That many requests per second."""
+        """Allow that many requests per second."""
         return cls.of(requests, timedelta(seconds=1))

@@ -16,7 +16,7 @@ QUESTIONS = ("What is it?", "Who needs it?", "What goes wrong with it?")
 
 
 def join(context: TaskHandlerContext) -> str:
-    """Handler: the answers under their questions."""
+    """Join the answers under their questions."""
     pairs = zip(QUESTIONS, context.context_outputs, strict=True)
     return "\n\n".join(f"{question}\n{output.raw}" for question, output in pairs)
 

@@ -1,4 +1,4 @@
-"""From a task's declared type to the JSON schema that an endpoint can enforce. Room: execute. Pure: a type in, data out.
+"""From a task's type to the JSON schema that an endpoint can enforce. Package: execute. Pure: a type in, data out.
 
 Endpoints agree on the form of values (types, fields, choices) and differ in whatever else a schema can say, so the
 schema tells the form only and the parser judges the rest. Must never happen: a field that the parser would refuse, or
@@ -36,7 +36,7 @@ _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 @lru_cache(maxsize=256)
 def answer_schema(kind: Hashable) -> JsonSchema | None:
-    """The schema of a type's JSON; None where an endpoint cannot be held to it (S-OUT-46).
+    """Return the schema of a type's JSON; None where an endpoint cannot be held to it (S-OUT-46).
 
     Args:
         kind: Whatever a task's `output_type` may be.
@@ -73,7 +73,7 @@ def _name(kind: object) -> str:
 
 
 def _root(generated: Node) -> dict[str, Any]:
-    """The form of the whole; a recursive type's root is a mere reference, which endpoints do not take."""
+    """Return the form of the whole; a recursive type's root is a mere reference, which endpoints do not take."""
     definitions = {name: _form(node) for name, node in generated.get("$defs", {}).items()}
     root = _form(generated)
     reference: object = root.get("$ref")
@@ -83,7 +83,7 @@ def _root(generated: Node) -> dict[str, Any]:
 
 
 def _form(node: Node) -> dict[str, Any]:
-    """What that schema says of the form, in keywords that endpoints know."""
+    """Return what that schema says of the form, in keywords that endpoints know."""
     if "$ref" in node:
         return {"$ref": node["$ref"]}  # nothing may stand beside it
     form: dict[str, Any] = {name: node[name] for name in _PLAIN if name in node}
@@ -107,7 +107,7 @@ def _form(node: Node) -> dict[str, Any]:
 
 
 def _more(node: Node) -> object:
-    """What an object may hold beside its fields."""
+    """Return what an object may hold beside its fields."""
     by_pattern = tuple(node.get("patternProperties", {}).values())
     more: object = node.get("additionalProperties", by_pattern[0] if len(by_pattern) == 1 else bool(by_pattern))
     return _form(cast("Node", more)) if isinstance(more, Mapping) else more

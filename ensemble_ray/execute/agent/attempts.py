@@ -1,4 +1,4 @@
-"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows. Room: execute.
+"""Attempts at one answer of a model: repeated when the provider fails, as the run's policy allows. Package: execute.
 
 In: a call to make. Out: its answer, or the error of the last attempt. Each attempt asks its endpoint's breaker and limit
 first, and takes a permit of its rate limit by itself; waiting holds neither. Must never happen: a second attempt after

@@ -1,4 +1,4 @@
-"""Incomplete answers: what is said of them, and how several requests for one answer are told as one. Room: execute. Pure.
+"""Incomplete answers: what is said of them; how several requests for one answer appear as one. Package: execute. Pure.
 
 Rules:
 1. An answer is incomplete where the provider says that it cut it off, or where it is empty (S-ENG-36).

@@ -1,4 +1,4 @@
-"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Room: execute.
+"""One agent's work on one task: prompts, tools, the ReAct loop, structured output. Package: execute.
 
 Carries out what `ReactMachine` and `structured` decide; the order of steps is the specification's (03, agent executor).
 """
@@ -57,7 +57,7 @@ class AgentLoop:
         self._latest = ""
 
     async def run(self) -> tuple[str, object]:
-        """The answer's text and, with an output type, the parsed object."""
+        """Return the answer's text and, with an output type, the parsed object."""
         system_prompt, user_prompt = self._prompts()
         tools = await ToolCalls.of(self._scope, self._agent)
         self._announce_input(tools)
@@ -177,7 +177,7 @@ class AgentLoop:
         return texts
 
     def _checked(self, text: str | None) -> str:
-        """The empty-text rule (S-ENG-34), and the answer in the log (S-ENG-30)."""
+        """Apply the empty-text rule (S-ENG-34), and log the answer (S-ENG-30)."""
         if text is None or not text.strip():
             _log.warning(
                 "Agent '%s' returned empty response for task '%s'",

@@ -1,4 +1,4 @@
-"""A task's model calls: events around them, the record, streaming, the errors they become. Room: execute.
+"""A task's model calls: events around them, the record, streaming, the errors they become. Package: execute.
 
 A call that the journal has an answer for is not made again; its recorded answer is used. No request is sent before
 everything that it depends on is in the record (S-DUR-2).
@@ -93,7 +93,7 @@ class ModelCalls:
         return response.text
 
     def begin_anew(self) -> None:
-        """The next request's digest is of its whole conversation: messages in its middle may have changed."""
+        """Compute the next request's digest of its whole conversation: messages in its middle may have changed."""
         self._digest, self._digested = hashlib.sha256(), 0
 
     def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
@@ -285,7 +285,7 @@ class ModelCalls:
         tools: Sequence[ToolSpec],
         parts: list[str],
     ) -> ChatResponse:
-        """The answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
+        """Return the answer of a stream; its pieces are passed on, and kept in `parts`, as they come."""
         turn = self._turn
         closing: ChatResponse | None = None
         whole = WholePieces()

@@ -1,4 +1,4 @@
-"""The ReAct loop of one task as a machine. Room: execute. Pure: no model, tool, clock or log is touched here.
+"""The ReAct loop of one task as a machine. Package: execute. Pure: no model, tool, clock or log is touched here.
 
 Rules:
 1. Without tools there is exactly one model call; tool requests in its answer are ignored (S-ENG-31).
@@ -35,7 +35,7 @@ MAX_STOPS = 3
 
 
 def stop_text(max_iterations: int) -> str:
-    """What a request over the limit gets as its result (S-ENG-41)."""
+    """Return the text that a request over the limit gets as its result (S-ENG-41)."""
     return (
         f"STOP: Maximum tool iterations ({max_iterations}) reached. "
         "You must provide your best final answer now based on information gathered so far."
@@ -74,17 +74,17 @@ class ReactMachine:
         return self._requests
 
     def start(self) -> StepInstruction:
-        """The first step."""
+        """Return the first step."""
         return CallModel(turn=0)
 
     def remind(self, text: str) -> StepInstruction:
-        """The answer is not taken yet: tell the model that, and ask again."""
+        """Tell the model that its answer is not accepted yet, and ask again."""
         self.messages.append(ChatMessage(role="user", content=text))
         self._turn += 1
         return CallModel(turn=self._turn)
 
     def ask_again(self, text: str, *, answer: str, turn: int) -> StepInstruction:
-        """The answer, as it was corrected, is refused: tell the model why, and ask for another one (S-GRD-17).
+        """Tell the model why its answer, as it was corrected, is refused, and ask for another one (S-GRD-17).
 
         Args:
             text: Why.

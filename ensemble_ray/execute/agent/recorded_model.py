@@ -1,4 +1,4 @@
-"""Answers of models as facts and back, and a model that keeps its answers so. Room: execute."""
+"""Answers of models as facts and back, and a model that keeps its answers so. Package: execute."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Words of the ReAct machine: what it is told and what it wants done. Room: execute."""
+"""Words of the ReAct machine: what it is told and what it wants done. Package: execute."""
 
 from __future__ import annotations
 

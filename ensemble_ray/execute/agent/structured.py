@@ -1,4 +1,4 @@
-"""From an answer's text to the declared type. Room: execute. Pure: no model, clock or log is touched here.
+"""From an answer's text to the declared type. Package: execute. Pure: no model, clock or log is touched here.
 
 In: texts of a model. Out: parsed objects, correction prompts, and at the end an object or `OutputParsingError`.
 
@@ -66,7 +66,7 @@ class ParseResult(Generic[T]):
 
 
 def extract_json(raw: str | None) -> str | None:
-    """The JSON object or array in a model's answer, as text; None when there is none.
+    """Find the JSON object or array in a model's answer and return it as text; None when there is none.
 
     In order: the first fenced block that looks like one, the whole text if it looks like one, the first one in prose
     that decodes (S-OUT-10 to S-OUT-12).
@@ -86,7 +86,7 @@ def extract_json(raw: str | None) -> str | None:
 
 
 def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
-    """A model's answer as an object of that type.
+    """Parse a model's answer as an object of that type.
 
     Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
     where the type takes one.
@@ -111,7 +111,7 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
 
 
 def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
-    """Recorded JSON data as an object of that type again.
+    """Restore an object of that type from recorded JSON data.
 
     Args:
         data: What the record holds.
@@ -171,7 +171,7 @@ class StructuredMachine:
         self._judge(first_response)
 
     def next_prompt(self) -> str | None:
-        """The correction prompt of the next attempt; None when nothing is left to ask."""
+        """Return the correction prompt of the next attempt; None when nothing is left to ask."""
         if self._parsed.is_success or len(self._errors) >= self._attempts:
             return None
         return correction_prompt(self._kind, problem=self._errors[-1], response=self._response)
@@ -188,7 +188,7 @@ class StructuredMachine:
         self._judge(response)
 
     def result(self) -> object:
-        """The parsed object.
+        """Return the parsed object.
 
         Raises:
             OutputParsingError: no attempt gave one.
@@ -238,7 +238,7 @@ def _looks_like_json(text: str) -> bool:
 
 
 def _detail(error: pydantic.ValidationError) -> str:
-    """What was wrong and where, without the values: the answer is shown beside it."""
+    """Say what was wrong and where, without the values: the answer is shown beside it."""
     mistakes = error.errors(include_url=False, include_context=False, include_input=False)
     parts: list[str] = []
     for found in mistakes[:_SHOWN_MISTAKES]:

@@ -1,4 +1,4 @@
-"""Pydantic's adapters of declared types, one per type and process. Room: execute. Pure: a type in, its adapter out.
+"""Pydantic's adapters of declared types, one per type and process. Package: execute. Pure: a type in, its adapter out.
 
 Whatever reads, writes or describes a task's typed value asks here, so that all of them take the same types.
 """
@@ -22,7 +22,7 @@ _NEEDS_BACKPORT = sys.version_info < (3, 12)
 
 @functools.lru_cache(maxsize=256)
 def adapter_of(kind: Hashable) -> pydantic.TypeAdapter[object]:
-    """The adapter of a type; building one costs a hundred parses.
+    """Return the adapter of a type; building one costs a hundred parses.
 
     Raises:
         pydantic.errors.PydanticUserError: pydantic can make nothing of the type.
@@ -31,7 +31,7 @@ def adapter_of(kind: Hashable) -> pydantic.TypeAdapter[object]:
 
 
 def _readable(kind: typing.Any, within: tuple[object, ...]) -> typing.Any:
-    """The type with its `typing.TypedDict`s as the backport's; `within` are those that it stands in."""
+    """Return the type with its `typing.TypedDict`s as the backport's; `within` are those that it stands in."""
     if typing.is_typeddict(kind):
         # One of the backport's is fine, and one that holds itself is for pydantic to judge.
         is_old = type(kind).__module__ == "typing" and kind not in within

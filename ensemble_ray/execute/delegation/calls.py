@@ -1,4 +1,4 @@
-"""What a model writes to hand work to another agent, and what it is told of the tool. Room: execute. Pure.
+"""What a model writes to hand work to another agent, and what it is told of the tool. Package: execute. Pure.
 
 In: a call's argument text. Out: the role and the text, or what is wrong with them.
 """
@@ -32,7 +32,7 @@ class Asked:
 
 
 def manager_tool(context: DelegationContext, rules: HierarchyRules, told: str) -> ToolSpec:
-    """The manager's only tool (S-HIER-20); `told` are its constraints in words."""
+    """Describe the manager's only tool (S-HIER-20); `told` are its constraints in words."""
     allowed = set(rules.allowed_workers)
     roles = [role for role in context.roles if not allowed or role in allowed]
     text = (
@@ -44,7 +44,7 @@ def manager_tool(context: DelegationContext, rules: HierarchyRules, told: str) -
 
 
 def peer_tool(context: DelegationContext, role: str) -> ToolSpec:
-    """The tool of an agent with `allow_delegation` (S-DEL-1)."""
+    """Describe the tool of an agent with `allow_delegation` (S-DEL-1)."""
     roles = [each for each in context.roles if spoken_role(each) != spoken_role(role)]
     text = (
         "Let a colleague do a part of your task and get the result. The colleague knows nothing but the text you write: "
@@ -63,7 +63,7 @@ def _spec(name: str, description: str, text_field: str, roles: Sequence[str]) ->
 
 
 def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | str:
-    """What a call asks for, or the error text that the model is told (S-HIER-21, S-DEL-71, S-DEL-72)."""
+    """Return what a call asks for, or the error text for the model (S-HIER-21, S-DEL-71, S-DEL-72)."""
     try:
         data: object = json.loads(arguments or "{}")
     except (ValueError, RecursionError) as error:  # the latter: nested beyond reason

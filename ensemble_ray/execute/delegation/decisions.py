@@ -1,4 +1,4 @@
-"""What is decided of the calls that hand work on, before anybody is asked. Room: execute.
+"""What is decided of the calls that hand work on, before anybody is asked. Package: execute.
 
 In: a turn's calls of the delegation tool. Out: a decision for each, on record. Rules:
 1. Calls are decided in request order, and the decisions are on record, before any worker of that turn starts

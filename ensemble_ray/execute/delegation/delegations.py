@@ -1,4 +1,4 @@
-"""A task's delegations: decided, then carried out by other agents. Room: execute.
+"""A task's delegations: decided, then carried out by other agents. Package: execute.
 
 In: a model's calls of the delegation tool. Out: what each worker gave, as the tool's text. Rules:
 1. Nothing is asked of a worker before it was decided and the decision is on record (`delegation_decisions`).
@@ -102,7 +102,7 @@ class Delegations:
         await self._decisions.make(calls, turn)
 
     def reminder(self) -> str | None:
-        """What a model is told that wants to finish too early; None: it may."""
+        """Return the reminder for a model that wants to finish too early; None if it may."""
         return self._gate.reminder()
 
     def turn_ended(self) -> None:
@@ -151,7 +151,7 @@ class Delegations:
         return self._tool_effect(call, effect), Until.WRITTEN if effect.output is None else Until.TAKEN
 
     async def recall(self, call: ToolCall, name: str, recorded: ToolEffect) -> None:
-        """A call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
+        """Replay a call whose result is on record: what it did counts, and stands in the trace, as when it was made."""
         decision = self._decisions.of(name)
         if isinstance(decision, str):
             return
@@ -166,7 +166,7 @@ class Delegations:
     async def _recorded_result(
         self, name: str, decision: Decision, worker: Colleague, recorded: ToolEffect
     ) -> TaskResult:
-        """What a worker gave, as the record has it."""
+        """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
         known = await self._scope.ports.journal.known(order.instance)
         if recorded.outcome != "success":
@@ -212,7 +212,7 @@ class Delegations:
     async def _within(
         self, limit_s: float | None, work: asyncio.Future[TaskResult], order: TaskOrder, peers: Peers
     ) -> TaskResult:
-        """The result, or that it did not come in time, with what the worker had done until then (S-HIER-85, S-TRC-43)."""
+        """Return the result, or a timeout with what the worker had done until then (S-HIER-85, S-TRC-43)."""
         await asyncio.wait([work], timeout=limit_s)
         if work.done() or limit_s is None:
             return work.result()
@@ -248,7 +248,7 @@ class Delegations:
         return TaskResult(key=order.key, instance=order.instance, status="failed", at=now, duration_s=0.0, error=error)
 
     def stopped(self) -> None:
-        """The task is cancelled: its trace tells what it was waiting for."""
+        """Record in the trace of a cancelled task what it was waiting for."""
         for name, (decision, worker) in self._open.items():
             effect = self._noted(decision, worker.role, _STOPPED, errors=(_STOPPED,))
             if name in self._begun:
@@ -376,7 +376,7 @@ class Delegations:
 
 
 def _beyond_the_worker(result: TaskResult) -> BaseException | None:
-    """What is no failure of the worker's task, but of more than that, and goes on in the asking task (S-DEL-5)."""
+    """Return the error, if it ends more than the worker's task and so the asking task too; else None (S-DEL-5)."""
     error = result.error
     if result.status == "exited":
         return error if isinstance(error, ExitEarlyError) else exit_of(result.exit_reason)

@@ -1,4 +1,4 @@
-"""Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Room: execute.
+"""Who may be asked by whom: the guards before any policy, and what a policy's change must still pass. Package: execute.
 
 Pure. In: the role that a model wrote. Out: the colleague it means, or the sentence that the model is told instead.
 Must never happen: a worker that is asked although a rule forbids it, however its role is spelled.
@@ -44,11 +44,11 @@ class Gate(Protocol):
         ...
 
     def find(self, role: str) -> Colleague | Refusal:
-        """The guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
+        """Apply the guards (S-DEL-73 to S-DEL-75, S-HIER-21)."""
         ...
 
     def approve(self, worker: Colleague) -> Refusal | None:
-        """What stands before the policies; an approved attempt counts from here on (S-HIER-41)."""
+        """Apply the checks before the policies; an approved attempt counts from here on (S-HIER-41)."""
         ...
 
     def change(self, asked: Colleague, role: str) -> Colleague | Refusal:
@@ -56,11 +56,11 @@ class Gate(Protocol):
         ...
 
     def recall(self, charged: str) -> None:
-        """An attempt that the record says was approved for that role counts again."""
+        """Count an attempt again that the record says was approved for that role."""
         ...
 
     def succeeded(self, role: str, description: str) -> str:
-        """A worker gave its result; a notice for the asking model, or nothing."""
+        """Note that a worker returned its result; return a notice for the asking model, or nothing."""
         ...
 
     def turn_ended(self) -> bool:
@@ -68,7 +68,7 @@ class Gate(Protocol):
         ...
 
     def reminder(self) -> str | None:
-        """What the asking model is told that wants to finish too early; None: it may."""
+        """Return the reminder for an asking model that wants to finish too early; None if it may."""
         ...
 
 
@@ -125,11 +125,11 @@ class PeerGate:
         return ""
 
     def turn_ended(self) -> bool:
-        """An agent's own limit of tool calls ends it."""
+        """Leave the end to the agent's own limit of tool calls."""
         return False
 
     def reminder(self) -> str | None:
-        """It may finish when it likes."""
+        """Let it finish when it likes."""
         return None
 
     def _is_self(self, role: str) -> bool:
@@ -153,7 +153,7 @@ class ManagerGate:
         return found or Refusal(f"No agent found with role '{role.strip()}'. Available roles: {roles}")
 
     def approve(self, worker: Colleague) -> Refusal | None:
-        """The constraints, by the worker's own role (S-HIER-45)."""
+        """Check the constraints, by the worker's own role (S-HIER-45)."""
         reason = self._enforcer.approve(worker.role)
         return None if reason is None else self._rejected(reason)
 
@@ -168,7 +168,7 @@ class ManagerGate:
         return found
 
     def recall(self, charged: str) -> None:
-        """It counts as when it was approved."""
+        """Count the attempt as when it was approved."""
         self._enforcer.recall(charged)
 
     def succeeded(self, role: str, description: str) -> str:

@@ -1,7 +1,7 @@
 """A task's tool calls: the agent's own tool set, the record around each call, events, several calls at once.
 
-Room: execute. A call whose result is recorded is not made again (S-DUR-22). What may change the world is on the disk as
-begun before it is called (S-DUR-3); its result is in the record before anything depends on it.
+Package: execute. A call whose result is recorded is not made again (S-DUR-22). What may change the world is on the disk
+as begun before it is called (S-DUR-3); its result is in the record before anything depends on it.
 """
 
 from __future__ import annotations

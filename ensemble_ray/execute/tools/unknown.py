@@ -1,4 +1,4 @@
-"""Effects that were begun before a crash and have no result on record. Room: execute.
+"""Effects that were begun before a crash and have no result on record. Package: execute.
 
 In: the intent of an effect that must not be done twice. Out: what the model is told, or that it is done again, or the
 error that fails the task (S-DUR-23 to S-DUR-26). A decision is on the disk before anything is done because of it.
