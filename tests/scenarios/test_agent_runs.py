@@ -27,6 +27,7 @@ from ensemble_ray import (
     resume,
     tool,
 )
+from ensemble_ray.facts.runs import PlanRecorded
 from ensemble_ray.record.runs import RunDirectory, read_facts
 from ensemble_ray.testing import ScriptedCall, ScriptedModel
 from tests.builders import agent, call
@@ -100,8 +101,9 @@ def test_conversation_goes_on_from_output_to_output(runtime: Runtime, home: str)
     prompts = third.output.trace.task_traces[0].prompts
     assert prompts is not None
     assert [each.content for each in prompts.history] == ["France?", "Paris", "Italy?", "{Rome}"]
-    recorded = next(fact for fact in read_facts("third", Path(home)) if fact.kind == "plan").data["definition"]
-    assert recorded["tasks"]["task-1"]["history"][3] == {"role": "assistant", "content": "{Rome}"}  # type: ignore[index,call-overload]
+    header = next(fact.data for fact in read_facts("third", Path(home)) if isinstance(fact.data, PlanRecorded))
+    assert header.definition is not None
+    assert header.definition["tasks"]["task-1"]["history"][3] == {"role": "assistant", "content": "{Rome}"}  # type: ignore[index,call-overload]
     said = [ChatMessage(role="user", content="France?"), ChatMessage(role="assistant", content="Paris")]
     fourth = writer.run("And doubled?", history=said, runtime=runtime)
     assert turns(model.calls[3]) == [("user", "France?"), ("assistant", "Paris")]

@@ -92,7 +92,7 @@ def server(died: Died, home: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 def test_run_goes_on_when_its_process_died(server: Died, home: str) -> None:
     """S-DUR-30, S-DUR-34, S-DUR-35, S-DUR-37, S-DUR-38: one run, as if nothing had happened; each request once."""
-    assert recorded_state(home) is RunState.INTERRUPTED
+    assert recorded_state(home, RUN_ID) is RunState.INTERRUPTED
     assert len(server.requests) == 2
     output = resume(RUN_ID, team())
     assert output.raw == "actor + five"
@@ -106,7 +106,7 @@ def test_run_goes_on_when_its_process_died(server: Died, home: str) -> None:
         "Name a word about Ray", "Measure it", "Conclude",
     ]  # fmt: skip
     assert [len(each.llm_interactions) for each in output.trace.task_traces] == [1, 2, 0]
-    assert recorded_state(home) is RunState.COMPLETED
+    assert recorded_state(home, RUN_ID) is RunState.COMPLETED
 
 
 async def test_run_goes_on_from_async_code(server: Died) -> None:
@@ -134,7 +134,7 @@ def test_definition_is_found_where_it_came_from(
     die(is_placed=True)
     assert resume("latest").raw == "actor + five"
     assert len(server.requests) == 3
-    assert recorded_state(home) is RunState.COMPLETED
+    assert recorded_state(home, RUN_ID) is RunState.COMPLETED
 
 
 @pytest.mark.usefixtures("server")
@@ -152,7 +152,7 @@ def test_another_definition_is_refused_with_what_differs(server: Died, home: str
     assert "be exact" in str(caught.value)
     assert "be quick" in str(caught.value)
     assert "allow_changes" in str(caught.value)
-    assert (len(server.requests), recorded_state(home)) == (2, RunState.INTERRUPTED)
+    assert (len(server.requests), recorded_state(home, RUN_ID)) == (2, RunState.INTERRUPTED)
     assert resume(RUN_ID, team()).raw == "actor + five"
 
 
