@@ -72,7 +72,7 @@ class Conducting:
         self,
         plan: Plan,
         *,
-        earlier: Sequence[Fact] = (),
+        preamble: Sequence[Fact] = (),
         epoch: int = 0,
         resumed: Resumed[str, str] | None = None,
     ) -> None:
@@ -86,7 +86,7 @@ class Conducting:
             journal,
             HeldOutputs(),
             header=PlanRecorded(workflow=plan.workflow),
-            earlier=earlier,
+            preamble=preamble,
             resumed=resumed,
         )
         self.coordinator = Coordinator(journal, self.tasks)
@@ -125,10 +125,10 @@ class Conducting:
 
 
 async def conducting(
-    plan: Plan, *, earlier: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
+    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
 ) -> Conducting:
     """A run that began, or went on."""
-    run = Conducting(plan, earlier=earlier, epoch=epoch, resumed=resumed)
+    run = Conducting(plan, preamble=preamble, epoch=epoch, resumed=resumed)
     await run.start()
     return run
 

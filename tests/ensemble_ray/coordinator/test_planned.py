@@ -29,8 +29,8 @@ async def test_plan_is_the_first_fact() -> None:
 
 async def test_effects_of_before_the_run_stand_behind_the_plan() -> None:
     """S-SET-46: those of a synthesizer, before scheduling."""
-    earlier = read_fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
-    run = await conducting(PAIR, earlier=[earlier])
+    preamble = read_fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
+    run = await conducting(PAIR, preamble=[preamble])
     assert run.told == ["plan run", "model run/0/model", "stimulus run RunStarted"]
 
 

@@ -239,6 +239,6 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
 
 async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:
     """S-SET-46, S-DUR-37: those that were not recorded before, such as of a task that the changed plan has anew."""
-    earlier = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
-    run = await conducting(PAIR, epoch=1, earlier=[earlier], resumed=resumed([BEGUN]))
+    preamble = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
+    run = await conducting(PAIR, epoch=1, preamble=[preamble], resumed=resumed([BEGUN]))
     assert run.told[:2] == ["resume run", "model run/1/model"]

@@ -24,12 +24,12 @@ def recorded(count: int, *, are_all: bool) -> RecoveredRun:
 async def test_items_are_news_once() -> None:
     """S-MR-162: what is on record is not told again, but for what came after it, and the end."""
     items = ItemBuffer(ListReader(range(5)), recorded(3, are_all=False))
-    taken = await items.pull(2)
-    assert (taken.count, taken.is_news, list(taken.indices)) == (2, False, [])
-    taken = await items.pull(9)
-    assert (taken.count, taken.is_news, list(taken.indices), taken.is_exhausted) == (3, True, [3, 4], True)
+    batch = await items.pull(2)
+    assert (batch.count, batch.has_unrecorded, list(batch.indices)) == (2, False, [])
+    batch = await items.pull(9)
+    assert (batch.count, batch.has_unrecorded, list(batch.indices), batch.is_exhausted) == (3, True, [3, 4], True)
     known = ItemBuffer(ListReader(range(3)), recorded(3, are_all=True))
-    assert not (await known.pull(9)).is_news
+    assert not (await known.pull(9)).has_unrecorded
 
 
 @pytest.mark.parametrize(

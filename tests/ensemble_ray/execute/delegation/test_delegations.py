@@ -100,7 +100,7 @@ def test_what_a_stopped_worker_had_done_counts() -> None:
         timeout_s=90.0,
     )
     result, _ = run_in_virtual_time(done_by(bench, "manager"))
-    (lost,) = result.lost_work
+    (lost,) = result.failed_delegations
     assert (lost.agent_role, lost.metrics.input_tokens, lost.metrics.output_tokens) == ("Slow", 10, 5)
     assert result.delegated == ()
 
