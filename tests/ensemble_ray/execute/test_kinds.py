@@ -48,12 +48,12 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
     assert kinds.overrides(other, kind) == changes
     assert kinds.overrides(template, kind) == {}
     assert kinds.overrides(worker(tools=[look], role="Reader"), kind) == {"role": "Reader"}
-    made = apply_overrides(template, overrides_of(other, template))
-    assert {name: getattr(made, name) for name in Agent.model_fields} == {
+    rebuilt = apply_overrides(template, overrides_of(other, template))
+    assert {name: getattr(rebuilt, name) for name in Agent.model_fields} == {
         name: getattr(other, name) for name in Agent.model_fields
     }
-    assert made.llm is MODEL
-    assert made.tools[0] is template.tools[0]
+    assert rebuilt.llm is MODEL
+    assert rebuilt.tools[0] is template.tools[0]
 
 
 class Special(Agent):

@@ -33,16 +33,16 @@ async def test_items_are_news_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("items", "are_all", "told"),
+    ("items", "are_all", "message"),
     [
         ([0, 7, 2], False, "item 1 is not what it was"),
         ([0, 1], False, "recorded 3 items, the source has 2"),
         ([0, 1, 2, 3], True, "recorded 3 items, the source has more"),
     ],
 )
-async def test_other_items_are_refused(items: list[int], told: str, *, are_all: bool) -> None:
+async def test_other_items_are_refused(items: list[int], message: str, *, are_all: bool) -> None:
     """S-MR-162: another item, fewer; more where the run had seen the end."""
-    with pytest.raises(ValidationError, match=f"^items changed: .*{told}"):
+    with pytest.raises(ValidationError, match=f"^items changed: .*{message}"):
         await ItemBuffer(ListReader(items), recorded(3, are_all=are_all)).pull(9)
 
 

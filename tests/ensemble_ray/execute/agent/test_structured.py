@@ -253,8 +253,8 @@ def test_empty_answer_is_retried_when_a_type_is_wanted(empty: str | None) -> Non
 def test_log_tells_of_each_attempt_once() -> None:
     """S-OUT-36: WARN for each failed one, INFO with attempt i/n for the good one."""
     judged = machine("nothing")
-    told = "structured output not parsed on attempt 1/3: Could not find valid JSON in response: nothing"
-    assert judged.log_lines() == [(logging.WARNING, f"Agent 'Geographer': {told}")]
+    warning = "structured output not parsed on attempt 1/3: Could not find valid JSON in response: nothing"
+    assert judged.log_lines() == [(logging.WARNING, f"Agent 'Geographer': {warning}")]
     judged.accept(GOOD)
     assert judged.log_lines() == [(logging.INFO, "Agent 'Geographer': structured output parsed on attempt 2/3")]
     assert judged.log_lines() == []
