@@ -23,7 +23,7 @@ from ensemble_ray.actors.link.wire import (
     TaskCallables,
     WireOrder,
 )
-from ensemble_ray.execute.kinds import RefCountedCache, overlay_of
+from ensemble_ray.execute.kinds import RefCountedCache, overrides_of
 from ensemble_ray.values.epochs import REDISPATCH_STEP
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Packer:
         template, overrides = None, None
         if order.agent is not None:
             template = self._template(order.agent_key or "", order.agent)
-            overrides = pickle.dumps(overlay_of(order.agent, template.agent), protocol=5)
+            overrides = pickle.dumps(overrides_of(order.agent, template.agent), protocol=5)
         callables, keys = self._called(task, where)
         wire = WireOrder(
             key=order.key,

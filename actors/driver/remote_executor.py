@@ -37,7 +37,7 @@ from ensemble_ray.actors.link.wire import (
     WireReport,
 )
 from ensemble_ray.errors import EnsembleError, message_of
-from ensemble_ray.execute.kinds import MOST_KINDS
+from ensemble_ray.execute.kinds import MOST_TEMPLATES
 from ensemble_ray.execute.orders import TaskOrder, TaskResult
 from ensemble_ray.plan.redispatch import MOST_DEATHS
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -202,7 +202,7 @@ class RemoteExecutor:
         was_sent = name in self._sent
         self._sent[name] = None
         self._sent.move_to_end(name)
-        if len(self._sent) > 2 * MOST_KINDS:
+        if len(self._sent) > 2 * MOST_TEMPLATES:
             self._sent.popitem(last=False)
         return was_sent
 

@@ -154,7 +154,7 @@ def _unpack(ended: PlannedEnd[bytes, bytes]) -> PlannedEnd[TaskOutput, TaskResul
         completed_at=ended.completed_at,
         completed=[(key, unpack_output(body)) for key, body in ended.completed],
         delegated=[(key, unpack_output(body)) for key, body in ended.delegated],
-        lost_work=ended.lost_work,
+        failed_delegations=ended.failed_delegations,
         failures=[
             FailedTask(
                 key=failed.key,

@@ -110,7 +110,7 @@ def _pack(result: TaskResult) -> WireReport:
     output = None if result.output is None else _dumps(result.output)
     failure = None
     if output is None:  # what a manager's workers did travels beside it
-        failure = _dumps(replace(travelling, delegated=(), lost_work=()))
+        failure = _dumps(replace(travelling, delegated=(), failed_delegations=()))
     delegated = [(each.agent_role, _dumps(each)) for _, each in result.delegated]
     return report_of(travelling, output=output, failure=failure, delegated=delegated)
 

@@ -88,7 +88,7 @@ class PlannedRun:
             journal,
             SpooledOutputs(),
             header=submission.header,
-            earlier=submission.preamble,
+            preamble=submission.preamble,
             resumed=None if owned is None or not owned.earlier else self._resumed(owned),
         )
         self._coordinator = Coordinator(journal, self._tasks)

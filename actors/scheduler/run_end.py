@@ -71,7 +71,7 @@ def _page_of(ended: PlannedEnd[bytes, bytes], end_id: str, begin: int) -> EndPag
         delegated=_cut(ended.delegated, begin - second, stop - second),
         failures=_cut(ended.failures, begin - third, stop - third),
         unfinished=_cut(ended.unfinished, begin - fourth, stop - fourth),
-        lost_work=ended.lost_work if begin == 0 else [],
+        failed_delegations=ended.failed_delegations if begin == 0 else [],
     )
     return EndPage(end_id=end_id, cursor=stop, is_last=stop >= total, end=part)
 

@@ -18,7 +18,7 @@ from ensemble_ray.actors.scheduler.callables import CallablesDelivery
 from ensemble_ray.actors.scheduler.process_groups import CALLABLES, ProcessGroups, report_undone
 from ensemble_ray.actors.scheduler.processes import Process, ProcessPool, ProcessType
 from ensemble_ray.errors import EnsembleError
-from ensemble_ray.execute.kinds import MOST_KINDS, RefCountedCache
+from ensemble_ray.execute.kinds import MOST_TEMPLATES, RefCountedCache
 from ensemble_ray.execute.orders import RunContext
 from ensemble_ray.plan.placement import Placement
 from ensemble_ray.plan.plan import MANAGER_KEY
@@ -254,7 +254,7 @@ class RunSession:
         for key in keys:
             process.templates[key or ""] = None
             process.templates.move_to_end(key or "")
-        while len(process.templates) > MOST_KINDS:
+        while len(process.templates) > MOST_TEMPLATES:
             process.templates.popitem(last=False)
         return missing
 

@@ -185,7 +185,7 @@ class Coordinator(Generic[Order, Result, Outcome]):
         """Take what came together; a wish to cancel is told alone, since it comes too late where the run ends before it."""
         stimuli, self._inbox = self._inbox, []
         if self._cancelling is not None and len(stimuli) > 1:
-            wishes = [place for place, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
+            wishes = [index for index, stimulus in enumerate(stimuli) if isinstance(stimulus, CancelRequested)]
             if wishes:
                 cut = wishes[0] or 1
                 stimuli, rest = stimuli[:cut], stimuli[cut:]

@@ -118,7 +118,7 @@ class KeyedOutputs(Sequence[tuple[str, Output]]):
         return key_of(instance), self._store.get(instance)
 
     def __iter__(self) -> Iterator[tuple[str, Output]]:
-        return (self[place] for place in range(len(self)))
+        return (self[index] for index in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

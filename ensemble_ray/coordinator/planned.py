@@ -88,7 +88,7 @@ class PlannedEnd(Generic[Output, Failure]):
     #: outputs of a manager's workers in completion order
     delegated: Sequence[tuple[str, Output]] = ()
     #: what a manager's workers did that gave nothing
-    lost_work: list[TaskTrace] = field(default_factory=list["TaskTrace"])
+    failed_delegations: list[TaskTrace] = field(default_factory=list["TaskTrace"])
     failures: list[FailedTask[Failure]] = field(default_factory=list["FailedTask[Failure]"])
     #: failures of tasks that were cancelled or exited, for the trace
     unfinished: list[Failure] = field(default_factory=list["Failure"])
@@ -104,7 +104,7 @@ class PlannedTasks(Generic[Output, Failure]):
         outputs: OutputStore[Output],
         *,
         header: PlanRecorded,
-        earlier: Sequence[Fact] = (),
+        preamble: Sequence[Fact] = (),
         resumed: Resumed[Output, Failure] | None = None,
     ) -> None:
         """Make them.
@@ -114,7 +114,7 @@ class PlannedTasks(Generic[Output, Failure]):
             journal: Of the run.
             outputs: Where outputs are kept.
             header: The record's first fact, but for its time.
-            earlier: Effects of before scheduling.
+            preamble: Effects of before scheduling.
             resumed: What is recorded of a run that goes on; None: it begins.
         """
         self.plan = plan
@@ -122,7 +122,7 @@ class PlannedTasks(Generic[Output, Failure]):
         self._nodes: Mapping[str, Node] = {node.key: node for node in plan.nodes}
         self._journal = journal
         self._header = header
-        self._earlier = earlier
+        self._preamble = preamble
         self._resumed = resumed
         #: reports that the record gives when their tasks are started
         self._recorded: dict[str, Report[Output, Failure]] = {}
@@ -132,7 +132,7 @@ class PlannedTasks(Generic[Output, Failure]):
         self._completed: list[str] = []
         #: under which names outputs of a manager's workers are kept
         self._delegated: list[str] = []
-        self._lost_work: list[TaskTrace] = []
+        self._failed_delegations: list[TaskTrace] = []
         self._failed: list[FailedTask[Failure]] = []
         self._unfinished: list[Failure] = []
         self._errors: list[RecordedError] = []
@@ -148,14 +148,14 @@ class PlannedTasks(Generic[Output, Failure]):
             return await self._go_on(self._resumed)
         self._started_at = self._journal.now()
         first = self._journal.fact(RUN, replace(self._header, started_at=self._started_at))
-        await self._journal.append(first, *self._earlier, until=Until.WRITTEN)
+        await self._journal.append(first, *self._preamble, until=Until.WRITTEN)
         return Opening(stimuli=[Begun(at=self._started_at)])
 
     async def _go_on(self, resumed: Resumed[Output, Failure]) -> Opening:
         """Tell the source again what it was told; what is not resolved then is to be started."""
         self._started_at = resumed.started_at
         note = self._journal.fact(RUN, RunResumed.of(self._header, is_restart=resumed.is_restart))
-        await self._journal.append(note, *self._earlier, until=Until.WRITTEN)
+        await self._journal.append(note, *self._preamble, until=Until.WRITTEN)
         if not resumed.stimuli:
             return Opening(stimuli=[Begun(at=self._started_at)])
         ending: list[Instruction] = []
@@ -246,7 +246,7 @@ class PlannedTasks(Generic[Output, Failure]):
             name = instance_of("delegated", occurrence=len(self._delegated), parent=instance)
             self._outputs.put(name, output)
             self._delegated.append(name)
-        self._lost_work.extend(report.lost_work)
+        self._failed_delegations.extend(report.failed_delegations)
         match report.status:
             case "completed":
                 if report.output is not None:
@@ -310,7 +310,7 @@ class PlannedTasks(Generic[Output, Failure]):
             completed_at=self._journal.now(),
             completed=KeyedOutputs(self._outputs, self._completed),
             delegated=KeyedOutputs(self._outputs, self._delegated),
-            lost_work=list(self._lost_work),
+            failed_delegations=list(self._failed_delegations),
             failures=list(self._failed),
             unfinished=list(self._unfinished),
         )

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 __all__ = ["HasCallables", "LocalCallables", "callable_name", "callable_path"]
 
 
-def callable_path(key: str, kind: str, index: int = 0) -> str:
+def callable_path(key: str, category: str, index: int = 0) -> str:
     """Path of one callable of a task, or of the run where the key is empty.
 
-    `kind` is `input`, `output` or `handler`, and `policy` for a run's.
+    `category` is `input`, `output` or `handler`, and `policy` for a run's.
     """
-    return f"{key}/{kind}/{index}"
+    return f"{key}/{category}/{index}"
 
 
 class HasCallables(Protocol):
@@ -72,14 +72,14 @@ class LocalCallables:
         return await call_user(function, argument)
 
     def _find(self, path: str) -> Callable[[object], object]:
-        key, kind, position = path.rsplit("/", 2)
-        if kind == "policy":
+        key, category, position = path.rsplit("/", 2)
+        if category == "policy":
             return _as_asked(self._policies[int(position)])
         task = self._tasks[key]
-        if kind == "handler":
+        if category == "handler":
             found: object = task.handler
         else:
-            found = (task.input_guardrails if kind == "input" else task.output_guardrails)[int(position)]
+            found = (task.input_guardrails if category == "input" else task.output_guardrails)[int(position)]
         return _as_handler(found) if isinstance(found, AgentTool) else cast("Callable[[object], object]", found)
 
 
@@ -123,9 +123,9 @@ def _as_asked(policy: object) -> Callable[[object], Awaitable[object]]:
         request, context = cast("tuple[object, object]", argument)
         answer: object = await call_user(cast("Callable[..., object]", evaluate), request, context)
         if not isinstance(answer, DelegationPolicyResult):
-            given = "None" if answer is None else type(answer).__name__
+            returned = "None" if answer is None else type(answer).__name__
             raise IllegalStateError(
-                f"Delegation policy '{callable_name(policy)}' returned {given}, expected DelegationPolicyResult. Return "
+                f"Delegation policy '{callable_name(policy)}' returned {returned}, expected DelegationPolicyResult. Return "
                 "DelegationPolicyResult.allow(), .reject(reason) or .modify(request)"
             )
         if answer.verdict == "modify" and not isinstance(answer.request, DelegationRequest):

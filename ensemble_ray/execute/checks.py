@@ -35,7 +35,7 @@ async def check_guardrails(
     order: TaskOrder,
     callables: Callables,
     *,
-    kind: Literal["input", "output"],
+    stage: Literal["input", "output"],
     text: str = "",
     parsed: object = None,
     may_ask_again: bool = False,
@@ -45,7 +45,7 @@ async def check_guardrails(
     Args:
         order: The task.
         callables: Asks them.
-        kind: The side.
+        stage: The side.
         text: The answer, for output guardrails.
         parsed: The parsed answer.
         may_ask_again: Whether the model can be asked for another answer.
@@ -57,11 +57,11 @@ async def check_guardrails(
         GuardrailViolationError: one said no; later ones are not asked.
         AgentExecutionError: one raised, or gave something that is no verdict (S-GRD-11).
     """
-    count = order.input_guardrails if kind == "input" else order.output_guardrails
+    count = order.input_guardrails if stage == "input" else order.output_guardrails
     if not count:
         return None
     subject: GuardrailInput | GuardrailOutput
-    if kind == "input":
+    if stage == "input":
         subject = GuardrailInput(
             task_description=order.task.description,
             expected_output=order.task.expected_output,
@@ -76,7 +76,7 @@ async def check_guardrails(
             agent_role=order.agent_role,
         )
     for index in range(count):
-        path = callable_path(order.key, kind, index)
+        path = callable_path(order.key, stage, index)
         try:
             verdict = cast("GuardrailResult", await callables.evaluate(path, subject))
         except (asyncio.CancelledError, ExitEarlyError, IllegalStateError, AgentExecutionError):
@@ -87,9 +87,9 @@ async def check_guardrails(
         if verdict.asks_again:
             if may_ask_again:
                 return verdict.message
-            verdict = replace(verdict, message=f"{verdict.message} ({_WHY_NOT[kind]})")
+            verdict = replace(verdict, message=f"{verdict.message} ({_WHY_NOT[stage]})")
         violation = violation_of(
-            verdict, GuardrailType(kind), task_description=order.task.description, agent_role=order.agent_role
+            verdict, GuardrailType(stage), task_description=order.task.description, agent_role=order.agent_role
         )
         if violation is not None:
             why, task = brief(violation.violation_message), brief(order.task.description[:80])

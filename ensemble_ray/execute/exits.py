@@ -13,7 +13,7 @@ from ensemble_ray.values.outputs import ExitReason
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["exhaustion_told", "exit_of", "reason_of"]
+__all__ = ["describe_exhaustion", "exit_of", "reason_of"]
 
 
 def reason_of(error: BaseException | None) -> ExitReason:
@@ -30,7 +30,7 @@ def exit_of(reason: ExitReason) -> ExitEarlyError:
     return ExitEarlyError(timed_out=reason is ExitReason.TIMEOUT)
 
 
-def exhaustion_told(errors: Iterable[BaseException | None]) -> str:
+def describe_exhaustion(errors: Iterable[BaseException | None]) -> str:
     """Return what a run that spent its budget warns of: the limit, what was spent, what would have been needed (S-BUD-4).
 
     Args:

@@ -118,9 +118,9 @@ def check_verdict(returned: object, guardrail: str) -> GuardrailResult:
 
 
 def violation_of(
-    verdict: GuardrailResult, kind: GuardrailType, *, task_description: str, agent_role: str
+    verdict: GuardrailResult, guardrail_type: GuardrailType, *, task_description: str, agent_role: str
 ) -> GuardrailViolationError | None:
     """Return the error that a verdict means for its task; None when it means none (S-GRD-7)."""
     if verdict.is_success:
         return None
-    return GuardrailViolationError(kind, verdict.message, task_description, agent_role)
+    return GuardrailViolationError(guardrail_type, verdict.message, task_description, agent_role)

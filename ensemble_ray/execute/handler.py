@@ -15,7 +15,7 @@ from ensemble_ray.errors.texts import brief, describe
 from ensemble_ray.execute.agent.structured import restore_output
 from ensemble_ray.execute.callables import callable_path
 from ensemble_ray.execute.handler_context import TaskHandlerContext
-from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.execute.tools.unknown import HANDLER, effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -53,7 +53,7 @@ async def run_handler(scope: TaskScope) -> tuple[str, object]:
     if intent is None:
         intent = lost_call(scope, name, HANDLER, "", effect)
     if intent is not None and effect_of(intent.data, effect) == "once":
-        lost = await settle_unknown(scope, intent)
+        lost = await resolve_unknown(scope, intent)
         if lost is not None:
             return _result_of(scope, await _noted(scope, name, "unknown", lost, began=intent.at))
     # Also when it is called again: a house that was replaced is stopped here, before the effect.
@@ -75,24 +75,24 @@ async def _called(scope: TaskScope, name: str) -> tuple[str, object]:
         idempotency_key=key_of(scope, name),
     )
     try:
-        given = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
+        returned = await scope.ports.callables.evaluate(callable_path(order.key, "handler"), context)
     except (asyncio.CancelledError, ExitEarlyError):
         raise
     except USER_ERRORS as error:
         text = f"Deterministic task handler threw an exception: {describe(error)}"
         await _noted(scope, name, "error", text, began=began)
         raise _failure(order, text) from error
-    if given is None:
+    if returned is None:
         text = f"Deterministic task handler returned null for task: {brief(order.task.description)}"
         result = await _noted(scope, name, "failure", text, began=began)
-    elif not isinstance(given, ToolResult):
-        result = await _noted(scope, name, "success", str(given), began=began)
-    elif not given.is_success:
-        text = f"Deterministic task failed: {given.error_message}"
+    elif not isinstance(returned, ToolResult):
+        result = await _noted(scope, name, "success", str(returned), began=began)
+    elif not returned.is_success:
+        text = f"Deterministic task failed: {returned.error_message}"
         result = await _noted(scope, name, "failure", text, began=began)
     else:
-        structured = given.structured_output if order.task.output_type is not None else None
-        result = await _noted(scope, name, "success", given.output, structured, began=began)
+        structured = returned.structured_output if order.task.output_type is not None else None
+        result = await _noted(scope, name, "success", returned.output, structured, began=began)
     if not result.is_success:
         raise _failure(order, result.text)
     return result.text, result.structured_output
@@ -119,15 +119,15 @@ def _result_of(scope: TaskScope, recorded: ToolReturned) -> tuple[str, object]:
     if recorded.outcome in {"error", "failure"}:
         raise _failure(scope.order, text)
     scope.effects.is_outcome_unknown = recorded.is_unknown
-    kind = scope.order.task.output_type
-    if kind is None or structured is None:
+    output_type = scope.order.task.output_type
+    if output_type is None or structured is None:
         return text, None
-    restored = restore_output(structured, kind)
+    restored = restore_output(structured, output_type)
     if restored.is_success:
         return text, restored.value
     _log.warning(
         "Task '%s': its recorded structured output is no %s any more and stays data: %s",
-        scope.order.key, kind.__name__, brief(restored.error_message or ""),
+        scope.order.key, output_type.__name__, brief(restored.error_message or ""),
     )  # fmt: skip
     return text, structured
 

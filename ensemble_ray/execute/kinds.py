@@ -14,12 +14,12 @@ from typing import Generic, TypeVar
 
 from ensemble_ray.definition.agent import Agent
 
-__all__ = ["MOST_KINDS", "OVERLAY_FIELDS", "Kinds", "RefCountedCache", "apply_overrides", "overlay_of"]
+__all__ = ["MOST_TEMPLATES", "OVERRIDE_FIELDS", "AgentTemplates", "RefCountedCache", "apply_overrides", "overrides_of"]
 
 #: Kinds that are kept beside those in use (S-MR-142).
-MOST_KINDS = 64
+MOST_TEMPLATES = 64
 #: What may differ between agents of one kind: data, and never an object.
-OVERLAY_FIELDS = (
+OVERRIDE_FIELDS = (
     "role",
     "goal",
     "background",
@@ -32,7 +32,7 @@ OVERLAY_FIELDS = (
 )
 #: What agents of one kind have equal; tools and model are compared as objects.
 _EQUAL_FIELDS = ("isolation", "replicas", "max_concurrency", "rate_limit")
-_KNOWN_FIELDS = frozenset((*OVERLAY_FIELDS, *_EQUAL_FIELDS, "tools", "llm"))
+_STANDARD_FIELDS = frozenset((*OVERRIDE_FIELDS, *_EQUAL_FIELDS, "tools", "llm"))
 
 Kept = TypeVar("Kept")
 
@@ -40,7 +40,7 @@ Kept = TypeVar("Kept")
 class RefCountedCache(Generic[Kept]):
     """Things by name: all that are in use, and of the others those that were used last."""
 
-    def __init__(self, most: int = MOST_KINDS, on_drop: Callable[[str, Kept], None] | None = None) -> None:
+    def __init__(self, most: int = MOST_TEMPLATES, on_drop: Callable[[str, Kept], None] | None = None) -> None:
         """Make an empty one.
 
         Args:
@@ -96,10 +96,10 @@ class RefCountedCache(Generic[Kept]):
                 self._on_drop(name, thing)
 
 
-class Kinds:
+class AgentTemplates:
     """The kinds of the agents that a run's factories make; those that were used last are known again."""
 
-    def __init__(self, most: int = MOST_KINDS) -> None:
+    def __init__(self, most: int = MOST_TEMPLATES) -> None:
         """Make one; `most` kinds are remembered."""
         self._most = most
         #: what agents of a kind have in common -> its name; the template keeps alive what is compared by identity
@@ -107,7 +107,7 @@ class Kinds:
         self._templates: dict[str, Agent] = {}
         self._numbers = itertools.count(1)
 
-    def kind_of(self, agent: Agent) -> str:
+    def name_of(self, agent: Agent) -> str:
         """Name of the agent's kind; a kind that was forgotten and comes again has a new one."""
         features = _features(agent)
         name = self._names.get(features)
@@ -121,33 +121,33 @@ class Kinds:
             del self._templates[forgotten]
         return name
 
-    def template(self, kind: str) -> Agent:
+    def template(self, name: str) -> Agent:
         """Return the agent that the others of its kind are told apart from.
 
         Raises:
             KeyError: the kind has been forgotten.
         """
-        return self._templates[kind]
+        return self._templates[name]
 
-    def overlay(self, agent: Agent, kind: str) -> dict[str, object]:
+    def overrides(self, agent: Agent, name: str) -> dict[str, object]:
         """Return the data in which an agent differs from its kind's template.
 
         Raises:
             KeyError: the kind has been forgotten.
         """
-        return overlay_of(agent, self._templates[kind])
+        return overrides_of(agent, self._templates[name])
 
 
-def overlay_of(agent: Agent, template: Agent) -> dict[str, object]:
+def overrides_of(agent: Agent, template: Agent) -> dict[str, object]:
     """Return the data in which an agent differs from another of its kind."""
     if agent is template:
         return {}
-    return {name: value for name in OVERLAY_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
+    return {name: value for name in OVERRIDE_FIELDS if (value := getattr(agent, name)) != getattr(template, name)}
 
 
-def apply_overrides(template: Agent, overlay: Mapping[str, object]) -> Agent:
+def apply_overrides(template: Agent, overrides: Mapping[str, object]) -> Agent:
     """Return the agent that differs from the template in that data; tools and model are the template's own objects."""
-    return template.rewritten(**overlay) if overlay else template
+    return template.rewritten(**overrides) if overrides else template
 
 
 def _features(agent: Agent) -> tuple[object, ...]:
@@ -160,5 +160,5 @@ def _features(agent: Agent) -> tuple[object, ...]:
         "replicas" in agent.model_fields_set,
         *(getattr(agent, name) for name in _EQUAL_FIELDS),
         # Fields of the user's own classes may hold anything.
-        *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _KNOWN_FIELDS),
+        *(id(getattr(agent, name)) for name in type(agent).model_fields if name not in _STANDARD_FIELDS),
     )

@@ -100,9 +100,9 @@ class LocalExecutor:
         if tasks:
             await asyncio.wait(tasks, timeout=self._grace_s)
 
-    def forget(self, kind: str) -> None:
+    def forget(self, template: str) -> None:
         """No task of that kind of agents is here, and none is awaited: its places are made anew when one comes."""
-        self._slots.pop(kind, None)
+        self._slots.pop(template, None)
 
     async def _run(self, order: TaskOrder) -> None:
         async with Slot(self._places_of(order)) as slot:

@@ -123,7 +123,7 @@ class TaskResult:
     #: of a manager: what its workers gave, by instance, in completion order (S-HIER-6)
     delegated: Sequence[tuple[str, TaskOutput]] = ()
     #: of a manager: what its workers did that gave nothing
-    lost_work: Sequence[TaskTrace] = ()
+    failed_delegations: Sequence[TaskTrace] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,7 +152,7 @@ class RunOutcome:
     #: outputs of a manager's workers in completion order
     delegated: Sequence[TaskOutput] = ()
     #: what workers of a manager did that gave nothing
-    lost_work: Sequence[TaskTrace] = ()
+    failed_delegations: Sequence[TaskTrace] = ()
     failures: Sequence[TaskFailure] = ()
     #: what to warn of, such as a budget that is spent; "": nothing
     warning: str = ""

@@ -55,51 +55,51 @@ class RecordedWorkers:
     #: what they gave, by instance, in the order in which they were done
     delegated: tuple[tuple[str, TaskOutput], ...]
     #: what those did that failed
-    lost_work: tuple[TaskTrace, ...]
+    failed_delegations: tuple[TaskTrace, ...]
 
 
-async def recorded_workers(journal: Journal, known: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
+async def recorded_workers(journal: Journal, recorded: Mapping[tuple[str, str], Fact]) -> RecordedWorkers:
     """Return what the workers of a task gave, and what those did that gave nothing.
 
     Args:
         journal: The run's.
-        known: What is recorded of the task that asked them.
+        recorded: What is recorded of the task that asked them.
     """
-    given: list[tuple[str, TaskOutput]] = []
+    outputs: list[tuple[str, TaskOutput]] = []
     lost: list[TaskTrace] = []
-    for name, kind in known:
-        result = find_fact(known, name, ToolReturned)
-        if kind != DelegationDecided.KIND or result is None:
+    for name, fact_kind in recorded:
+        result = find_fact(recorded, name, ToolReturned)
+        if fact_kind != DelegationDecided.KIND or result is None:
             continue
         instance = delegated_instance(name)
         of_worker = await journal.known(instance)
         output = recorded_output(of_worker, instance)
         if output is not None and result.data.is_success:
-            given.append((instance, output))
+            outputs.append((instance, output))
         elif output is None and (trace := recorded_trace(of_worker, instance)) is not None:
             lost.append(trace)
-    return RecordedWorkers(tuple(sorted(given, key=lambda pair: pair[1].completed_at)), tuple(lost))
+    return RecordedWorkers(tuple(sorted(outputs, key=lambda pair: pair[1].completed_at)), tuple(lost))
 
 
 def recorded_output(
-    known: Mapping[tuple[str, str], Fact], instance: str, output_type: type[Any] | None = None
+    recorded: Mapping[tuple[str, str], Fact], instance: str, output_type: type[Any] | None = None
 ) -> TaskOutput | None:
     """Return the recorded output of an instance; see `typed_output`. None where it has none.
 
     Raises:
         RecordError: it is no output.
     """
-    fact = find_fact(known, instance, OutputRecorded)
+    fact = find_fact(recorded, instance, OutputRecorded)
     return None if fact is None else typed_output(fact.data.output_data(), output_type)
 
 
-def recorded_trace(known: Mapping[tuple[str, str], Fact], instance: str) -> TaskTrace | None:
+def recorded_trace(recorded: Mapping[tuple[str, str], Fact], instance: str) -> TaskTrace | None:
     """Return what an instance did that failed; None where that is not recorded.
 
     Raises:
         RecordError: it is no trace.
     """
-    fact = find_fact(known, instance, FailureRecorded)
+    fact = find_fact(recorded, instance, FailureRecorded)
     return None if fact is None else read_trace(fact)
 
 
@@ -122,28 +122,30 @@ def typed_output(data: Mapping[str, object], output_type: type[Any] | None = Non
     Raises:
         RecordError: it is no output.
     """
-    given: dict[str, Any] = {**data, "output_type": output_type}
-    if output_type is not None and given.get("parsed_output") is not None:
-        given["parsed_output"] = parsed = _parsed(given, output_type)
-        if isinstance(given.get("trace"), Mapping):
-            given["trace"] = {**given["trace"], "parsed_output": parsed}
+    fields: dict[str, Any] = {**data, "output_type": output_type}
+    if output_type is not None and fields.get("parsed_output") is not None:
+        fields["parsed_output"] = parsed = _parsed(fields, output_type)
+        if isinstance(fields.get("trace"), Mapping):
+            fields["trace"] = {**fields["trace"], "parsed_output": parsed}
     try:
-        return TaskOutput(**given)
+        return TaskOutput(**fields)
     except ValueError as error:
         msg = f"The record is damaged: output of task '{_task_of(data)}': {error}"
         raise RecordError(msg) from error
 
 
-def _parsed(given: Mapping[str, object], output_type: type[Any]) -> object:
-    data = given["parsed_output"]
+def _parsed(fields: Mapping[str, object], output_type: type[Any]) -> object:
+    data = fields["parsed_output"]
     try:
         return typed_data(data, output_type)
     except ValueError as error:
-        read = parse_output(str(given.get("raw") or ""), output_type)
+        read = parse_output(str(fields.get("raw") or ""), output_type)
         if read.is_success:
             return read.value
-        kind = getattr(output_type, "__qualname__", output_type)
-        _log.warning("The recorded output of task '%s' is no %s any more: %s", _task_of(given), kind, brief(str(error)))
+        type_name = getattr(output_type, "__qualname__", output_type)
+        _log.warning(
+            "The recorded output of task '%s' is no %s any more: %s", _task_of(fields), type_name, brief(str(error))
+        )
         return data
 
 

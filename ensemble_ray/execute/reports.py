@@ -41,7 +41,7 @@ class Report(Generic[Output, Failure]):
     #: of a manager: what its workers gave, in completion order: (role, output)
     delegated: Sequence[tuple[str, Output]] = ()
     #: of a manager: what its workers did that gave nothing
-    lost_work: Sequence[TaskTrace] = ()
+    failed_delegations: Sequence[TaskTrace] = ()
     #: error and trace of a task that gave no output, as its executor gave them
     failure: Failure | None = None
     error_type: str = ""
@@ -97,7 +97,7 @@ def report_of(
         exit_reason=result.exit_reason,
         output=output,
         delegated=tuple(delegated),
-        lost_work=tuple(result.lost_work),
+        failed_delegations=tuple(result.failed_delegations),
         failure=failure,
         error_type="" if error is None else type(error).__name__,
         message="" if error is None else message_of(error),

@@ -84,13 +84,13 @@ class TaskRunner:
             is_stopped: Tells a wanted cancellation from user code's own.
             slot: The task's place among its agent's; None: it needs none.
         """
-        place = slot or Slot()
-        scope = self._scope(order, {}, place)
+        slot = slot or Slot()
+        scope = self._scope(order, {}, slot)
         # A task that was delegated inside one process must not see the fields of the task that asked for it.
         with use_services(self.ports.services), log_context(self._log_fields(order), is_whole=True):
             try:
                 if order.epoch:  # handed out before: an earlier house may have recorded something
-                    scope = self._scope(order, await self.ports.journal.known(order.instance), place)
+                    scope = self._scope(order, await self.ports.journal.known(order.instance), slot)
                 self._announce(scope)
                 if (ended := await self._recorded_end(scope)) is not None:
                     return ended
@@ -108,7 +108,7 @@ class TaskRunner:
             except BaseException as error:  # noqa: BLE001  a failed task is a result, whatever was raised
                 return await self._failed(scope, error)
 
-    def _scope(self, order: TaskOrder, known: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
+    def _scope(self, order: TaskOrder, recorded_facts: Mapping[tuple[str, str], Fact], slot: Slot) -> TaskScope:
         """Make what the task's parts share; a task that an earlier process began keeps the time of that beginning."""
         now = self.ports.clock.now()
         effects = TaskEffects(
@@ -116,7 +116,7 @@ class TaskRunner:
             expected_output=order.task.expected_output,
             agent_role=order.agent_role,
             started_at=min(
-                [now, *(began_at(fact) for fact in known.values() if not isinstance(fact.data, LossAccepted))]
+                [now, *(began_at(fact) for fact in recorded_facts.values() if not isinstance(fact.data, LossAccepted))]
             ),
             capture_mode=self.context.capture_mode,
             is_handler=order.agent_key is None,
@@ -126,7 +126,7 @@ class TaskRunner:
             ports=self.ports,
             order=order,
             effects=effects,
-            known=known,
+            recorded_facts=recorded_facts,
             slot=slot,
             peers=self.peers,
         )
@@ -137,7 +137,7 @@ class TaskRunner:
             raise TaskExecutionError(
                 f"Context task not yet completed: {order.missing_context}", order.missing_context, order.agent_role
             )
-        await check_guardrails(order, self.ports.callables, kind="input")
+        await check_guardrails(order, self.ports.callables, stage="input")
         structured: object
         loop: AgentLoop | None = None
         if order.agent_key is None:
@@ -159,7 +159,7 @@ class TaskRunner:
             await self.ports.journal.flush()  # user code depends on the answer from here on
         may_ask_again = loop is not None and loop.may_ask_again
         return await check_guardrails(
-            order, self.ports.callables, kind="output", text=text, parsed=structured, may_ask_again=may_ask_again
+            order, self.ports.callables, stage="output", text=text, parsed=structured, may_ask_again=may_ask_again
         )
 
     def _output(self, scope: TaskScope, text: str, structured: object) -> TaskOutput:
@@ -184,17 +184,17 @@ class TaskRunner:
 
     async def _recorded_end(self, scope: TaskScope) -> TaskResult | None:
         """How the task ended, when an earlier house recorded it and died before it could tell."""
-        instance, known = scope.order.instance, scope.known
-        if (output := recorded_output(known, instance, scope.order.task.output_type)) is not None:
-            return await self._with_workers(scope, self._told(scope, output))
-        if (fact := find_fact(known, instance, FailureRecorded)) is not None:
+        instance, recorded_facts = scope.order.instance, scope.recorded_facts
+        if (output := recorded_output(recorded_facts, instance, scope.order.task.output_type)) is not None:
+            return await self._with_workers(scope, self._report_completion(scope, output))
+        if (fact := find_fact(recorded_facts, instance, FailureRecorded)) is not None:
             error = error_from(fact.data.error_data, output_type=scope.order.task.output_type)
             failed = self._unfinished(scope, "failed", error)
             took, trace = max(0.0, fact.at - scope.effects.started_at), read_trace(fact) or failed.trace
             failed = replace(failed, at=fact.at, duration_s=took, trace=trace, attempts=fact.data.attempts)
             failed = await self._with_workers(scope, failed)
-            return self._tell_failure(scope, failed)
-        if (exited := find_fact(known, instance, ExitRecorded)) is not None:
+            return self._report_failure(scope, failed)
+        if (exited := find_fact(recorded_facts, instance, ExitRecorded)) is not None:
             reason = exited.data.reason
             # With a larger budget there may be more to do; where there is none, its next request is refused again.
             if reason is not ExitReason.BUDGET_EXHAUSTED:
@@ -205,18 +205,18 @@ class TaskRunner:
         """Return a recorded end with what is recorded of a manager's workers."""
         if not scope.is_manager:
             return result
-        workers = await recorded_workers(self.ports.journal, scope.known)
-        return replace(result, delegated=workers.delegated, lost_work=workers.lost_work)
+        workers = await recorded_workers(self.ports.journal, scope.recorded_facts)
+        return replace(result, delegated=workers.delegated, failed_delegations=workers.failed_delegations)
 
     async def _completed(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
         await scope.note(scope.order.instance, OutputRecorded(output=output), until=Until.WRITTEN)
-        return self._told(scope, output)
+        return self._report_completion(scope, output)
 
-    def _told(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
+    def _report_completion(self, scope: TaskScope, output: TaskOutput) -> TaskResult:
         """Tell of a completed task; gives its result."""
         order = scope.order
         at = output.completed_at.timestamp()
-        self._tell(
+        self._emit(
             scope,
             TaskCompleteEvent,
             lambda: TaskCompleteEvent(
@@ -244,7 +244,7 @@ class TaskRunner:
             total_tokens=output.metrics.total_tokens,
             tool_call_count=output.tool_call_count,
             delegated=_delegated(scope),
-            lost_work=_lost_work(scope),
+            failed_delegations=_failed_delegations(scope),
         )
 
     async def _exited(self, scope: TaskScope, exit_early: ExitEarlyError) -> TaskResult:
@@ -255,7 +255,7 @@ class TaskRunner:
     async def _failed(self, scope: TaskScope, error: BaseException) -> TaskResult:
         result = self._unfinished(scope, "failed", error)
         if isinstance(error, RecordError):  # it ends the run, which can be gone on with: then the task has not failed
-            return self._tell_failure(scope, result)
+            return self._report_failure(scope, result)
         failure = FailureRecorded(
             error_type=type(error).__name__,
             message=message_of(error),
@@ -270,12 +270,12 @@ class TaskRunner:
             return replace(result, error=stale)
         except RecordError as unwritten:  # what failed first is what the caller must hear
             _log.warning("The failure of task '%s' is not in the record: %s", scope.order.key, brief(str(unwritten)))
-        return self._tell_failure(scope, result)
+        return self._report_failure(scope, result)
 
-    def _tell_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
+    def _report_failure(self, scope: TaskScope, result: TaskResult) -> TaskResult:
         """Tell of a failed task; gives its result."""
         order, error = scope.order, result.error or RuntimeError("the task failed without an error")
-        self._tell(
+        self._emit(
             scope,
             TaskFailedEvent,
             lambda: TaskFailedEvent(
@@ -310,12 +310,12 @@ class TaskRunner:
             attempts=effects.attempts,
             exit_reason=reason_of(error),
             delegated=_delegated(scope),
-            lost_work=_lost_work(scope),
+            failed_delegations=_failed_delegations(scope),
         )
 
     def _announce(self, scope: TaskScope) -> None:
         order = scope.order
-        self._tell(
+        self._emit(
             scope,
             TaskStartEvent,
             lambda: TaskStartEvent(
@@ -342,10 +342,10 @@ class TaskRunner:
         return self.context.total_tasks if order.total_tasks is None else order.total_tasks
 
     @staticmethod
-    def _tell(scope: TaskScope, kind: type[Event], build: Callable[[], Event]) -> None:
+    def _emit(scope: TaskScope, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event of a task of the plan; delegated work has events of its own (S-HIER-7)."""
         if not scope.order.depth:
-            scope.emit(kind, build)
+            scope.emit(event_type, build)
 
     def _log_fields(self, order: TaskOrder) -> Mapping[str, str]:
         fields = {**self.context.log_fields, "ensemble.id": order.run_id, "agent.role": order.agent_role}
@@ -364,11 +364,11 @@ def _delegated(scope: TaskScope) -> tuple[tuple[str, TaskOutput], ...]:
     """Return the outputs of a manager's workers, by instance, in the order in which they were done (S-HIER-6)."""
     if not scope.is_manager:
         return ()
-    given = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
-    return tuple(sorted(given, key=lambda pair: pair[1].completed_at))
+    outputs = [(each.instance, each.output) for each in scope.effects.delegations if each.output is not None]
+    return tuple(sorted(outputs, key=lambda pair: pair[1].completed_at))
 
 
-def _lost_work(scope: TaskScope) -> tuple[TaskTrace, ...]:
+def _failed_delegations(scope: TaskScope) -> tuple[TaskTrace, ...]:
     """Return the traces of a manager's workers that failed; their tokens were spent (S-TRC-43)."""
     if not scope.is_manager:
         return ()

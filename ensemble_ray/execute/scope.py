@@ -63,7 +63,7 @@ class TaskScope:
     order: TaskOrder
     effects: TaskEffects
     #: what an earlier house of this task recorded: (name, kind) -> fact
-    known: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
+    recorded_facts: Mapping[tuple[str, str], Fact] = field(default_factory=dict[tuple[str, str], Fact])
     #: its place among its agent's tasks
     slot: Slot = field(default_factory=Slot)
     #: who does what it delegates; None where nothing can be
@@ -80,13 +80,13 @@ class TaskScope:
         Raises:
             RecordError: something of it is missing.
         """
-        found = find_fact(self.known, name, wanted)
+        found = find_fact(self.recorded_facts, name, wanted)
         return None if found is None else require_usable(found)
 
     @property
     def loss(self) -> Fact[LossAccepted] | None:
         """What tells that a part of the record is lost in which the task may have called something; None: nothing does."""
-        found = find_fact(self.known, RUN, LossAccepted)
+        found = find_fact(self.recorded_facts, RUN, LossAccepted)
         return found if found is not None and found.data.has_effect else None
 
     async def note(self, name: str, data: FactData, *, until: Until = Until.TAKEN) -> None:
@@ -100,7 +100,7 @@ class TaskScope:
         fact = Fact(run=order.run_id, name=name, at=self.ports.clock.now(), data=data, epoch=order.epoch)
         await self.ports.journal.append((fact,), epoch=order.epoch, until=until)
 
-    def emit(self, kind: type[Event], build: Callable[[], Event]) -> None:
+    def emit(self, event_type: type[Event], build: Callable[[], Event]) -> None:
         """Publish an event, building it only if somebody wants its type."""
-        if self.ports.events.wants(kind):
+        if self.ports.events.wants(event_type):
             self.ports.events.emit(build())

@@ -26,14 +26,14 @@ class Slot:
 
     async def __aenter__(self) -> Self:
         """Take the place."""
-        await self.take()
+        await self.acquire()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Leave it for good."""
-        self._give_back()
+        self._release()
 
-    async def take(self) -> None:
+    async def acquire(self) -> None:
         """Have the place, after a wait where another task has it."""
         if self._places is not None and not self._is_held:
             await self._places.acquire()
@@ -46,23 +46,23 @@ class Slot:
     def ended(self) -> None:
         """One call returned."""
         self._open -= 1
-        self._give_back_if_waiting()
+        self._release_if_waiting()
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None]:
-        """Mark this call as one that only waits in the block; the place is given back while all open calls do. `take` gets it again."""
+        """Mark this call as one that only waits in the block; the place is given back while all open calls do. `acquire` gets it again."""
         self._waiting += 1
-        self._give_back_if_waiting()
+        self._release_if_waiting()
         try:
             yield
         finally:
             self._waiting -= 1
 
-    def _give_back_if_waiting(self) -> None:
+    def _release_if_waiting(self) -> None:
         if self._waiting and self._waiting == self._open:
-            self._give_back()
+            self._release()
 
-    def _give_back(self) -> None:
+    def _release(self) -> None:
         if self._places is not None and self._is_held:
             self._is_held = False
             self._places.release()

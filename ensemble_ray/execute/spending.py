@@ -62,8 +62,10 @@ def output_limit(model: object) -> int | None:
         behind = inner
     said = getattr(behind, "max_output_tokens", None)
     options = getattr(behind, "request_options", None)
-    told = [cast("Mapping[str, object]", options).get(name) for name in _LIMITS] if isinstance(options, Mapping) else []
-    return next((value for value in (said, *told) if isinstance(value, int) and value > 0), None)
+    limits = (
+        [cast("Mapping[str, object]", options).get(name) for name in _LIMITS] if isinstance(options, Mapping) else []
+    )
+    return next((value for value in (said, *limits) if isinstance(value, int) and value > 0), None)
 
 
 class Spending:
@@ -76,18 +78,20 @@ class Spending:
         self._answers: dict[str, tuple[int, int]] = {}
 
     def request(
-        self, kind: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
+        self, template: str, model: object, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()
     ) -> Request:
         """Return a request that is about to be sent.
 
         Args:
-            kind: Kind of agent that asks; its answers so far tell how long the next one will be.
+            template: Kind of agent that asks; its answers so far tell how long the next one will be.
             model: Whom it asks.
             messages: The conversation.
             tools: What is offered.
         """
         output = output_limit(model)
-        return Request(self, kind, estimated_input(messages, tools), self._usual(kind) if output is None else output)
+        return Request(
+            self, template, estimated_input(messages, tools), self._usual(template) if output is None else output
+        )
 
     async def reserve(self, input_tokens: int, output_tokens: int) -> str:
         """Reserve an amount on the account and return the claim's id.
@@ -97,10 +101,10 @@ class Spending:
         """
         return await self._account.reserve(price(self._costs, input_tokens, output_tokens))
 
-    def answered(self, claim: str, kind: str, input_tokens: int, output_tokens: int) -> None:
+    def answered(self, claim: str, template: str, input_tokens: int, output_tokens: int) -> None:
         """Charge the cost of a request that was answered."""
-        count, total = self._answers.get(kind, (0, 0))
-        self._answers[kind] = (count + 1, total + output_tokens)
+        count, total = self._answers.get(template, (0, 0))
+        self._answers[template] = (count + 1, total + output_tokens)
         self._account.charge(claim, price(self._costs, input_tokens, output_tokens))
 
     def close(self) -> None:
@@ -111,17 +115,17 @@ class Spending:
         """Release the claim of a request that was not answered."""
         self._account.charge(claim)
 
-    def _usual(self, kind: str) -> int:
-        count, total = self._answers.get(kind, (0, 0))
+    def _usual(self, template: str) -> int:
+        count, total = self._answers.get(template, (0, 0))
         return max(1, math.ceil(total / count)) if count else _FIRST_OUTPUT
 
 
 class Request:
     """One request, sent once or, where its provider fails, several times."""
 
-    def __init__(self, spending: Spending, kind: str, input_tokens: int, output_tokens: int) -> None:
+    def __init__(self, spending: Spending, template: str, input_tokens: int, output_tokens: int) -> None:
         self._spending = spending
-        self._kind = kind
+        self._template = template
         self._input_tokens = input_tokens
         self._output_tokens = output_tokens
         #: what was counted in place of what the provider did not count: input and output tokens, for the record
@@ -141,11 +145,11 @@ class Request:
             raise
         usage = response.usage or TokenUsage()
         counted = (usage.input_tokens, usage.output_tokens)
-        taken = (
+        charged = (
             counted[0] if counted[0] >= 0 else self._input_tokens,
             counted[1] if counted[1] >= 0 else answer_tokens(response.text, response.tool_calls),
         )
-        if taken != counted:
-            self.estimated = taken
-        self._spending.answered(claim, self._kind, *taken)
+        if charged != counted:
+            self.estimated = charged
+        self._spending.answered(claim, self._template, *charged)
         return response

@@ -83,9 +83,9 @@ class ExitRecorded(FactData):
 
 def read_reason(data: Mapping[str, object]) -> ExitReason:
     """Return why a task ended the run early; earlier records only say whether the time was up."""
-    told = data.get("reason")
-    if told in set(ExitReason):
-        return ExitReason(str(told))
+    reason = data.get("reason")
+    if reason in set(ExitReason):
+        return ExitReason(str(reason))
     return ExitReason.TIMEOUT if data.get("is_timeout") is True else ExitReason.USER_EXIT_EARLY
 
 

@@ -107,8 +107,8 @@ class FactData:
                 if not key.is_optional:
                     absent.append(name)
                 continue
-            if (told := key.check(value)) is not None:
-                raise ValueError(f"its {name} is not {told}")
+            if (problem := key.check(value)) is not None:
+                raise ValueError(f"its {name} is not {problem}")
             values[name] = value if key.read is None else key.read(value)
         rest = None
         if not data.keys() <= cls.KEYS.keys():
@@ -162,9 +162,9 @@ class Fact(Generic[D_co]):
         return self.data.FENCE or self.instance
 
 
-def find_fact(known: Mapping[tuple[str, str], Fact], name: str, wanted: type[W]) -> Fact[W] | None:
+def find_fact(facts: Mapping[tuple[str, str], Fact], name: str, wanted: type[W]) -> Fact[W] | None:
     """Return the fact of that name and kind among those that a journal knows; None where there is none."""
-    return cast("Fact[W] | None", known.get((name, wanted.KIND)))
+    return cast("Fact[W] | None", facts.get((name, wanted.KIND)))
 
 
 def kinds_of(*wanted: type[FactData]) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ class ItemsRecorded(FactData):
     def of(cls, indices: Sequence[int], digests: Sequence[str], *, are_all: bool = False) -> Self:
         """Return the fact of items with these indices, in this order."""
         first = indices[0] if indices else 0
-        if all(index == place for place, index in enumerate(indices, start=first)):
+        if all(index == position for position, index in enumerate(indices, start=first)):
             return cls(first=first, digests=list(digests), are_all=are_all)
         return cls(indices=list(indices), digests=list(digests), are_all=are_all)
 

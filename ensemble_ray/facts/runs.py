@@ -185,8 +185,8 @@ class RecordedError(NamedTuple):
 
 def _read_errors(value: Sequence[Mapping[str, object]]) -> tuple[RecordedError, ...]:
     def text(error: Mapping[str, object], name: str) -> str:
-        told = error.get(name)
-        return told if isinstance(told, str) else ""
+        value = error.get(name)
+        return value if isinstance(value, str) else ""
 
     return tuple(RecordedError(*(text(each, name) for name in RecordedError._fields)) for each in value)
 

@@ -42,7 +42,7 @@ def list_of(each: Check) -> Check:
     def check(value: object) -> str | None:
         if not isinstance(value, list | tuple):
             return "a list"
-        wrong = (told for one in cast("list[object]", value) if (told := each(one)) is not None)
+        wrong = (problem for one in cast("list[object]", value) if (problem := each(one)) is not None)
         found = next(wrong, None)
         return None if found is None else f"a list of which each is {found}"
 
@@ -57,8 +57,8 @@ def object_of(**fields: Check) -> Check:
             return "an object"
         data = cast("Mapping[str, object]", value)
         for name, field in fields.items():
-            if (told := field(data.get(name))) is not None:
-                return f"an object whose {name} is {told}"
+            if (problem := field(data.get(name))) is not None:
+                return f"an object whose {name} is {problem}"
         return None
 
     return check
@@ -83,8 +83,8 @@ def require(name: str, value: object, check: Check) -> None:
     Raises:
         ValueError: says which one, and what it should be.
     """
-    if (told := check(value)) is not None:
-        raise ValueError(f"its {name} is not {told}")
+    if (problem := check(value)) is not None:
+        raise ValueError(f"its {name} is not {problem}")
 
 
 TEXT, NUMBER, FLAG = type_of("a text", str), type_of("a whole number", int), type_of("true or false", bool)

@@ -71,7 +71,7 @@ class InlineRun:
             journal,
             HeldOutputs(),
             header=work.header,
-            earlier=work.preliminary,
+            preamble=work.preliminary,
             resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)

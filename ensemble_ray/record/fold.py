@@ -231,7 +231,7 @@ class RunFold:
         trace = fold.trace(node, self.capture_mode, state=state, roles=self._roles, is_manager=self.is_hierarchical)
         return _placed(trace, node)
 
-    def lost_work(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
+    def failed_delegations(self, fold: TaskFold) -> tuple[TaskTrace, ...]:
         """Return what workers of a manager did that failed (S-TRC-43); of other tasks it stands in their own traces."""
         if not self.is_hierarchical:
             return ()

@@ -167,7 +167,7 @@ class Recovered:
             duration_s=value.duration.total_seconds(),
             total_tokens=value.metrics.total_tokens,
             tool_call_count=value.tool_call_count,
-            lost_work=self._fold.lost_work(self._by_key[key]),
+            failed_delegations=self._fold.failed_delegations(self._by_key[key]),
         )
 
     def _result(
@@ -190,7 +190,7 @@ class Recovered:
             total_tokens=trace.metrics.total_tokens,
             tool_call_count=trace.metrics.tool_call_count,
             exit_reason=ExitReason.USER_EXIT_EARLY if exited is None else exited.reason,
-            lost_work=self._fold.lost_work(fold),
+            failed_delegations=self._fold.failed_delegations(fold),
         )
 
 

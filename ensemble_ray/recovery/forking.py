@@ -319,7 +319,7 @@ async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[
     agents = await synthesize_agents(
         resolved,
         definition,
-        recorded=lambda name, model: RecordedModel(model, run_id, name, answers.append, known=known.get(name, ())),
+        recorded=lambda name, model: RecordedModel(model, run_id, name, answers.append, recorded=known.get(name, ())),
     )
     return await threads.run(plan_run, definition, resolved, agents), answers
 

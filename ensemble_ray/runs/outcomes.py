@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.execute.orders import RunOutcome, TaskFailure
 from ensemble_ray.values.outputs import RunState
 
@@ -37,7 +37,7 @@ def outcome_of(run_id: str, ended: PlannedEnd[TaskOutput, TaskResult]) -> RunOut
             )
             for failed in ended.failures
         ),
-        lost_work=tuple(ended.lost_work),
-        warning=exhaustion_told(result.error for result in ended.unfinished) if is_spent else "",
+        failed_delegations=tuple(ended.failed_delegations),
+        warning=describe_exhaustion(result.error for result in ended.unfinished) if is_spent else "",
         unfinished=tuple((result.key, result.trace) for result in ended.unfinished if result.trace is not None),
     )

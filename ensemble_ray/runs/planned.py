@@ -170,7 +170,7 @@ class PlannedLauncher:
         def record(name: str, model: ChatModel) -> ChatModel:
             """Return the model, its calls recorded as effects of the run (S-SET-46)."""
             known = answers.get(name, ())
-            return RecordedModel(model, scope.run_id, name, self._preliminary.append, known=known, spending=spending)
+            return RecordedModel(model, scope.run_id, name, self._preliminary.append, recorded=known, spending=spending)
 
         asked = synthesize_agents(resolved, self.definition, recorded=record)
         self._synthesizing = asyncio.get_running_loop().create_task(asked)

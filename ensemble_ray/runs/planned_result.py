@@ -91,7 +91,7 @@ def _results_of(plan: Plan, outcome: RunOutcome) -> RunResults:
 def _worker_traces(manager: TaskTrace | None, outcome: RunOutcome) -> list[TaskTrace]:
     """Return the traces of a manager's workers in the order in which they were asked (26, ExecutionTrace)."""
     gave = [output.trace for output in outcome.delegated if output.trace is not None]
-    failed, found = sorted(outcome.lost_work, key=_end_of), dict[int, TaskTrace]()
+    failed, found = sorted(outcome.failed_delegations, key=_end_of), dict[int, TaskTrace]()
     attempts = () if manager is None else manager.delegations
     # Those who were asked for the same are told apart by who was done first.
     for attempt, each in sorted(enumerate(attempts), key=lambda entry: _end_of(entry[1])):

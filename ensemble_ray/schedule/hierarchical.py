@@ -27,8 +27,8 @@ class HierarchicalMachine(Machine):
         self._rules = plan.hierarchy or HierarchyRules()
         self._has_violations = False
 
-    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
-        super()._take(stimulus, done)
+    def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+        super()._handle_one(stimulus, done)
         if isinstance(stimulus, Completed):
             self._has_violations = bool(violations_of(self._rules, stimulus.delegated_roles))
 

@@ -29,7 +29,7 @@ class DelegationEnforcer:
     def __init__(self, rules: HierarchyRules, workers: Sequence[str]) -> None:
         self._rules = rules
         self._workers = tuple(workers)
-        self._stage_of = {role: place for place, stage in enumerate(rules.required_stages) for role in stage}
+        self._stage_of = {role: index for index, stage in enumerate(rules.required_stages) for role in stage}
         #: approved attempts by role; their sum is what the global cap counts
         self._approved: Counter[str] = Counter()
         #: those among them that nobody checked
@@ -126,9 +126,9 @@ class DelegationEnforcer:
 
     def _open_stage(self, *, before: int) -> int | None:
         """Return the first of so many stages that is not complete (S-HIER-43, S-HIER-44)."""
-        for place, stage in enumerate(self._rules.required_stages[: max(0, before)]):
+        for index, stage in enumerate(self._rules.required_stages[: max(0, before)]):
             if not self._completed.issuperset(stage):
-                return place
+                return index
         return None
 
     # Telling.
@@ -160,14 +160,14 @@ class DelegationEnforcer:
         cap = self._rules.global_max_delegations
         if possible:
             left = f" Delegations left in all: {cap - self._approved.total()}." if cap > 0 else ""
-            told = f"You may delegate now to: {', '.join(possible)}.{left}"
+            text = f"You may delegate now to: {', '.join(possible)}.{left}"
         else:
             # Workers of the same turn may still be at it, and complete a stage.
-            told = (
+            text = (
                 "Nothing can be delegated right now: work with the results that you have, and with those still to come."
             )
         missing = self._missing() if possible else ""
-        return f"{told} {missing}" if missing else told
+        return f"{text} {missing}" if missing else text
 
     def reminder(self) -> str | None:
         """Return what a manager is told that wants to finish while required workers are missing; given at most once.
@@ -183,20 +183,20 @@ class DelegationEnforcer:
             return None
         self._is_reminded = True
         stages = range(max(self._stage_of.get(role, 0) for role in reachable))
-        told = [
+        parts = [
             f"You cannot finish yet: required, but not delegated to with success so far: {_quoted(reachable)}.",
-            *(self._open_stage_told(stage) for stage in stages if self._open_roles(stage)),
+            *(self._describe_open_stage(stage) for stage in stages if self._open_roles(stage)),
             "Delegate to each of them with delegate_task now, and give your final answer after their results.",
         ]
-        return " ".join(told)
+        return " ".join(parts)
 
     def _missing(self) -> str:
         """Return what is required and not done, and the stage that others wait for; "" when nothing is."""
-        told = [f"Still required: {_quoted(lacking)}."] if (lacking := self._lacking()) else []
+        parts = [f"Still required: {_quoted(lacking)}."] if (lacking := self._lacking()) else []
         first = self._open_stage(before=len(self._rules.required_stages) - 1)  # nobody waits for the last one
-        return " ".join([*told, *([] if first is None else [self._open_stage_told(first)])])
+        return " ".join([*parts, *([] if first is None else [self._describe_open_stage(first)])])
 
-    def _open_stage_told(self, stage: int) -> str:
+    def _describe_open_stage(self, stage: int) -> str:
         return (
             f"Stage {stage + 1} is not complete: {_quoted(self._open_roles(stage))} must succeed before later stages."
         )
@@ -210,8 +210,8 @@ class DelegationEnforcer:
     def _is_reachable(self, role: str) -> bool:
         """Whether that worker, after all that its stage waits for, still fits under the caps."""
         needed = {role}
-        for place in range(self._stage_of.get(role, 0)):
-            needed.update(self._open_roles(place))
+        for index in range(self._stage_of.get(role, 0)):
+            needed.update(self._open_roles(index))
         cap = self._rules.global_max_delegations
         if 0 < cap < self._approved.total() + len(needed):
             return False
@@ -256,21 +256,21 @@ def violations_of(rules: HierarchyRules, completed_roles: Collection[str]) -> tu
 
 def rules_text(rules: HierarchyRules) -> str:
     """Return the rules as a model is told them before it asks for anything; "" when none is set."""
-    told: list[str] = []
+    parts: list[str] = []
     if rules.allowed_workers:
-        told.append(f"Only these agents may be used: {_quoted(rules.allowed_workers)}.")
-    told += [f"'{role}' may be used at most {_times(cap)}." for role, cap in rules.max_calls_per_worker.items()]
+        parts.append(f"Only these agents may be used: {_quoted(rules.allowed_workers)}.")
+    parts += [f"'{role}' may be used at most {_times(cap)}." for role, cap in rules.max_calls_per_worker.items()]
     if rules.global_max_delegations > 0:
-        told.append(f"You may delegate at most {_times(rules.global_max_delegations)} in all.")
+        parts.append(f"You may delegate at most {_times(rules.global_max_delegations)} in all.")
     stages = [f"stage {n}: {_quoted(stage)}" for n, stage in enumerate(rules.required_stages, start=1) if stage]
     if len(stages) > 1:  # a single one waits for nobody
-        told.append(
+        parts.append(
             f"Agents work in stages ({'; '.join(stages)}): "
             "every agent of a stage must have succeeded before one of a later stage is used."
         )
     if rules.required_workers:
-        told.append(f"Each of these must succeed at least once before you finish: {_quoted(rules.required_workers)}.")
-    return " ".join(told)
+        parts.append(f"Each of these must succeed at least once before you finish: {_quoted(rules.required_workers)}.")
+    return " ".join(parts)
 
 
 def _normalised(text: str) -> str:

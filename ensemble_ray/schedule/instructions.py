@@ -17,7 +17,7 @@ __all__ = [
     "Forget",
     "Instruction",
     "MapItem",
-    "Place",
+    "Position",
     "PullItems",
     "Question",
     "ReduceGroup",
@@ -32,7 +32,7 @@ __all__ = [
 
 #: Level and number of a task of a map-reduce. Level 0 is the maps; the number of a map is the place of its item in the
 #: order in which items were pulled. Reduces are numbered from 0 on each level, in the order in which their groups are made.
-Place = tuple[int, int]
+Position = tuple[int, int]
 
 #: Why a map-reduce failed. first: a task failed whose failure ends the run; all_maps: no map completed; level: no output is
 #: left, or the final reduce failed; source: the user's code raised; empty: the source had no items.
@@ -64,7 +64,7 @@ class ReduceGroup:
     level: int
     number: int
     #: place of each, in the order in which the factory gets them
-    inputs: tuple[Place, ...]
+    inputs: tuple[Position, ...]
     is_final: bool = False
 
 
@@ -151,7 +151,7 @@ class WarnLeftOut:
 class WarnOversized:
     """Say as a WARN that this output alone has more tokens than the budget, and has a group of its own (S-MR-71)."""
 
-    output: Place
+    output: Position
     tokens: int
 
 

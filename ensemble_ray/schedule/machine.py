@@ -90,13 +90,13 @@ class Machine:
         """Take facts, give what is to be done now, in order."""
         done: list[Instruction] = []
         for stimulus in stimuli:
-            self._take(stimulus, done)
+            self._handle_one(stimulus, done)
         if not self._is_ended:
             self._start_ready(stimuli[-1].at if stimuli else 0.0, done)
             self._end_if_resolved(done)
         return done
 
-    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         match stimulus:
             case Begun():
                 self._begin(stimulus.at)

@@ -29,7 +29,7 @@ from ensemble_ray.schedule.instructions import (
     FailureReason,
     Instruction,
     MapItem,
-    Place,
+    Position,
     PullItems,
     ReduceGroup,
     Start,
@@ -90,11 +90,11 @@ class MapReduceMachine:
         self._asked = 0
         self._is_exhausted = False
         #: places of tasks in flight by instance, in the order in which they started
-        self._running: dict[str, Place] = {}
+        self._running: dict[str, Position] = {}
         #: those among them whose outputs' tokens are being counted
         self._counting: set[str] = set()
         self._completed_maps = 0
-        self._final: Place | None = None
+        self._final: Position | None = None
         self._is_final_completed = False
         # How it ends.
         self._is_begun = False
@@ -127,20 +127,20 @@ class MapReduceMachine:
         done: list[Instruction] = []
         for stimulus in stimuli:
             if not self._is_ended:
-                self._take(stimulus, done)
+                self._handle_one(stimulus, done)
         if not self._is_ended:
             self._go_on(done)
         return done
 
-    def _take(self, stimulus: Stimulus, done: list[Instruction]) -> None:
+    def _handle_one(self, stimulus: Stimulus, done: list[Instruction]) -> None:
         match stimulus:
             case Begun():
                 self._is_begun = True
             case Evaluated():
-                self._take_answer(stimulus, done)
+                self._handle_answer(stimulus, done)
             case Completed() | Failed() | Cancelled() | Exited():
                 if stimulus.instance in self._running:  # else it is late (rule 7)
-                    self._take_end(stimulus, done)
+                    self._handle_end(stimulus, done)
             case CancelRequested():
                 self._is_cancelled = True
                 self._stop(done)
@@ -149,7 +149,7 @@ class MapReduceMachine:
             case _:
                 assert_never(stimulus)
 
-    def _take_answer(self, stimulus: Evaluated, done: list[Instruction]) -> None:
+    def _handle_answer(self, stimulus: Evaluated, done: list[Instruction]) -> None:
         question, answer = stimulus.question, stimulus.answer
         if isinstance(question, CountTokens):
             if question.instance in self._counting:  # else the run was ending, and did not wait for it
@@ -184,11 +184,11 @@ class MapReduceMachine:
 
     # Tasks.
 
-    def _take_end(self, end: Completed | Failed | Cancelled | Exited, done: list[Instruction]) -> None:
+    def _handle_end(self, end: Completed | Failed | Cancelled | Exited, done: list[Instruction]) -> None:
         instance = end.instance
         match end:
             case Completed():
-                self._take_output(instance, end.output_tokens, done)
+                self._handle_output(instance, end.output_tokens, done)
             case Failed() if end.ends_run:
                 del self._running[instance]
                 self._fail("source", done)
@@ -201,7 +201,7 @@ class MapReduceMachine:
             case _:
                 assert_never(end)
 
-    def _take_output(self, instance: str, tokens: int | None, done: list[Instruction]) -> None:
+    def _handle_output(self, instance: str, tokens: int | None, done: list[Instruction]) -> None:
         if tokens is not None and tokens < 0:
             raise ValueError(f"output_tokens must be >= 0, got: {tokens}")
         is_final = self._running[instance] == self._final  # it comes together with nothing
@@ -215,23 +215,23 @@ class MapReduceMachine:
         if tokens < 0:
             raise ValueError(f"tokens of {instance} must be >= 0, got: {tokens}")
         self._counting.discard(instance)
-        place = level, number = self._running.pop(instance)
+        position = level, number = self._running.pop(instance)
         if not level:
             self._completed_maps += 1
-        if place == self._final:
+        if position == self._final:
             self._is_final_completed = True
         elif not self._is_over and self._rules.grouping is not Grouping.NONE:
             is_by_tokens = self._rules.grouping is Grouping.BUDGET
             self._grouper.completed(level, number, min(tokens, _MOST_TOKENS) if is_by_tokens else 1)
 
-    def _lose(self, instance: str, place: Place, done: list[Instruction]) -> None:
+    def _lose(self, instance: str, position: Position, done: list[Instruction]) -> None:
         """Note that a task has no output, and never will have."""
         if self._is_over:
             return
-        level, number = place
+        level, number = position
         if self._rules.fails_on_reduce if level else self._rules.fails_on_item:
             self._fail("first", done)
-        elif place != self._final:
+        elif position != self._final:
             done.append(WarnLeftOut(instance=instance))
             if self._rules.grouping is not Grouping.NONE:
                 self._grouper.lost(level, number)
@@ -271,7 +271,7 @@ class MapReduceMachine:
         if not self._is_begun:
             return
         if self._is_quiet:
-            self._settle()
+            self._start_next_groups()
         if self._is_quiet:
             self._end(done)
             return
@@ -283,19 +283,19 @@ class MapReduceMachine:
         """Whether nothing is in flight or can start, now or later, as things are."""
         return self._is_exhausted and not self._waiting and not self._running and not len(self._groups)
 
-    def _settle(self) -> None:
+    def _start_next_groups(self) -> None:
         """Let the next groups be made; without any, the run has ended, and why."""
         if not self._completed_maps:
             self._failure = "all_maps" if self._pulled else "empty"
         elif self._final is not None:
             self._failure = "" if self._is_final_completed else "level"
         elif self._rules.grouping is not Grouping.NONE:
-            self._grouper.settle()
+            self._grouper.group_rest()
             self._failure = "" if len(self._groups) else "level"
 
     def _start(self, done: list[Instruction]) -> None:
         while len(self._groups) and len(self._running) < self._rules.window:
-            self._start_reduce(self._groups.take(), done)
+            self._start_reduce(self._groups.pop(), done)
         while self._next_map < self._pulled:
             number = self._next_map
             if number in self._refused:
@@ -307,30 +307,30 @@ class MapReduceMachine:
             self._next_map += 1
 
     def _start_reduce(self, group: Group, done: list[Instruction]) -> None:
-        if self._rules.grouping is Grouping.BUDGET and group.weight > self._rules.capacity:
+        if self._rules.grouping is Grouping.BUDGET and group.size > self._rules.capacity:
             self._warn_of_tokens(group, done)
-        place = (group.level, group.number)
+        position = (group.level, group.number)
         if group.is_final:
-            self._final = place
-        made = ReduceGroup(level=group.level, number=group.number, inputs=group.inputs, is_final=group.is_final)
-        self._start_task(made, place, done)
+            self._final = position
+        reduce = ReduceGroup(level=group.level, number=group.number, inputs=group.inputs, is_final=group.is_final)
+        self._start_task(reduce, position, done)
 
-    def _start_task(self, made_of: MapItem | ReduceGroup, place: Place, done: list[Instruction]) -> None:
-        instance = self._name(made_of)
-        self._running[instance] = place
-        done.append(Start(instance=instance, changes=made_of))
+    def _start_task(self, unit: MapItem | ReduceGroup, position: Position, done: list[Instruction]) -> None:
+        instance = self._name(unit)
+        self._running[instance] = position
+        done.append(Start(instance=instance, changes=unit))
 
     def _warn_of_tokens(self, group: Group, done: list[Instruction]) -> None:
         cap, budget = self._rules.max_levels, self._rules.capacity
         if group.is_final and cap is not None and group.level > cap:
             done.append(
                 Warn(
-                    text=f"max_reduce_levels {cap} is reached: the outputs have {group.weight} tokens in all, "
+                    text=f"max_reduce_levels {cap} is reached: the outputs have {group.size} tokens in all, "
                     f"more than the budget of {budget}; the final reduce runs all the same"
                 )
             )
         elif len(group.inputs) == 1:
-            done.append(WarnOversized(output=group.inputs[0], tokens=group.weight))
+            done.append(WarnOversized(output=group.inputs[0], tokens=group.size))
 
     def _pull(self, done: list[Instruction]) -> None:
         """Ask for as many items as there will be places for; one question at a time."""

@@ -25,15 +25,15 @@ def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]
         Positions per bin, bins and their contents in the order in which they were placed.
     """
     size = 1 << (len(weights) - 1).bit_length() if weights else 1
-    rooms = [budget] * (2 * size)  # the node n has the children 2n and 2n + 1; the bin b is the leaf size + b
+    free = [budget] * (2 * size)  # the node n has the children 2n and 2n + 1; the bin b is the leaf size + b
     bins: list[list[int]] = []
     for position in sorted(range(len(weights)), key=weights.__getitem__, reverse=True):  # stable, also in reverse
         weight = weights[position]
-        node = _first_with_room(rooms, size, weight) if weight <= budget else size + len(bins)
+        node = _find_first_fit(free, size, weight) if weight <= budget else size + len(bins)
         if node - size == len(bins):
             bins.append([])
         bins[node - size].append(position)
-        _take_room(rooms, node, weight)
+        _reserve(free, node, weight)
     return bins
 
 
@@ -42,21 +42,21 @@ def chunks(count: int, size: int) -> list[range]:
     return [range(start, min(start + size, count)) for start in range(0, count, size)]
 
 
-def _first_with_room(rooms: list[int], size: int, weight: int) -> int:
+def _find_first_fit(free: list[int], size: int, weight: int) -> int:
     node = 1
     while node < size:
         node *= 2
-        if rooms[node] < weight:
+        if free[node] < weight:
             node += 1
     return node
 
 
-def _take_room(rooms: list[int], node: int, weight: int) -> None:
-    rooms[node] -= weight
+def _reserve(free: list[int], node: int, weight: int) -> None:
+    free[node] -= weight
     node //= 2
     while node:
-        room = max(rooms[2 * node], rooms[2 * node + 1])
-        if room == rooms[node]:
+        most_free = max(free[2 * node], free[2 * node + 1])
+        if most_free == free[node]:
             return
-        rooms[node] = room
+        free[node] = most_free
         node //= 2

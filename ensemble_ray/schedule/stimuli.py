@@ -135,7 +135,7 @@ _RECORDED: Mapping[type[Stimulus], tuple[str, tuple[str, ...]]] = {
     Decided: ("Decided", ("gate", "verdict", "text")),
     CancelRequested: ("CancelRequested", ()),
 }
-_BY_NAME: Mapping[str, type[Stimulus]] = {name: kind for kind, (name, _) in _RECORDED.items()}
+_BY_NAME: Mapping[str, type[Stimulus]] = {name: stimulus_type for stimulus_type, (name, _) in _RECORDED.items()}
 
 
 def encode_stimulus(stimulus: Stimulus, *, more: int = 0) -> StimulusRecorded:
@@ -160,10 +160,10 @@ def decode_stimulus(fact: Fact[StimulusRecorded]) -> Stimulus | None:
     Raises:
         TypeError: it lacks a field, or has one too many.
     """
-    kind = _BY_NAME.get(fact.data.type)
-    if kind is None:
+    stimulus_type = _BY_NAME.get(fact.data.type)
+    if stimulus_type is None:
         return None
-    known = {"at": fact.at, **fact.data.fields}
-    if isinstance(key := known.pop("key", None), str):
-        known["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
-    return kind(**known)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError
+    fields = {"at": fact.at, **fact.data.fields}
+    if isinstance(key := fields.pop("key", None), str):
+        fields["instance"] = fact.name if key_of(fact.name) == key else instance_of(key)
+    return stimulus_type(**fields)  # type: ignore[arg-type]  # what a record lacks or has too much is the TypeError

@@ -13,7 +13,7 @@ from ensemble_ray.actors import spawn
 from ensemble_ray.actors.driver.remote_executor import RemoteExecutor
 from ensemble_ray.actors.driver.runtime import RayRuntime
 from ensemble_ray.actors.scheduler.scheduler import SchedulerActor
-from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.kinds import AgentTemplates
 from ensemble_ray.execute.orders import RunContext, TaskOrder, TaskResult
 from ensemble_ray.ports import EventSink
 from ensemble_ray.record.journal import MemoryJournal
@@ -58,7 +58,7 @@ class Driver:
     ) -> None:
         self.run_id = run_id or f"fed-{new_object_id()[:8]}"
         self.results: dict[str, TaskResult] = {}
-        self.kinds = Kinds()
+        self.kinds = AgentTemplates()
         self._runtime = runtime
         self._changed = asyncio.Event()
         context = RunContext(
@@ -104,7 +104,7 @@ class Driver:
             epoch=0,
             index=1,
             task=task,
-            agent_key=None if by is None else self.kinds.kind_of(by),
+            agent_key=None if by is None else self.kinds.name_of(by),
             agent_role="(deterministic)" if by is None else by.role,
             agent=by,
             input_guardrails=len(task.input_guardrails),

@@ -225,13 +225,13 @@ def test_work_of_a_managers_team_travels_beside_its_result(status: str) -> None:
     result = failed(ValueError("no")) if status == "failed" else completed(output_of("done"))
     if status == "unpicklable":
         result = completed(output_of("x", parsed_output=threading.Lock(), output_type=object))
-    report = pack_result(replace(result, delegated=team, lost_work=(trace,)))
+    report = pack_result(replace(result, delegated=team, failed_delegations=(trace,)))
     assert report.status == ("completed" if status == "completed" else "failed")
     assert [(role, unpack_output(body).raw) for role, body in report.delegated] == [("B", "B"), ("A", "A")]
-    assert report.lost_work == (trace,)
+    assert report.failed_delegations == (trace,)
     if report.failure is not None:
         found = unpack_result(report.failure)
-        assert (found.delegated, found.lost_work) == ((), ())
+        assert (found.delegated, found.failed_delegations) == ((), ())
 
 
 def test_recorded_output_of_a_worker_needs_no_task() -> None:

@@ -42,8 +42,8 @@ class DefinitionFactories:
             ValidationError: one has a context.
             Exception: what a factory raised, where a failed item ends the run.
         """
-        made = await make_maps_in_run(self._definition, items)
-        return [each if isinstance(each, FactoryFailure) else _alone(each[0]) for each in made]
+        results = await make_maps_in_run(self._definition, items)
+        return [each if isinstance(each, FactoryFailure) else _alone(each[0]) for each in results]
 
     async def reduce(self, outputs: Sequence[TaskOutput]) -> tuple[Task, Sequence[int]]:
         """Return a task that reduces these outputs, and the positions of those that it wants as context, in its order.
@@ -52,7 +52,7 @@ class DefinitionFactories:
             ValidationError: its context has others than these.
         """
         stand_ins = [_stand_in(output) for output in outputs]
-        places = {stand_in.object_id: place for place, stand_in in enumerate(stand_ins)}
+        places = {stand_in.object_id: index for index, stand_in in enumerate(stand_ins)}
         task, _ = await make_reduce_in_run(cast("MapReduceDefinition", self._definition), stand_ins)
         for entry in task.context:
             if entry.object_id not in places:

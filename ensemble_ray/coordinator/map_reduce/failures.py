@@ -38,9 +38,9 @@ class FailureLog:
 
     def add(self, failure: MapReduceFailure) -> None:
         """Count a failure, and keep it if it is among the first of its kind."""
-        kind = min(failure.level, 1)
-        self._counts[kind] += 1
-        if self._counts[kind] <= _MOST_FAILURES:
+        index = min(failure.level, 1)
+        self._counts[index] += 1
+        if self._counts[index] <= _MOST_FAILURES:
             self._first.append(failure)
 
     @property

@@ -34,7 +34,7 @@ class PulledBatch:
     indices: Sequence[int] = ()
     digests: Sequence[str] = ()
     #: whether the record has to be told
-    is_news: bool = False
+    has_unrecorded: bool = False
 
 
 class ItemBuffer:
@@ -79,26 +79,26 @@ class ItemBuffer:
         """
         pulled = await self._reader.next(count)
         first = len(self._indices)
-        taken = PulledBatch(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
+        batch = PulledBatch(count=len(pulled.items), is_exhausted=pulled.is_exhausted)
         digests: list[str] = []
         for number, entry in enumerate(pulled.items, start=first):
             item: object
             if isinstance(entry, RefusedItem):
                 index, item = entry.index, entry.item
-                taken.refused[number] = entry
+                batch.refused[number] = entry
             else:
                 index, item = entry
             self._indices.append(index)
             self._items[number] = item
             digests.append(item_digest(item))
         indices = self._indices[first:]
-        known = 0
+        recorded = 0
         if self._record is not None:
-            known = self._record.check_items(first, indices, digests)
+            recorded = self._record.check_items(first, indices, digests)
             if pulled.is_exhausted:
                 self._record.check_end(len(self._indices))
-        taken.indices, taken.digests = indices[known:], digests[known:]
-        taken.is_news = len(taken.digests) > 0 or (
+        batch.indices, batch.digests = indices[recorded:], digests[recorded:]
+        batch.has_unrecorded = len(batch.digests) > 0 or (
             pulled.is_exhausted and (self._record is None or not self._record.knows_all)
         )
-        return taken
+        return batch

@@ -71,12 +71,12 @@ class ItemLog:
         if self._is_read:
             self._came.append(what)
             self._indices.append(index)
-            self._tell()
+            self._notify_readers()
 
     def close(self) -> None:
         """Nothing comes any more."""
         self._is_over = True
-        self._tell()
+        self._notify_readers()
 
     async def free_places(self, in_flight: Callable[[], int]) -> int:
         """How many more items may be pulled, when some may: so many that no reader gets further behind than the window.
@@ -93,7 +93,7 @@ class ItemLog:
             return self.window
         return self.window - in_flight - len(self._came) + min(self._readers.values())
 
-    def _tell(self) -> None:
+    def _notify_readers(self) -> None:
         if self._readers and self._waking is None:
             self._waking = asyncio.get_running_loop().create_task(self._wake())
 
@@ -131,14 +131,14 @@ class ItemLog:
         most = min(_MOST_AT_ONCE, max(1, self.window // _PART_OF_WINDOW))
         return min(len(self._came), cursor + most)
 
-    def result(self, place: int) -> ItemResult:
+    def result(self, position: int) -> ItemResult:
         """Return the result at a place that has come; in the reader's thread, since reading it is work."""
-        came = self._came[place]
+        came = self._came[position]
         if came < 0:
             failed = _failure(self._failures.get(-1 - came))
             return ItemResult(index=failed.index, item=failed.item, error=failed, attempts=failed.attempts)
         item, output = self._store.mapped(came)
-        return ItemResult(index=self._indices[place], item=item, output=output)
+        return ItemResult(index=self._indices[position], item=item, output=output)
 
     async def leave(self, reader: int) -> None:
         """Wait for a reader no more, since it comes no more."""
@@ -166,8 +166,8 @@ class ItemStream:
         cursor = 0
         try:
             while (end := await bridge(self._log.come(id(self), cursor))) > cursor:
-                for place in range(cursor, end):
-                    yield self._log.result(place)
+                for position in range(cursor, end):
+                    yield self._log.result(position)
                 cursor = end
         finally:
             await bridge(self._log.leave(id(self)))

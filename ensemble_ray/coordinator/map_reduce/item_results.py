@@ -33,14 +33,14 @@ class ItemResultWriter:
         log: ItemLog,
         *,
         results: ResultsFile | None = None,
-        letters: DeadLetterFile | None = None,
+        dead_letters: DeadLetterFile | None = None,
         is_direct: bool = False,
     ) -> None:
         """Make one over open files; of the short-circuit, whose task is no item's, nobody hears (S-MR-82)."""
         self._is_direct = is_direct
         self._log = log
         self._results = results
-        self._letters = letters
+        self._dead_letters = dead_letters
         self._waiting: list[ItemResult | FailedItem] = []
         self._writing: asyncio.Task[None] | None = None
         self._error: BaseException | None = None
@@ -66,7 +66,7 @@ class ItemResultWriter:
         if self._is_direct:
             return
         failed = self._log.failed(index, item, error, attempts)
-        if self._letters is not None:
+        if self._dead_letters is not None:
             self._write(failed)
 
     def _write(self, what: ItemResult | FailedItem) -> None:
@@ -77,13 +77,13 @@ class ItemResultWriter:
     async def _written(self) -> None:
         try:
             while self._waiting:
-                taken, self._waiting = self._waiting, []
-                rows = [each for each in taken if isinstance(each, ItemResult)]
-                lost = [each for each in taken if isinstance(each, FailedItem)]
+                claimed, self._waiting = self._waiting, []
+                rows = [each for each in claimed if isinstance(each, ItemResult)]
+                lost = [each for each in claimed if isinstance(each, FailedItem)]
                 if rows and self._results is not None:
                     await self._results.write(rows)
-                if lost and self._letters is not None:
-                    await self._letters.write(lost)
+                if lost and self._dead_letters is not None:
+                    await self._dead_letters.write(lost)
         except Exception as error:  # noqa: BLE001  whatever it is, the run must hear of it
             self._error = error
             self.on_error(error)
@@ -111,8 +111,8 @@ class ItemResultWriter:
         await self.written()
         async with contextlib.AsyncExitStack() as stack:
             stack.callback(self._log.close)
-            if self._letters is not None:
-                stack.push_async_callback(self._letters.close)
+            if self._dead_letters is not None:
+                stack.push_async_callback(self._dead_letters.close)
             if self._results is not None:
                 stack.push_async_callback(self._results.close, is_complete=is_complete)
         if self._error is not None:

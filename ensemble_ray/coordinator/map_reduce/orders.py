@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ensemble_ray.coordinator.map_reduce.outputs import node_type
 from ensemble_ray.definition.task import Task
-from ensemble_ray.execute.kinds import Kinds
+from ensemble_ray.execute.kinds import AgentTemplates
 from ensemble_ray.execute.orders import TaskOrder
 from ensemble_ray.facts.items import AgentsJoined, GroupRecorded
 from ensemble_ray.plan.map_reduce_factories import FactoryFailure
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
     from ensemble_ray.coordinator.run_journal import RunJournal
     from ensemble_ray.values.outputs import TaskOutput
 
-__all__ = ["FailedMap", "MadeOrder", "OrderMaker"]
+__all__ = ["FailedMap", "OrderMaker", "PreparedOrder"]
 
 #: Characters that a reduce is shown of the description of what it reduces.
 _SHOWN = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MadeOrder:
+class PreparedOrder:
     """A map or reduce with its order."""
 
     level: int
     number: int
     #: what it is in the tree
-    kind: str
+    unit_type: str
     order: TaskOrder
 
     @property
@@ -100,7 +100,7 @@ class OrderMaker:
         self._journal = journal
         self._factories = factories
         self._maker = maker
-        self._kinds = Kinds()
+        self._templates = AgentTemplates()
         self._items = items
         self._store = store
         self._record = record
@@ -116,21 +116,19 @@ class OrderMaker:
             return FINAL
         return reduce_key(level, number) if level else map_key(self._items.index(number))
 
-    def instance(self, made_of: MapItem | ReduceGroup) -> str:
+    def instance(self, unit: MapItem | ReduceGroup) -> str:
         """Return the instance of a task: its key, and which attempt of the run at it this is."""
-        level, is_final = (made_of.level, made_of.is_final) if isinstance(made_of, ReduceGroup) else (0, False)
-        key = self.key(level, made_of.number, is_final=is_final)
-        return instance_of(
-            key, occurrence=0 if self._record is None else self._record.occurrence(level, made_of.number)
-        )
+        level, is_final = (unit.level, unit.is_final) if isinstance(unit, ReduceGroup) else (0, False)
+        key = self.key(level, unit.number, is_final=is_final)
+        return instance_of(key, occurrence=0 if self._record is None else self._record.occurrence(level, unit.number))
 
-    def _total(self, kind: str) -> int:
+    def _total(self, unit_type: str) -> int:
         """How many tasks a level has, as far as it is known before its last one: there is one final reduce."""
-        return self._item_count if kind == "map" else int(kind != "reduce")
+        return self._item_count if unit_type == "map" else int(unit_type != "reduce")
 
     async def maps(
         self, numbers: Mapping[str, int], is_discarded: Callable[[str], bool]
-    ) -> list[MadeOrder | FailedMap]:
+    ) -> list[PreparedOrder | FailedMap]:
         """Make the maps of items, by instance, but for those that are discarded when their turn comes.
 
         Raises:
@@ -140,24 +138,25 @@ class OrderMaker:
             wanted = [(each, number) for each, number in numbers.items() if not is_discarded(each)]
             if not wanted:
                 return []
-            given = await self._factories.maps([self._items.item(number) for _, number in wanted])
-            tasks = {place: each for place, each in zip(wanted, given, strict=True) if isinstance(each, Task)}
+            results = await self._factories.maps([self._items.item(number) for _, number in wanted])
+            tasks = {position: each for position, each in zip(wanted, results, strict=True) if isinstance(each, Task)}
             keys = [key_of(instance) for instance, _ in tasks]
-            made = await self._ready(list(tasks.values()), keys) if tasks else []
-        kind = node_type(0, is_direct=self._is_direct)
+            prepared = await self._ready(list(tasks.values()), keys) if tasks else []
+        unit_type = node_type(0, is_direct=self._is_direct)
         orders = [
-            self._order(each, instance, (0, number), kind) for (instance, number), each in zip(tasks, made, strict=True)
+            self._order(each, instance, (0, number), unit_type)
+            for (instance, number), each in zip(tasks, prepared, strict=True)
         ]
         failed = (
             FailedMap(instance=instance, number=number, error=each.error)
-            for (instance, number), each in zip(wanted, given, strict=True)
+            for (instance, number), each in zip(wanted, results, strict=True)
             if isinstance(each, FactoryFailure)
         )
         return [*orders, *failed]
 
     async def reduce(
         self, group: ReduceGroup, instance: str, is_discarded: Callable[[str], bool]
-    ) -> list[MadeOrder | FailedMap]:
+    ) -> list[PreparedOrder | FailedMap]:
         """Make the reduce of a group, unless it is discarded when its turn comes.
 
         Raises:
@@ -173,40 +172,46 @@ class OrderMaker:
                 return []
             outputs = [self._store.output(*each) for each in group.inputs]
             task, wanted = await self._factories.reduce(outputs)
-            (made,) = await self._ready([task], [key])
-        kind = node_type(level, is_final=group.is_final)
+            (prepared,) = await self._ready([task], [key])
+        unit_type = node_type(level, is_final=group.is_final)
         shown = [_shorten(outputs[position]) for position in wanted]
-        return [self._order(made, instance, (level, number), kind, context=shown)]
+        return [self._order(prepared, instance, (level, number), unit_type, context=shown)]
 
     async def _ready(self, tasks: Sequence[Task], keys: Sequence[str]) -> list[ReadyTask]:
         """Make tasks ready; put what was asked of a model for that on record, and who will do them."""
         try:
-            made = await self._maker.ready(tasks, keys)
+            prepared = await self._maker.ready(tasks, keys)
         finally:
-            if asked := self._maker.taken_facts():
+            if asked := self._maker.claim_facts():
                 await self._journal.append(*asked, until=Until.WRITTEN)
-        if fresh := self._store.meet([each.agent for each in made if each.agent is not None]):
+        if fresh := self._store.meet([each.agent for each in prepared if each.agent is not None]):
             await self._journal.append(self._journal.fact(RUN, AgentsJoined.of(fresh)))
-        return made
+        return prepared
 
     def _order(
-        self, made: ReadyTask, instance: str, place: tuple[int, int], kind: str, *, context: Sequence[TaskOutput] = ()
-    ) -> MadeOrder:
-        (level, number), task = place, made.task
+        self,
+        prepared: ReadyTask,
+        instance: str,
+        position: tuple[int, int],
+        unit_type: str,
+        *,
+        context: Sequence[TaskOutput] = (),
+    ) -> PreparedOrder:
+        (level, number), task = position, prepared.task
         order = TaskOrder(
             run_id=self._journal.run_id,
-            key=made.key,
+            key=prepared.key,
             instance=instance,
             epoch=self._journal.epoch,
             index=number + 1,
             task=task,
-            agent_key=None if made.agent is None else self._kinds.kind_of(made.agent),
-            agent_role=made.agent_role,
-            agent=made.agent,
-            total_tasks=self._total(kind),
+            agent_key=None if prepared.agent is None else self._templates.name_of(prepared.agent),
+            agent_role=prepared.agent_role,
+            agent=prepared.agent,
+            total_tasks=self._total(unit_type),
             context=tuple(context),
-            is_streaming=made.is_streaming,
+            is_streaming=prepared.is_streaming,
             input_guardrails=len(task.input_guardrails),
             output_guardrails=len(task.output_guardrails),
         )
-        return MadeOrder(level=level, number=number, kind=kind, order=order)
+        return PreparedOrder(level=level, number=number, unit_type=unit_type, order=order)

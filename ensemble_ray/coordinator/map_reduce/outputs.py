@@ -40,7 +40,7 @@ def node_type(level: int, *, is_final: bool = False, is_direct: bool = False) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Body:
+class _Payload:
     """What is kept of one task: its output, which has its trace, or the trace alone where it gave none."""
 
     output: TaskOutput | None
@@ -96,21 +96,21 @@ class MapReduceOutputs:
         self._met = NumberSet()
         self._recorded_agents = NumberSet()
         #: what cannot be pickled stays here: inline, anything may be an output
-        self._held: list[_Body] = []
+        self._held: list[_Payload] = []
 
     # What comes in.
 
-    def keep(self, level: int, number: int, output: TaskOutput, kind: str, *, item: object = None) -> TaskOutput:
+    def keep(self, level: int, number: int, output: TaskOutput, unit_type: str, *, item: object = None) -> TaskOutput:
         """Keep an output; gives it with its trace annotated."""
-        trace = self._annotated(output.trace, kind, level)
+        trace = self._annotated(output.trace, unit_type, level)
         output = output.model_copy(update={"trace": trace})
         self._tool_calls += output.tool_call_count
         self._put((level, number), output=output, trace=trace, item=item)
         return output
 
-    def lose(self, level: int, number: int, trace: TaskTrace | None, kind: str, *, item: object = None) -> None:
+    def lose(self, level: int, number: int, trace: TaskTrace | None, unit_type: str, *, item: object = None) -> None:
         """Keep what a task did that gave no output (S-MR-105)."""
-        trace = self._annotated(trace, kind, level)
+        trace = self._annotated(trace, unit_type, level)
         self._put((level, number), output=None, trace=trace, item=item)
 
     def meet(self, agents: Sequence[Agent]) -> list[AgentSummary]:
@@ -139,22 +139,22 @@ class MapReduceOutputs:
 
     def _put(
         self,
-        place: tuple[int, int],
+        position: tuple[int, int],
         *,
         output: TaskOutput | None,
         trace: TaskTrace | None,
         item: object,
     ) -> None:
-        level, number = place
-        body = _Body(
+        level, number = position
+        payload = _Payload(
             output=output,
             trace=trace if output is None else None,
             item=item if self._keeps_items else None,
         )
         try:
-            packed = pickle.dumps(body, protocol=5)
+            packed = pickle.dumps(payload, protocol=5)
         except Exception:  # noqa: BLE001  pickle raises whatever the object's own methods do
-            self._held.append(body)
+            self._held.append(payload)
             packed = pickle.dumps(len(self._held) - 1)
         slot = self._spool.put(packed)
         while len(self._levels) <= level:
@@ -164,14 +164,14 @@ class MapReduceOutputs:
             self._metrics.add(trace.with_workers())
 
     @staticmethod
-    def _annotated(trace: TaskTrace | None, kind: str, level: int) -> TaskTrace | None:
-        return None if trace is None else trace.model_copy(update={"node_type": kind, "map_reduce_level": level})
+    def _annotated(trace: TaskTrace | None, unit_type: str, level: int) -> TaskTrace | None:
+        return None if trace is None else trace.model_copy(update={"node_type": unit_type, "map_reduce_level": level})
 
     # What is asked.
 
     def output(self, level: int, number: int) -> TaskOutput:
         """One output."""
-        return _output_of(self._body(level, number))
+        return _output_of(self._payload(level, number))
 
     def has(self, level: int, number: int) -> bool:
         """Whether that task gave an output."""
@@ -179,8 +179,8 @@ class MapReduceOutputs:
 
     def mapped(self, number: int) -> tuple[object, TaskOutput]:
         """Return the item of a map that is done, None where items are not kept, and its output."""
-        body = self._body(0, number)
-        return body.item, _output_of(body)
+        payload = self._payload(0, number)
+        return payload.item, _output_of(payload)
 
     @property
     def last(self) -> tuple[int, int] | None:
@@ -236,11 +236,11 @@ class MapReduceOutputs:
         """Tool calls of all tasks that gave an output."""
         return self._tool_calls
 
-    def _body(self, level: int, number: int) -> _Body:
+    def _payload(self, level: int, number: int) -> _Payload:
         return self._opened(self._spool.get(self._levels[level].slots[number]))
 
-    def _opened(self, packed: bytes) -> _Body:
-        found: _Body | int = pickle.loads(packed)  # noqa: S301  our own temporary file, which nobody else can open
+    def _opened(self, packed: bytes) -> _Payload:
+        found: _Payload | int = pickle.loads(packed)  # noqa: S301  our own temporary file, which nobody else can open
         return self._held[found] if isinstance(found, int) else found
 
 
@@ -248,9 +248,9 @@ def _hash_of(summary: AgentSummary) -> int:
     return hash(summary) & (1 << 64) - 1
 
 
-def _output_of(body: _Body) -> TaskOutput:
-    return cast("TaskOutput", body.output)
+def _output_of(payload: _Payload) -> TaskOutput:
+    return cast("TaskOutput", payload.output)
 
 
-def _trace_of(body: _Body) -> TaskTrace:
-    return cast("TaskTrace", body.trace if body.output is None else body.output.trace)
+def _trace_of(payload: _Payload) -> TaskTrace:
+    return cast("TaskTrace", payload.trace if payload.output is None else payload.output.trace)

@@ -90,8 +90,12 @@ class TaskMaker:
         resolved = ResolvedTasks(
             tasks=filled, keys=tuple(keys), inputs=self._inputs, workflow=Workflow.PARALLEL, models=self._models
         )
-        made = await synthesize_agents(resolved, ensemble, recorded=None if self._recorded is None else self._dressed)
-        planned = plan_run(ensemble, resolved, {task: held(self._definition, agent) for task, agent in made.items()})
+        synthesized = await synthesize_agents(
+            resolved, ensemble, recorded=None if self._recorded is None else self._dressed
+        )
+        planned = plan_run(
+            ensemble, resolved, {task: held(self._definition, agent) for task, agent in synthesized.items()}
+        )
         return [
             ReadyTask(
                 key=node.key,
@@ -103,10 +107,10 @@ class TaskMaker:
             for node in planned.plan.nodes
         ]
 
-    def taken_facts(self) -> list[Fact]:
+    def claim_facts(self) -> list[Fact]:
         """Return what is to be put on record of the model calls that made agents, once."""
-        taken, self._facts = self._facts, []
-        return taken
+        claimed, self._facts = self._facts, []
+        return claimed
 
     def _dressed(self, name: str, model: ChatModel) -> ChatModel:
         return model if self._recorded is None else self._recorded(name, model, self._facts.append)

@@ -22,7 +22,7 @@ from ensemble_ray.coordinator.ports import Opening
 from ensemble_ray.errors import BudgetExhaustedError, RecordError, StaleEpochError, ValidationError
 from ensemble_ray.errors.provider import is_refusal
 from ensemble_ray.errors.texts import brief, message_of
-from ensemble_ray.execute.exits import exhaustion_told
+from ensemble_ray.execute.exits import describe_exhaustion
 from ensemble_ray.facts.items import ItemsRecorded
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.schedule.instructions import CountTokens, MapItem, PullItems, ReduceGroup, Warn, WarnLeftOut
@@ -32,7 +32,7 @@ from ensemble_ray.values.outputs import ExitReason, TaskOutput
 
 if TYPE_CHECKING:
     from ensemble_ray.coordinator.map_reduce.item_buffer import ItemBuffer
-    from ensemble_ray.coordinator.map_reduce.orders import MadeOrder, OrderMaker
+    from ensemble_ray.coordinator.map_reduce.orders import OrderMaker, PreparedOrder
     from ensemble_ray.coordinator.map_reduce.outputs import MapReduceOutputs
     from ensemble_ray.coordinator.map_reduce.ports import ItemResults, RecordedTasks
     from ensemble_ray.coordinator.ports import TaskReporter
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from ensemble_ray.definition.map_reduce import MapDefinition
     from ensemble_ray.execute.orders import TaskOrder, TaskResult
     from ensemble_ray.facts.fact import Fact
-    from ensemble_ray.schedule.instructions import End, Place, Question, Start, WarnOversized
+    from ensemble_ray.schedule.instructions import End, Position, Question, Start, WarnOversized
     from ensemble_ray.schedule.source import Source
     from ensemble_ray.schedule.stimuli import Stimulus
 
@@ -75,7 +75,7 @@ class MapReduceTasks:
         self._reporter: TaskReporter[TaskOrder]
         self._started_at = journal.now()
         #: tasks that an executor has, by instance
-        self._in_flight: dict[str, MadeOrder] = {}
+        self._in_flight: dict[str, PreparedOrder] = {}
         #: tasks that were stopped before an executor had them
         self._discarded: set[str] = set()
         #: outputs whose tokens the user's estimator is asked for
@@ -113,7 +113,7 @@ class MapReduceTasks:
             failed_maps=self._failures.failed_maps,
             cause=self._cause,
             refusal=self._refusal,
-            warning="" if self._spent is None else exhaustion_told((self._spent,)),
+            warning="" if self._spent is None else describe_exhaustion((self._spent,)),
         )
 
     def leave(self) -> None:
@@ -167,14 +167,14 @@ class MapReduceTasks:
     async def _pull(self, count: int) -> ItemsPulled:
         items = self._parts.items
         places = await self._parts.results.free_places(lambda: items.in_flight)
-        taken = await items.pull(min(count, places))
+        batch = await items.pull(min(count, places))
         now = self._journal.now()
-        if taken.is_news:
-            data = ItemsRecorded.of(taken.indices, taken.digests, are_all=taken.is_exhausted)
+        if batch.has_unrecorded:
+            data = ItemsRecorded.of(batch.indices, batch.digests, are_all=batch.is_exhausted)
             await self._journal.append(self._journal.fact(RUN, data, now))
-        for number, entry in taken.refused.items():
+        for number, entry in batch.refused.items():
             self._lose_item(number, entry.text, entry.error, now)
-        return ItemsPulled(count=taken.count, is_exhausted=taken.is_exhausted, refused=tuple(taken.refused))
+        return ItemsPulled(count=batch.count, is_exhausted=batch.is_exhausted, refused=tuple(batch.refused))
 
     def _lose_item(self, number: int, about: str, error: BaseException, now: float) -> None:
         """Fail the map of an item before it begins: its line is no item (S-MR-125), or its factory raised (S-MR-154)."""
@@ -188,14 +188,14 @@ class MapReduceTasks:
         record = self._record
         if record is None:
             return ()
-        level, number = place = _place_of(start)
+        level, number = position = _position_of(start)
         if self._parts.store.has(level, number):
             output = self._parts.store.output(level, number)
             if not level:
                 items = self._parts.items
                 self._parts.results.completed(number, items.index(number), items.item(number), output)
             is_final = isinstance(start.changes, ReduceGroup) and start.changes.is_final
-            return (self._complete(start.instance, place, output, is_final=is_final),)
+            return (self._complete(start.instance, position, output, is_final=is_final),)
         failure = record.failure(level, number)
         if failure is None:
             return ()
@@ -215,10 +215,10 @@ class MapReduceTasks:
                 maps.append(start)
         for first in range(0, len(maps), _BATCH):
             batch = maps[first : first + _BATCH]
-            numbers = {start.instance: _place_of(start)[1] for start in batch}
+            numbers = {start.instance: _position_of(start)[1] for start in batch}
             self._background.start(self._make(batch, self._orders.maps(numbers, self._is_discarded)))
 
-    async def _make(self, starts: Sequence[Start], making: Awaitable[list[MadeOrder | FailedMap]]) -> None:
+    async def _make(self, starts: Sequence[Start], making: Awaitable[list[PreparedOrder | FailedMap]]) -> None:
         """Make orders and submit them; where they cannot be made, nobody else will report anything of them."""
         try:
             self._submit(await making)
@@ -235,19 +235,21 @@ class MapReduceTasks:
             now = self._journal.now()
             self._reporter.notify(*(Failed(at=now, instance=start.instance, ends_run=True) for start in starts))
 
-    def _submit(self, results: Sequence[MadeOrder | FailedMap]) -> None:
+    def _submit(self, results: Sequence[PreparedOrder | FailedMap]) -> None:
         orders: list[TaskOrder] = []
-        for made in results:
-            if self._is_discarded(made.instance):
+        for prepared in results:
+            if self._is_discarded(prepared.instance):
                 continue
-            if isinstance(made, FailedMap):
+            if isinstance(prepared, FailedMap):
                 now = self._journal.now()
-                self._why[made.instance] = f": {brief(message_of(made.error))}"
-                self._lose_item(made.number, f"Item {self._parts.items.index(made.number)}", made.error, now)
-                self._reporter.notify(Failed(at=now, instance=made.instance))
+                self._why[prepared.instance] = f": {brief(message_of(prepared.error))}"
+                self._lose_item(
+                    prepared.number, f"Item {self._parts.items.index(prepared.number)}", prepared.error, now
+                )
+                self._reporter.notify(Failed(at=now, instance=prepared.instance))
             else:
-                self._in_flight[made.instance] = made
-                orders.append(made.order)
+                self._in_flight[prepared.instance] = prepared
+                orders.append(prepared.order)
         if orders:
             self._reporter.submit(orders)
 
@@ -266,22 +268,26 @@ class MapReduceTasks:
         Raises:
             RecordError, StaleEpochError: its facts could not be written, or are somebody else's now.
         """
-        made = self._in_flight.pop(result.instance)
-        level, number, error = made.level, made.number, result.error
+        prepared = self._in_flight.pop(result.instance)
+        level, number, error = prepared.level, prepared.number, result.error
         store, item = self._parts.store, None if level else self._parts.items.item(number)
         if result.status == "completed" and result.output is not None:
-            output = store.keep(level, number, result.output, made.kind, item=item)
+            output = store.keep(level, number, result.output, prepared.unit_type, item=item)
             if not level:
                 self._parts.results.completed(number, self._parts.items.index(number), item, output)
-            return (self._complete(made.instance, (level, number), output, is_final=made.kind == "final-reduce"),)
-        store.lose(level, number, result.trace, made.kind, item=item)
-        stimulus = self._lose(made, result, error)
+            return (
+                self._complete(
+                    prepared.instance, (level, number), output, is_final=prepared.unit_type == "final-reduce"
+                ),
+            )
+        store.lose(level, number, result.trace, prepared.unit_type, item=item)
+        stimulus = self._lose(prepared, result, error)
         if not level:
             self._parts.items.done(number)
         return (stimulus,)
 
-    def _complete(self, instance: str, place: Place, output: TaskOutput, *, is_final: bool) -> Completed:
-        level, number = place
+    def _complete(self, instance: str, position: Position, output: TaskOutput, *, is_final: bool) -> Completed:
+        level, number = position
         if not level:
             self._parts.items.done(number)
         tokens = 0 if is_final else self._token_counts.count(output)  # a final one comes together with nothing
@@ -289,25 +295,25 @@ class MapReduceTasks:
             self._uncounted[instance] = output
         return Completed(at=output.completed_at.timestamp(), instance=instance, output_tokens=tokens)
 
-    def _lose(self, made: MadeOrder, result: TaskResult, error: BaseException | None) -> Stimulus:
-        instance = made.instance
+    def _lose(self, prepared: PreparedOrder, result: TaskResult, error: BaseException | None) -> Stimulus:
+        instance = prepared.instance
         match result.status:
             case "failed" if isinstance(error, RecordError | StaleEpochError):
                 raise error
-            case "failed" if error is not None and is_refusal(error) and made.order.task.handler is None:
-                self._refusal = self._refusal or failure_of(made.level, made.order, result, error)
+            case "failed" if error is not None and is_refusal(error) and prepared.order.task.handler is None:
+                self._refusal = self._refusal or failure_of(prepared.level, prepared.order, result, error)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed" if isinstance(error, ValidationError):
                 self._cause = self._cause or error  # what a factory gave cannot be done (S-SET-38)
                 return Failed(at=result.at, instance=instance, ends_run=True)
             case "failed":
                 failure = failure_of(
-                    made.level, made.order, result, error or RuntimeError("task failed without an error")
+                    prepared.level, prepared.order, result, error or RuntimeError("task failed without an error")
                 )
                 self._why[instance] = f": {brief(message_of(failure.error))}"
                 self._failures.add(failure)
-                if not made.level:
-                    self._note_failed_item(made.number, failure.error, attempts=result.attempts)
+                if not prepared.level:
+                    self._note_failed_item(prepared.number, failure.error, attempts=result.attempts)
                 return Failed(at=result.at, instance=instance)
             case "exited":
                 self._spent = self._spent or (error if isinstance(error, BudgetExhaustedError) else None)
@@ -320,7 +326,7 @@ class MapReduceTasks:
         self._parts.results.failed(items.index(number), items.done(number), error, attempts)
 
 
-def _place_of(start: Start) -> Place:
+def _position_of(start: Start) -> Position:
     """Return the place of a task that is to be made of an item or a group."""
     match start.changes:
         case MapItem():

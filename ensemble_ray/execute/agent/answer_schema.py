@@ -35,21 +35,21 @@ _SCALARS = frozenset({"string", "number", "integer", "boolean", "null"})
 
 
 @lru_cache(maxsize=256)
-def answer_schema(kind: Hashable) -> JsonSchema | None:
+def answer_schema(output_type: Hashable) -> JsonSchema | None:
     """Return the schema of a type's JSON; None where an endpoint cannot be held to it (S-OUT-46).
 
     Args:
-        kind: Whatever a task's `output_type` may be.
+        output_type: Whatever a task's `output_type` may be.
     """
     try:
-        generated: Node = adapter_of(kind).json_schema(schema_generator=_Generator)
+        generated: Node = adapter_of(output_type).json_schema(schema_generator=_Generator)
         root = _root(generated)
     except Exception as error:  # noqa: BLE001  a type's own hooks may raise anything; the prompt asks for it all the same
-        _log.debug("No JSON schema for %s: %s", _name(kind), error)
+        _log.debug("No JSON schema for %s: %s", _name(output_type), error)
         return None
     if root.get("type") != "object":
         return None
-    return JsonSchema(name=_name(kind), schema=root, strict=_is_strict(root))
+    return JsonSchema(name=_name(output_type), schema=root, strict=_is_strict(root))
 
 
 class _Generator(GenerateJsonSchema):
@@ -67,8 +67,8 @@ class _Generator(GenerateJsonSchema):
         """Quiet: what cannot be said of defaults and the like is left out here anyway."""
 
 
-def _name(kind: object) -> str:
-    name = kind.__name__ if isinstance(kind, type) else str(kind)
+def _name(output_type: object) -> str:
+    name = output_type.__name__ if isinstance(output_type, type) else str(output_type)
     return _NOT_IN_NAMES.sub("_", name)[:_LONGEST_NAME] or "answer"
 
 
@@ -128,5 +128,5 @@ def _is_strict(node: Node) -> bool:
             return is_whole and all(map(_is_strict, fields.values()))
         case "array":
             return "prefixItems" not in node and "items" in node and _is_strict(node["items"])
-        case kind:
-            return isinstance(kind, str) and kind in _SCALARS and "allOf" not in node
+        case name:
+            return isinstance(name, str) and name in _SCALARS and "allOf" not in node

@@ -84,7 +84,7 @@ class Attempts:
                     response = await send()
                 except BaseException as error:
                     fault = fault_of(error)
-                    _tell(visit, error, fault)
+                    _notify(visit, error, fault)
                     delay_s = None if fault is None or has_begun() else self._delay(policy, fault, left_s)
                     if fault is None or delay_s is None:
                         raise
@@ -137,14 +137,14 @@ async def _waited(visit: Visit, patience_s: float, last: BaseException | None) -
         raise is_open from last
 
 
-def _tell(visit: Visit | None, error: BaseException, fault: Fault | None) -> None:
+def _notify(visit: Visit | None, error: BaseException, fault: Fault | None) -> None:
     """Let the endpoint's breaker and limit know what came of an attempt."""
     if visit is None:
         return
     if fault is None:
         # A refusal shows that somebody is there; a cancelled call shows nothing, nor does a mistake in a model's code.
-        known = visit.left if status_of(error) is None else visit.answered
-        known()
+        report = visit.left if status_of(error) is None else visit.answered
+        report()
     elif fault.is_refusal_for_now:
         visit.refused()
     else:

@@ -135,7 +135,7 @@ class AgentLoop:
                 case CallModel():
                     response = await self._models.call(machine.messages, tools.specs, step.turn)
                     step = machine.handle(ModelAnswered(response=response))
-                    self._models.settle(machine.messages, is_final=isinstance(step, Finish))
+                    self._models.capture_answer(machine.messages, is_final=isinstance(step, Finish))
                     self._models.accept()
                 case CallTools():
                     self._effects.tool_call_count = machine.tool_call_count
@@ -195,7 +195,7 @@ class AgentLoop:
             self._log_lines(machine)
             answer = await self._models.correct(self._system_prompt, prompt, len(self._effects.models))
             self._latest = answer or ""
-            machine.told(answer)
+            machine.accept(answer)
         self._log_lines(machine)
         return machine.result()
 

@@ -88,7 +88,7 @@ class ModelCalls:
         self.begin_anew()
         self._started(messages, turn)
         response = await self._ask(messages, (), turn, stream=None)
-        self.settle((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
+        self.capture_answer((*messages, ChatMessage(role="assistant", content=response.text)), is_final=True)
         self.accept()
         return response.text
 
@@ -96,7 +96,7 @@ class ModelCalls:
         """Compute the next request's digest of its whole conversation: messages in its middle may have changed."""
         self._digest, self._digested = hashlib.sha256(), 0
 
-    def settle(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
+    def capture_answer(self, messages: Sequence[ChatMessage], *, is_final: bool) -> None:
         """Say what the last answer was, and capture the conversation as it stands now (S-CAP-11)."""
         effect = self._effects.models[-1]
         effect.is_final = is_final
@@ -171,7 +171,7 @@ class ModelCalls:
             effect = effect_of(recorded.data)
             self._scope.effects.retry_count += effect.retries
         else:
-            await self._settle_record()
+            await self._await_record()
             effect = await self._whole(name, messages, tools, stream)
             await self._record(name, request_digest, effect)
         self._effects.models.append(effect)
@@ -229,8 +229,8 @@ class ModelCalls:
         spending, request = self._scope.ports.spending, None
         send = attempt
         if spending is not None:
-            kind = self._order.agent_key or self._order.agent_role
-            request = spending.request(kind, self._model, messages, tools)
+            template = self._order.agent_key or self._order.agent_role
+            request = spending.request(template, self._model, messages, tools)
             send = partial(request.send, attempt)
         try:
             response = await self._attempts.answer(send, lambda: bool(pieces))
@@ -259,7 +259,7 @@ class ModelCalls:
         until = Until.WRITTEN if is_last else Until.TAKEN
         await self._scope.note(name, answer_of(request_digest, effect), until=until)
 
-    async def _settle_record(self) -> None:
+    async def _await_record(self) -> None:
         """Wait for the last answer's fact where no fact of a tool was waited for since, as when all calls were refused."""
         if self._is_underway and all(tool.outcome in _WITHOUT_FACTS for tool in self._effects.models[-1].tools):
             await self._scope.ports.journal.append((), epoch=self._order.epoch, until=Until.WRITTEN)
@@ -325,15 +325,15 @@ class ModelCalls:
         _log.warning("Model %s cannot stream; running without streaming", type(self._model).__name__)
         return None
 
-    def _structured_form(self, kind: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
+    def _structured_form(self, output_type: type[object] | None) -> tuple[StructuredChatModel, JsonSchema] | None:
         """Whom to hold to which schema where no tools are offered and nothing is streamed (S-OUT-40, S-OUT-41)."""
-        if kind is None or not isinstance(self._model, StructuredChatModel):
+        if output_type is None or not isinstance(self._model, StructuredChatModel):
             return None
         from ensemble_ray.execute.agent.answer_schema import (
             answer_schema,  # loads pydantic's generator: typed tasks pay
         )
 
-        schema = answer_schema(cast("Hashable", kind))
+        schema = answer_schema(cast("Hashable", output_type))
         return None if schema is None else (self._model, schema)
 
     def _failure(self, error: BaseException, *, is_streaming: bool) -> AgentExecutionError:

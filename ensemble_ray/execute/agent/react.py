@@ -112,8 +112,8 @@ class ReactMachine:
             return Finish(text=response.text)
         self._asked = tuple(response.tool_calls)
         self.messages.append(ChatMessage(role="assistant", content=response.text, tool_calls=self._asked))
-        room = max(0, self._max_iterations - self._requests)
-        self._allowed = min(room, len(self._asked))
+        remaining = max(0, self._max_iterations - self._requests)
+        self._allowed = min(remaining, len(self._asked))
         stopped = self._asked[self._allowed :][: MAX_STOPS - self._stops]
         self._requests += self._allowed + len(stopped)
         self._stops += len(stopped)

@@ -72,7 +72,7 @@ class RecordedModel:
         name: str,
         keep: Callable[[Fact], object],
         *,
-        known: Sequence[Fact[ModelAnswered]] = (),
+        recorded: Sequence[Fact[ModelAnswered]] = (),
         spending: Spending | None = None,
     ) -> None:
         """Make one.
@@ -82,21 +82,21 @@ class RecordedModel:
             run_id: The run's id.
             name: The name of its facts.
             keep: Takes them.
-            known: The answers that the record has of a run that goes on, in the order of the calls.
+            recorded: The answers that the record has of a run that goes on, in the order of the calls.
             spending: What may be spent for others; None: as much as it likes.
         """
         self._model = model
         self._run_id = run_id
         self._name = name
         self._keep = keep
-        self._known = iter(known)
+        self._recorded = iter(recorded)
         self._spending = spending
 
     async def chat(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec] = ()) -> ChatResponse:
         """Ask the model and note its answer; one that is recorded is given instead."""
-        known = next(self._known, None)
-        if known is not None:
-            return effect_of(require_usable(known).data).response
+        fact = next(self._recorded, None)
+        if fact is not None:
+            return effect_of(require_usable(fact).data).response
         started_at = 0.0
 
         async def ask() -> ChatResponse:

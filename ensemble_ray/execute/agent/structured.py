@@ -85,7 +85,7 @@ def extract_json(raw: str | None) -> str | None:
     return None if found is None else text[found.start : found.end]
 
 
-def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
+def parse_output(raw: str | None, output_type: type[T]) -> ParseResult[T]:
     """Parse a model's answer as an object of that type.
 
     Unknown properties are ignored unless the type itself forbids them (S-OUT-22). A bare JSON scalar is accepted
@@ -93,7 +93,7 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
 
     Args:
         raw: The answer.
-        kind: Any type that pydantic can validate.
+        output_type: Any type that pydantic can validate.
     """
     text = (raw or "").strip()
     if not text:
@@ -101,25 +101,25 @@ def parse_output(raw: str | None, kind: type[T]) -> ParseResult[T]:
     found = extract_json(text)
     try:
         # Without an object or array the whole text may still be a bare scalar (S-OUT-21).
-        value = adapter_of(cast("Hashable", kind)).validate_json(whole_json(found or text))
+        value = adapter_of(cast("Hashable", output_type)).validate_json(whole_json(found or text))
     except pydantic.ValidationError as error:
         if found is None:
             shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "..."
             return ParseResult(error_message=f"Could not find valid JSON in response: {shown}")
-        return ParseResult(error_message=f"JSON could not be deserialized as {_name(kind)}: {_detail(error)}")
+        return ParseResult(error_message=f"JSON could not be deserialized as {_name(output_type)}: {_detail(error)}")
     return ParseResult(value=cast("T", value))
 
 
-def restore_output(data: object, kind: type[T]) -> ParseResult[T]:
+def restore_output(data: object, output_type: type[T]) -> ParseResult[T]:
     """Restore an object of that type from recorded JSON data.
 
     Args:
         data: What the record holds.
-        kind: Any type that pydantic can validate.
+        output_type: Any type that pydantic can validate.
     """
     try:
         # By its JSON text: strict types accept there what they refuse as Python data, dates and enums for example.
-        value = adapter_of(cast("Hashable", kind)).validate_json(adapter_of(object).dump_json(whole_data(data)))
+        value = adapter_of(cast("Hashable", output_type)).validate_json(adapter_of(object).dump_json(whole_data(data)))
     except (ValueError, RecursionError, pydantic.errors.PydanticUserError) as error:
         return ParseResult(error_message=_detail(error) if isinstance(error, pydantic.ValidationError) else str(error))
     return ParseResult(value=cast("T", value))
@@ -160,7 +160,7 @@ class StructuredMachine:
         if task.output_type is None:
             msg = f"Task '{task.description[:80]}' has no output_type; there is nothing to parse"
             raise IllegalStateError(msg)
-        self._kind: type[object] = task.output_type
+        self._output_type: type[object] = task.output_type
         self._description = task.description
         self._agent_role = agent_role
         self._attempts = 1 + max(0, task.max_output_retries)
@@ -174,9 +174,9 @@ class StructuredMachine:
         """Return the correction prompt of the next attempt; None when nothing is left to ask."""
         if self._parsed.is_success or len(self._errors) >= self._attempts:
             return None
-        return correction_prompt(self._kind, problem=self._errors[-1], response=self._response)
+        return correction_prompt(self._output_type, problem=self._errors[-1], response=self._response)
 
-    def told(self, response: str | None) -> None:
+    def accept(self, response: str | None) -> None:
         """Take the answer to the last prompt.
 
         Raises:
@@ -201,12 +201,12 @@ class StructuredMachine:
             raise IllegalStateError(msg)
         text = (
             f"Structured output parsing failed for task '{self._description[:80]}' "
-            f"after {self._attempts} attempt(s). Expected type: {_name(self._kind)}"
+            f"after {self._attempts} attempt(s). Expected type: {_name(self._output_type)}"
         )
         raise OutputParsingError(
             text,
             self._response,
-            self._kind,
+            self._output_type,
             tuple(self._errors),
             self._attempts,
             self._description,
@@ -220,7 +220,7 @@ class StructuredMachine:
 
     def _judge(self, response: str | None) -> None:
         self._response = response or ""
-        self._parsed = parse_output(self._response, self._kind)
+        self._parsed = parse_output(self._response, self._output_type)
         attempt = f"attempt {len(self._errors) + 1}/{self._attempts}"
         whose = f"Agent '{self._agent_role}': structured output"
         if self._parsed.error_message is None:
@@ -249,5 +249,5 @@ def _detail(error: pydantic.ValidationError) -> str:
     return "; ".join(parts)
 
 
-def _name(kind: type[object]) -> str:
-    return kind.__name__ if isinstance(kind, type) else str(kind)
+def _name(output_type: type[object]) -> str:
+    return output_type.__name__ if isinstance(output_type, type) else str(output_type)

@@ -21,45 +21,47 @@ _NEEDS_BACKPORT = sys.version_info < (3, 12)
 
 
 @functools.lru_cache(maxsize=256)
-def adapter_of(kind: Hashable) -> pydantic.TypeAdapter[object]:
+def adapter_of(annotation: Hashable) -> pydantic.TypeAdapter[object]:
     """Return the adapter of a type; building one costs a hundred parses.
 
     Raises:
         pydantic.errors.PydanticUserError: pydantic can make nothing of the type.
     """
-    return pydantic.TypeAdapter(typing.cast("type[object]", _readable(kind, ()) if _NEEDS_BACKPORT else kind))
+    return pydantic.TypeAdapter(
+        typing.cast("type[object]", _readable(annotation, ()) if _NEEDS_BACKPORT else annotation)
+    )
 
 
-def _readable(kind: typing.Any, within: tuple[object, ...]) -> typing.Any:
+def _readable(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
     """Return the type with its `typing.TypedDict`s as the backport's; `within` are those that it stands in."""
-    if typing.is_typeddict(kind):
+    if typing.is_typeddict(annotation):
         # One of the backport's is fine, and one that holds itself is for pydantic to judge.
-        is_old = type(kind).__module__ == "typing" and kind not in within
-        return _backported(kind, within) if is_old else kind
-    arguments = typing.get_args(kind)
+        is_old = type(annotation).__module__ == "typing" and annotation not in within
+        return _backported(annotation, within) if is_old else annotation
+    arguments = typing.get_args(annotation)
     changed = tuple(_readable(argument, within) for argument in arguments)
     if all(new is old for new, old in zip(changed, arguments, strict=True)):
-        return kind
-    origin: typing.Any = typing.get_origin(kind)
+        return annotation
+    origin: typing.Any = typing.get_origin(annotation)
     if origin is types.UnionType:
         return functools.reduce(operator.or_, changed)
-    if origin is typing.Annotated or not hasattr(kind, "copy_with"):
+    if origin is typing.Annotated or not hasattr(annotation, "copy_with"):
         return origin[changed]
-    return kind.copy_with(changed)
+    return annotation.copy_with(changed)
 
 
-def _backported(kind: typing.Any, within: tuple[object, ...]) -> typing.Any:
+def _backported(annotation: typing.Any, within: tuple[object, ...]) -> typing.Any:
     import typing_extensions  # pydantic's own dependency; only types of this kind need it here
 
     fields: dict[str, object] = {}
-    for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-        field = _readable(hint, (*within, kind))
+    for name, hint in typing.get_type_hints(annotation, include_extras=True).items():
+        field = _readable(hint, (*within, annotation))
         says_so = typing.get_origin(hint) in {typing.Required, typing.NotRequired}
-        fields[name] = field if says_so or name in kind.__required_keys__ else typing.NotRequired[field]
+        fields[name] = field if says_so or name in annotation.__required_keys__ else typing.NotRequired[field]
     make: typing.Any = typing_extensions.TypedDict
-    made = make(kind.__name__, fields)
-    made.__module__, made.__doc__ = kind.__module__, kind.__doc__
-    config: object = getattr(kind, "__pydantic_config__", None)
+    rebuilt = make(annotation.__name__, fields)
+    rebuilt.__module__, rebuilt.__doc__ = annotation.__module__, annotation.__doc__
+    config: object = getattr(annotation, "__pydantic_config__", None)
     if config is not None:
-        made.__pydantic_config__ = config
-    return made
+        rebuilt.__pydantic_config__ = config
+    return rebuilt

@@ -31,8 +31,8 @@ class Asked:
     task_description: str
 
 
-def manager_tool(context: DelegationContext, rules: HierarchyRules, told: str) -> ToolSpec:
-    """Describe the manager's only tool (S-HIER-20); `told` are its constraints in words."""
+def manager_tool(context: DelegationContext, rules: HierarchyRules, constraints: str) -> ToolSpec:
+    """Describe the manager's only tool (S-HIER-20); `constraints` are its constraints in words."""
     allowed = set(rules.allowed_workers)
     roles = [role for role in context.roles if not allowed or role in allowed]
     text = (
@@ -40,7 +40,7 @@ def manager_tool(context: DelegationContext, rules: HierarchyRules, told: str) -
         "everything it needs into task_description, results of other workers included. Calls of one turn run at the same "
         "time."
     )
-    return _spec("delegate_task", f"{text} {told}".strip(), "task_description", roles)
+    return _spec("delegate_task", f"{text} {constraints}".strip(), "task_description", roles)
 
 
 def peer_tool(context: DelegationContext, role: str) -> ToolSpec:
@@ -70,10 +70,10 @@ def read_call(arguments: str, text_field: str, roles: Sequence[str]) -> Asked | 
         return _malformed(text_field, f"the arguments are no valid JSON ({error})")
     if not isinstance(data, dict):
         return _malformed(text_field, "the arguments are no JSON object")
-    given = cast("Mapping[str, object]", data)
+    fields = cast("Mapping[str, object]", data)
     texts: list[str] = []
     for name in ("agent_role", text_field):
-        value = given.get(name)
+        value = fields.get(name)
         if value is not None and not isinstance(value, str):
             return _malformed(text_field, f"{name} must be a string")
         if value is None or not value.strip():

@@ -68,13 +68,13 @@ class Decisions:
         self._context = scope.context.delegation
         self._gate = gate
         self._text_field = text_field
-        self._made: dict[str, Decision] = {}
+        self._decisions: dict[str, Decision] = {}
         #: error texts of calls that ask for nothing
         self._malformed: dict[str, str] = {}
 
     def of(self, name: str) -> Decision | str:
         """Return what was decided of the call of that name, or the error text of one that asks for nothing."""
-        return self._malformed[name] if name in self._malformed else self._made[name]
+        return self._malformed[name] if name in self._malformed else self._decisions[name]
 
     async def make(self, calls: Mapping[int, ToolCall], turn: int) -> None:
         """Decide these calls of a turn, by their index, in request order; return when that is on record.
@@ -91,9 +91,9 @@ class Decisions:
                 continue
             fact = self._scope.recorded(name, DelegationDecided)
             if fact is not None:
-                self._made[name] = self._recalled(fact, (turn, index))
+                self._decisions[name] = self._recalled(fact, (turn, index))
                 continue
-            decision = self._made[name] = await self._decided(name, asked, (turn, index))
+            decision = self._decisions[name] = await self._decided(name, asked, (turn, index))
             await self._scope.note(name, _fact_of(decision))
             is_new = True
         if is_new:

@@ -113,8 +113,8 @@ class Delegations:
         """
         if self._gate.turn_ended():
             rules = self._scope.context.hierarchy or HierarchyRules()
-            told = [each.text for each in self._scope.effects.delegations]
-            raise ManagerStalledError(rules.stall_turns, told[-rules.stall_turns :], self._order.task.description)
+            texts = [each.text for each in self._scope.effects.delegations]
+            raise ManagerStalledError(rules.stall_turns, texts[-rules.stall_turns :], self._order.task.description)
 
     # Carrying out.
 
@@ -168,11 +168,11 @@ class Delegations:
     ) -> TaskResult:
         """Return the result of a worker, as the record has it."""
         order = self._worker_order(name, decision, worker)
-        known = await self._scope.ports.journal.known(order.instance)
+        facts = await self._scope.ports.journal.known(order.instance)
         if recorded.outcome != "success":
             error = AgentExecutionError(recorded.text.removeprefix("Error: "), worker.role, order.task.description)
-            return replace(self._failed_result(order, error), trace=recorded_trace(known, order.instance))
-        output = recorded_output(known, order.instance)
+            return replace(self._failed_result(order, error), trace=recorded_trace(facts, order.instance))
+        output = recorded_output(facts, order.instance)
         if output is None:  # in a run whose facts are written later (durability `run`), the last ones may be lost
             output = TaskOutput(
                 raw=recorded.text,

@@ -19,7 +19,7 @@ from ensemble_ray.errors.texts import agent_failure, brief
 from ensemble_ray.events import Event, ToolCallEvent
 from ensemble_ray.execute.delegation.delegations import Delegations
 from ensemble_ray.execute.effects import Outcome, ToolEffect
-from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, settle_unknown
+from ensemble_ray.execute.tools.unknown import effect_of, key_of, lost_call, resolve_unknown
 from ensemble_ray.facts.effects import ToolIntended, ToolReturned
 from ensemble_ray.ports import Until
 from ensemble_ray.process.bounded_log import bounded_logger
@@ -114,13 +114,13 @@ class ToolCalls:
         """
         if not calls:
             return []
-        settled = await self._settled(calls, turn)
-        self._open = len(calls) - len(settled)
+        resolved = await self._resolve_recorded(calls, turn)
+        self._open = len(calls) - len(resolved)
         self._scope.slot.begin(self._open)
         try:
-            await self._decide(calls, turn, settled)
+            await self._decide(calls, turn, resolved)
             effects = await call_batch(
-                [partial(self._call, call, turn, index, settled.get(index)) for index, call in enumerate(calls)],
+                [partial(self._call, call, turn, index, resolved.get(index)) for index, call in enumerate(calls)],
                 agent_role=self._order.agent_role,
                 task_description=self._order.task.description,
                 # A worker may take hours; its own limit is the ensemble's.
@@ -133,7 +133,7 @@ class ToolCalls:
             if self._delegations is not None:
                 self._delegations.stopped()
             raise
-        await self._scope.slot.take()
+        await self._scope.slot.acquire()
         for effect in effects:
             self._announce(effect)
         limit = self._scope.context.max_tool_output_length
@@ -152,18 +152,18 @@ class ToolCalls:
         if self._delegations is not None:
             self._delegations.turn_ended()
 
-    async def _settled(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
+    async def _resolve_recorded(self, calls: Sequence[ToolCall], turn: int) -> dict[int, ToolEffect]:
         """Return what of a turn needs no call, by its index: recorded results, unknown tools, outcomes that stay unknown.
 
         One after the other, and before any call is made: a person may be asked, and the task may fail.
         """
-        settled: dict[int, ToolEffect] = {}
+        resolved: dict[int, ToolEffect] = {}
         warned: set[tuple[str, str]] = set()
         for index, call in enumerate(calls):
             name = effect_name(self._order.instance, turn, f"call-{index}")
             recorded = self._scope.recorded(name, ToolReturned)
             if recorded is not None:
-                settled[index] = effect = _effect_of(call, recorded.data)
+                resolved[index] = effect = _effect_of(call, recorded.data)
                 self._tries[call.name] += effect.asks_again
                 if self._is_behind_loss(recorded):
                     warned.add((call.name, call.arguments))
@@ -174,14 +174,14 @@ class ToolCalls:
                 intent = lost_call(self._scope, name, call.name, call.arguments, bound.effect)
                 warned.add((call.name, call.arguments))
             if intent is not None and effect_of(intent.data, "none" if bound is None else bound.effect) == "once":
-                text = await settle_unknown(self._scope, intent)
+                text = await resolve_unknown(self._scope, intent)
                 if text is not None:
-                    settled[index] = await self._lost(call, intent, text)
+                    resolved[index] = await self._lost(call, intent, text)
                     continue
             if bound is None and not self._is_delegation(call):
-                settled[index] = self._unknown_tool(call)
+                resolved[index] = self._unknown_tool(call)
         self._warned |= warned  # at the end: what one turn asks for twice was asked for before the model was told
-        return settled
+        return resolved
 
     def _is_behind_loss(self, recorded: Fact) -> bool:
         return self._scope.loss is not None and recorded.seq > self._scope.loss.seq
@@ -189,16 +189,16 @@ class ToolCalls:
     def _is_delegation(self, call: ToolCall) -> bool:
         return self._delegations is not None and call.name == self._delegations.spec.name
 
-    async def _decide(self, calls: Sequence[ToolCall], turn: int, settled: Mapping[int, ToolEffect]) -> None:
+    async def _decide(self, calls: Sequence[ToolCall], turn: int, resolved: Mapping[int, ToolEffect]) -> None:
         """Decide all delegations of a turn before the first worker starts (S-SET-45)."""
         if self._delegations is None:
             return
         handed = {index: call for index, call in enumerate(calls) if self._is_delegation(call)}
         await self._delegations.decide(handed, turn)
         for index, call in handed.items():
-            if index in settled:
+            if index in resolved:
                 name = effect_name(self._order.instance, turn, f"call-{index}")
-                await self._delegations.recall(call, name, settled[index])
+                await self._delegations.recall(call, name, resolved[index])
 
     async def _lost(self, call: ToolCall, intent: Fact[ToolIntended], text: str) -> ToolEffect:
         """Return a call that was begun before a crash, and has an unknown outcome for good."""
@@ -212,9 +212,9 @@ class ToolCalls:
         now = self._scope.ports.clock.now()
         return ToolEffect(call=call, outcome="failure", text=text, started_at=now, duration_s=0.0)
 
-    async def _call(self, call: ToolCall, turn: int, index: int, settled: ToolEffect | None) -> ToolEffect:
-        if settled is not None:
-            return settled
+    async def _call(self, call: ToolCall, turn: int, index: int, resolved: ToolEffect | None) -> ToolEffect:
+        if resolved is not None:
+            return resolved
         name = effect_name(self._order.instance, turn, f"call-{index}")
         if self._delegations is not None and self._is_delegation(call):
             return await self._delegate(self._delegations, call, name)

@@ -29,7 +29,7 @@ from ensemble_ray.values.value import utc_of
 if TYPE_CHECKING:
     from ensemble_ray.execute.scope import TaskScope
 
-__all__ = ["HANDLER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "settle_unknown"]
+__all__ = ["HANDLER", "Answer", "ask_unknown", "effect_of", "key_of", "lost_call", "resolve_unknown"]
 
 _log = bounded_logger(__name__)
 
@@ -75,7 +75,7 @@ def lost_call(scope: TaskScope, name: str, tool_name: str, arguments: str, effec
     return Fact(run=loss.run, name=name, at=loss.at, data=data, epoch=loss.epoch, seq=loss.seq)
 
 
-async def settle_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
+async def resolve_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | None:
     """Return what becomes of a call that was begun, must not be done twice, and has no result.
 
     Args:
@@ -101,7 +101,7 @@ async def settle_unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> str | 
         if how != "ask":
             if how == "fail" or unknown.tool_name == HANDLER:
                 raise _failure(unknown, "Nobody knows whether it was done")
-            return _told(unknown)
+            return _describe(unknown)
         answer = await _asked(scope, unknown)
         await scope.note(intent.name, OutcomeDecided(answer=answer), until=Until.SYNCED)
     match answer:
@@ -161,9 +161,9 @@ def _unknown(scope: TaskScope, intent: Fact[ToolIntended]) -> UnknownEffect:
 
 
 def _checked(answer: object, unknown: UnknownEffect) -> Answer:
-    for known in get_args(Answer):
-        if answer == known:
-            return cast("Answer", known)
+    for option in get_args(Answer):
+        if answer == option:
+            return cast("Answer", option)
     raise _failure(unknown, f"on_unknown must answer 'done', 'repeat' or 'fail', got: {answer!r}")
 
 
@@ -189,7 +189,7 @@ def _failure(unknown: UnknownEffect, why: str) -> UnknownOutcomeError:
     return UnknownOutcomeError(text, unknown.effect, unknown.tool_name)
 
 
-def _told(unknown: UnknownEffect) -> str:
+def _describe(unknown: UnknownEffect) -> str:
     if unknown.is_lost:
         return (
             f"Outcome unknown: a part of this run's record is lost, and this call of '{unknown.tool_name}' may have been "

@@ -282,7 +282,7 @@ class MapReduceLauncher:
             results = await ResultsFile.open(definition.results, is_resumed=is_continued)
         if definition.dead_letters is not None:
             letters = await DeadLetterFile.open(definition.dead_letters, run_id=scope.run_id, is_resumed=is_continued)
-        return ItemResultWriter(self.items, results=results, letters=letters)
+        return ItemResultWriter(self.items, results=results, dead_letters=letters)
 
     def _assemble_parts(
         self,
@@ -297,7 +297,7 @@ class MapReduceLauncher:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
             """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
             known = self._answers.get(name, ())
-            return RecordedModel(model, scope.run_id, name, note, known=known, spending=self._spending)
+            return RecordedModel(model, scope.run_id, name, note, recorded=known, spending=self._spending)
 
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None

@@ -1,4 +1,4 @@
-"""One run with its conductor: a journal that can be held, houses that keep what they are asked, reports."""
+"""One run with its coordinator: a journal that can be held, an executor that keeps what it is asked, reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ensemble_ray.values.outputs import ExitReason
 from tests.ensemble_ray.schedule.plans import plan_of
 
 
-def _told(facts: Sequence[Fact]) -> list[str]:
+def describe_facts(facts: Sequence[Fact]) -> list[str]:
     """Facts as `kind name type`, in order."""
     return [" ".join([fact.kind, fact.name, str(fact.data.to_data().get("type", ""))]).strip() for fact in facts]
 
@@ -36,28 +36,28 @@ class SlowJournal(MemoryJournal):
         self.free.set()
 
     async def append(self, facts: Sequence[Fact], *, epoch: int = 0, until: Until = Until.TAKEN) -> None:
-        self.batches.append(_told(facts))
+        self.batches.append(describe_facts(facts))
         await asyncio.sleep(0)
         await self.free.wait()
         await super().append(facts, epoch=epoch, until=until)
 
 
 @dataclass
-class Houses:
+class RecordingExecutor:
     """Keeps what it was asked to do, and what the journal knew then."""
 
     journal: MemoryJournal
     started: list[Assignment[str]] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)
-    known: list[list[str]] = field(default_factory=list)
+    recorded: list[list[str]] = field(default_factory=list)
 
     def start(self, assignments: Sequence[Assignment[str]]) -> None:
         self.started += assignments
-        self.known.append(_told(self.journal.facts()))
+        self.recorded.append(describe_facts(self.journal.facts()))
 
     def stop(self, instances: Sequence[str]) -> None:
         self.stopped += instances
-        self.known.append(_told(self.journal.facts()))
+        self.recorded.append(describe_facts(self.journal.facts()))
 
     @property
     def keys(self) -> list[str]:
@@ -66,19 +66,19 @@ class Houses:
 
 
 class Conducting:
-    """One run with its conductor and the houses it speaks to."""
+    """One run with its coordinator and the executor it speaks to."""
 
     def __init__(
         self,
         plan: Plan,
         *,
-        earlier: Sequence[Fact] = (),
+        preamble: Sequence[Fact] = (),
         epoch: int = 0,
         resumed: Resumed[str, str] | None = None,
     ) -> None:
         self.clock = ManualClock(start=100.0)
         self.journal = SlowJournal("run")
-        self.houses = Houses(self.journal)
+        self.executor = RecordingExecutor(self.journal)
         self.plan = plan
         journal = RunJournal(run_id="run", epoch=epoch, journal=self.journal, clock=self.clock)
         self.tasks: PlannedTasks[str, str] = PlannedTasks(
@@ -86,7 +86,7 @@ class Conducting:
             journal,
             HeldOutputs(),
             header=PlanRecorded(workflow=plan.workflow),
-            earlier=earlier,
+            preamble=preamble,
             resumed=resumed,
         )
         self.coordinator = Coordinator(journal, self.tasks)
@@ -94,7 +94,7 @@ class Conducting:
 
     async def start(self) -> None:
         """Begin, and return when it has nothing more to do by itself."""
-        self.end = asyncio.create_task(self.coordinator.run(self.tasks.source, self.houses))
+        self.end = asyncio.create_task(self.coordinator.run(self.tasks.source, self.executor))
         await self.settled()
 
     async def settled(self) -> None:
@@ -115,9 +115,9 @@ class Conducting:
         assert asking.done()
 
     @property
-    def told(self) -> list[str]:
+    def fact_lines(self) -> list[str]:
         """All facts."""
-        return _told(self.journal.facts())
+        return describe_facts(self.journal.facts())
 
     def ended(self) -> PlannedEnd[str, str]:
         """Return how it ended; it must have."""
@@ -125,10 +125,10 @@ class Conducting:
 
 
 async def conducting(
-    plan: Plan, *, earlier: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
+    plan: Plan, *, preamble: Sequence[Fact] = (), epoch: int = 0, resumed: Resumed[str, str] | None = None
 ) -> Conducting:
     """A run that began, or went on."""
-    run = Conducting(plan, earlier=earlier, epoch=epoch, resumed=resumed)
+    run = Conducting(plan, preamble=preamble, epoch=epoch, resumed=resumed)
     await run.start()
     return run
 

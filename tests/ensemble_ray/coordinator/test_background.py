@@ -25,8 +25,8 @@ async def test_error_reaches_the_run(error: BaseException) -> None:
     failed: list[BaseException] = []
     BackgroundTasks(failed.append).start(_raise(error))
     await _settled()
-    (told,) = failed
-    assert told is error or (isinstance(told, RuntimeError) and told.__cause__ is error)
+    (reported,) = failed
+    assert reported is error or (isinstance(reported, RuntimeError) and reported.__cause__ is error)
 
 
 async def test_background_tasks_are_stopped_when_the_run_has_ended() -> None:

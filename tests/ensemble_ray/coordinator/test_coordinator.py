@@ -30,7 +30,7 @@ from ensemble_ray.schedule.instructions import (
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, Completed, Decided, Evaluated, Stimulus
 from ensemble_ray.testing import ManualClock
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.coordinator.planned_runs import Houses, done, ended_early
+from tests.ensemble_ray.coordinator.planned_runs import RecordingExecutor, done, ended_early
 from tests.ensemble_ray.schedule.plans import plan_of
 
 END = End(state=RunState.COMPLETED, exit_reason=ExitReason.COMPLETED)
@@ -68,7 +68,7 @@ class Scripted:
         self.outputs: HeldOutputs[str] = HeldOutputs()
         self.tasks = Asking(plan_of("parallel", {"a": (), "b": ("a",)}), journal, self.outputs, header=PlanRecorded())
         self.source = Script(answers)
-        self.executor = Houses(self.journal)
+        self.executor = RecordingExecutor(self.journal)
         self.coordinator = Coordinator(journal, self.tasks)
         self.end = asyncio.get_running_loop().create_task(self.coordinator.run(self.source, self.executor))
 
@@ -159,14 +159,14 @@ class Wide:
         journal = RunJournal(run_id="run", epoch=0, journal=MemoryJournal("run"), clock=self.clock)
         plan = plan_of("parallel", dict.fromkeys(self.keys, ()))
         self.tasks: PlannedTasks[str, str] = PlannedTasks(plan, journal, HeldOutputs(), header=PlanRecorded())
-        self.executor = Houses(MemoryJournal("run"))
-        self.told: list[tuple[Stimulus, ...]] = []
+        self.executor = RecordingExecutor(MemoryJournal("run"))
+        self.received: list[tuple[Stimulus, ...]] = []
         self.coordinator = Coordinator(journal, self.tasks)
         self.end = asyncio.get_running_loop().create_task(self.coordinator.run(self, self.executor))
 
     def handle(self, *stimuli: Stimulus) -> list[Instruction]:
         """Keep what is told at once, and answer as the plan's machine does."""
-        self.told.append(stimuli)
+        self.received.append(stimuli)
         return self.tasks.source.handle(*stimuli)
 
     async def gathers(self) -> None:
@@ -196,10 +196,10 @@ async def test_results_that_come_while_it_gathers_are_told_together() -> None:
     run = await wide()
     run.coordinator.deliver([done(run.keys[1])])
     run.coordinator.deliver([done(run.keys[2])])
-    assert len(run.told) == 1
+    assert len(run.received) == 1
     run.clock.advance(0.004)
-    await run.turns(lambda: len(run.told) == 2)
-    assert [getattr(each, "instance", "") for each in run.told[1]] == ["t0#0", "t1#0", "t2#0"]
+    await run.turns(lambda: len(run.received) == 2)
+    assert [getattr(each, "instance", "") for each in run.received[1]] == ["t0#0", "t1#0", "t2#0"]
     run.coordinator.deliver([done(key) for key in run.keys[3:]])  # with few open ones, nothing is waited for
     assert len((await run.end).completed) == len(run.keys)
     assert run.clock.sleepers == 0
@@ -210,7 +210,7 @@ async def test_wish_to_cancel_that_comes_while_it_gathers_is_carried_out() -> No
     run = await wide()
     asked = run.coordinator.cancel()
     run.clock.advance(0.004)
-    await run.turns(lambda: len(run.told) == 2)
+    await run.turns(lambda: len(run.received) == 2)
     if not asked.done():  # the wish is told alone, after another moment
         await run.gathers()
         run.clock.advance(0.004)
@@ -228,7 +228,7 @@ async def test_run_that_is_broken_off_while_it_gathers_ends() -> None:
     run.clock.advance(0.004)
     with pytest.raises(OSError, match="the disk is gone"):
         await run.end
-    assert len(run.told) == 1
+    assert len(run.received) == 1
 
 
 async def test_caller_that_leaves_while_it_gathers_is_let_go() -> None:

@@ -24,28 +24,28 @@ async def test_plan_is_the_first_fact() -> None:
     assert (first.kind, first.name, first.at) == ("plan", "run", 100.0)
     assert first.data.to_data() == {"workflow": "parallel", "started_at": 100.0}
     assert (second.kind, second.name, second.data.to_data()) == ("stimulus", "run", {"type": "RunStarted", "at": 100.0})
-    assert run.houses.known == [["plan run", "stimulus run RunStarted"]]
+    assert run.executor.recorded == [["plan run", "stimulus run RunStarted"]]
 
 
 async def test_effects_of_before_the_run_stand_behind_the_plan() -> None:
     """S-SET-46: those of a synthesizer, before scheduling."""
-    earlier = read_fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
-    run = await conducting(PAIR, earlier=[earlier])
-    assert run.told == ["plan run", "model run/0/model", "stimulus run RunStarted"]
+    preamble = read_fact(run="run", kind="model", name="run/0/model", at=99.0, data={"text": "role"})
+    run = await conducting(PAIR, preamble=[preamble])
+    assert run.fact_lines == ["plan run", "model run/0/model", "stimulus run RunStarted"]
 
 
 async def test_facts_carry_the_epoch_of_the_run() -> None:
     """S-CONV-35: so do the tasks that are started."""
     run = await conducting(PAIR, epoch=3)
     assert {fact.epoch for fact in run.journal.facts()} == {3}
-    assert {assignment.epoch for assignment in run.houses.started} == {3}
+    assert {assignment.epoch for assignment in run.executor.started} == {3}
 
 
 async def test_report_is_in_the_journal_before_it_is_acted_on() -> None:
     """The design's first rule: a scheduler that dies in between finds what it was told."""
     run = await conducting(PAIR)
     await run.report(done("a"), done("b"))
-    assert run.houses.known[-1][-2:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
+    assert run.executor.recorded[-1][-2:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
     fact = run.journal.facts()[-1]
     assert (fact.at, fact.data.to_data()["key"], fact.data.to_data()["total_tokens"]) == (101.0, "b", 7)
 
@@ -56,8 +56,8 @@ async def test_nothing_is_done_when_the_journal_refuses() -> None:
     await run.journal.close()
     with pytest.raises(IllegalStateError):
         await run.report(done("a"), done("b"))
-    assert run.houses.keys == ["a", "b"]
-    assert "end run" not in run.told
+    assert run.executor.keys == ["a", "b"]
+    assert "end run" not in run.fact_lines
 
 
 async def test_context_comes_in_the_order_of_the_context_list() -> None:
@@ -65,7 +65,7 @@ async def test_context_comes_in_the_order_of_the_context_list() -> None:
     run = await conducting(PAIR)
     await run.report(done("a"))
     await run.report(done("b"))
-    assignment = run.houses.started[-1]
+    assignment = run.executor.started[-1]
     assert assignment.context == ("output of b", "output of a")
     assert (assignment.instance, assignment.missing_context) == ("c#0", None)
 
@@ -104,8 +104,8 @@ async def test_missing_context_is_named_in_sequential_runs(node: dict[str, tuple
     asking = Node(key="x", index=2, description="Do x", expected_output="", agent_role="W", agent_key="w", **node)  # type: ignore[arg-type]  fields of a Node
     run = await conducting(Plan(workflow="sequential", nodes=(plan.nodes[0], asking, plan.nodes[2])))
     await run.report(done("a"))
-    assert run.houses.keys == ["a", "x"]
-    assert run.houses.started[-1].missing_context == missing
+    assert run.executor.keys == ["a", "x"]
+    assert run.executor.started[-1].missing_context == missing
 
 
 async def test_context_outside_the_plan_is_left_out_of_parallel_runs() -> None:
@@ -114,7 +114,7 @@ async def test_context_outside_the_plan_is_left_out_of_parallel_runs() -> None:
         key="a", index=1, description="Do a", expected_output="", agent_role="W", agent_key="w", context_outside=("E",)
     )
     run = await conducting(Plan(workflow="parallel", nodes=(node,)))
-    assert run.houses.started[0].missing_context is None
+    assert run.executor.started[0].missing_context is None
 
 
 # Ends.
@@ -164,7 +164,7 @@ async def test_skipped_tasks_are_a_line_at_debug_and_nothing_else(caplog: pytest
     assert [record.getMessage() for record in caplog.records] == [
         "Task 'b' is skipped: context task 'a' did not complete"
     ]
-    assert run.houses.keys == ["a"]
+    assert run.executor.keys == ["a"]
 
 
 async def test_early_exit_keeps_what_was_done(caplog: pytest.LogCaptureFixture) -> None:
@@ -183,8 +183,8 @@ async def test_cancelled_run_ends_when_its_tasks_have_stopped() -> None:
     run = await conducting(PAIR)
     await run.report(done("a"))
     await run.cancel()
-    assert run.houses.stopped == ["b#0"]
-    assert run.houses.known[-1][-1] == "stimulus run CancelRequested"
+    assert run.executor.stopped == ["b#0"]
+    assert run.executor.recorded[-1][-1] == "stimulus run CancelRequested"
     assert not run.end.done()
     await run.report(ended_early("b", "cancelled"))
     ended = run.ended()
@@ -202,9 +202,9 @@ async def test_run_never_begins_when_it_is_cancelled_while_its_first_fact_is_on_
     run.journal.free.set()
     await asyncio.gather(starting, cancelling)
     await run.settled()
-    assert run.houses.started == []
+    assert run.executor.started == []
     assert run.ended().state is RunState.CANCELLED
-    assert "stimulus run RunStarted" not in run.told
+    assert "stimulus run RunStarted" not in run.fact_lines
 
 
 async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
@@ -214,7 +214,7 @@ async def test_ended_run_stays_as_it_is_when_it_is_cancelled() -> None:
     await run.journal.close()
     await run.cancel()
     assert run.ended().state is RunState.COMPLETED
-    assert run.told[-1] == "end run"
+    assert run.fact_lines[-1] == "end run"
 
 
 async def test_run_ends_once_when_it_is_cancelled_while_it_ends() -> None:

@@ -39,13 +39,13 @@ BEGUN = (Begun(at=50.0),)
 async def test_recorded_stimuli_are_told_again_when_a_run_goes_on() -> None:
     """S-DUR-30, S-DUR-16: what runs then is handed out under the new epoch; nothing is recorded a second time."""
     run = await conducting(PAIR, epoch=2, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
-    assert run.told == ["resume run"]
+    assert run.fact_lines == ["resume run"]
     assert run.journal.facts()[0].data.to_data() == {"is_restart": False}
-    assert [(each.node.key, each.epoch) for each in run.houses.started] == [("b", 2)]
-    assert run.houses.known == [["resume run"]]
+    assert [(each.node.key, each.epoch) for each in run.executor.started] == [("b", 2)]
+    assert run.executor.recorded == [["resume run"]]
     await run.report(done("b"))
-    assert run.told[1:] == ["stimulus b#0 TaskCompleted"]
-    assert run.houses.started[-1].context == ("output of b", "output of a")
+    assert run.fact_lines[1:] == ["stimulus b#0 TaskCompleted"]
+    assert run.executor.started[-1].context == ("output of b", "output of a")
     await run.report(done("c"))
     ended = run.ended()
     assert [key for key, _ in ended.completed] == ["a", "b", "c"]
@@ -64,8 +64,8 @@ async def test_stimuli_of_one_group_are_told_together_when_a_run_goes_on() -> No
         ["Completed", "Completed"],
     ]
     again = await conducting(capped, epoch=1, resumed=resumed(groups, done("a"), done("b")))
-    assert again.houses.keys == ["c", "e"]
-    assert first.houses.keys == ["a", "b", "c", "e"]
+    assert again.executor.keys == ["c", "e"]
+    assert first.executor.keys == ["a", "b", "c", "e"]
 
 
 async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> None:
@@ -75,18 +75,18 @@ async def test_group_is_told_as_far_as_it_is_recorded_when_its_end_is_lost() -> 
     groups = Recovered(first.journal.facts()[:-1]).stimuli
     assert [len(group) for group in groups] == [1, 1]
     again = await conducting(first.plan, epoch=1, resumed=resumed(groups, done("a"), done("b")))
-    assert again.told == ["resume run", "stimulus b#0 TaskCompleted"]
-    assert again.houses.keys == ["c"]
+    assert again.fact_lines == ["resume run", "stimulus b#0 TaskCompleted"]
+    assert again.executor.keys == ["c"]
 
 
 @pytest.mark.parametrize("report", [done("a"), failed("a"), ended_early("a", "exited")])
 async def test_recorded_end_is_told_when_the_machine_never_heard_of_it(report: Report[str, str]) -> None:
     """S-DUR-30, S-DUR-37: the scheduler died before the report came; the task does not run again."""
     run = await conducting(plan_of("sequential", {"a": (), "b": ()}), epoch=1, resumed=resumed([BEGUN], report))
-    assert "a" not in run.houses.keys
+    assert "a" not in run.executor.keys
     told = {"completed": "TaskCompleted", "failed": "TaskFailed", "exited": "TaskExited"}[report.status]
-    assert run.told[:2] == ["resume run", f"stimulus a#0 {told}"]
-    assert run.houses.keys == (["b"] if report.status == "completed" else [])
+    assert run.fact_lines[:2] == ["resume run", f"stimulus a#0 {told}"]
+    assert run.executor.keys == (["b"] if report.status == "completed" else [])
     assert run.end.done() == (report.status != "completed")
 
 
@@ -94,25 +94,25 @@ async def test_recorded_ends_of_tasks_that_had_not_started_are_told_when_they_wo
     """S-DUR-30: several stimuli are lost; each recorded task is told when its turn comes, none is handed out."""
     plan = plan_of("sequential", {"a": (), "b": (), "c": ()})
     run = await conducting(plan, epoch=1, resumed=resumed([BEGUN], done("b"), done("a")))
-    assert run.told[1:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
-    assert run.houses.keys == ["c"]
+    assert run.fact_lines[1:] == ["stimulus a#0 TaskCompleted", "stimulus b#0 TaskCompleted"]
+    assert run.executor.keys == ["c"]
 
 
 async def test_run_begins_when_nothing_was_told_to_its_machine() -> None:
     """S-DUR-30: its owner died between the first fact and the first stimulus."""
     run = await conducting(PAIR, epoch=1, resumed=resumed([]))
-    assert run.told == ["resume run", "stimulus run RunStarted"]
+    assert run.fact_lines == ["resume run", "stimulus run RunStarted"]
     assert run.journal.facts()[1].data.to_data()["at"] == 50.0
-    assert run.houses.keys == ["a", "b"]
+    assert run.executor.keys == ["a", "b"]
 
 
 async def test_run_ends_when_its_owner_died_before_the_record_of_the_end() -> None:
     """S-DUR-30: the last stimulus is recorded, the end is not; nothing is done again."""
     plan = plan_of("sequential", {"a": ()})
     run = await conducting(plan, epoch=1, resumed=resumed([BEGUN, [told_done("a")]], done("a")))
-    assert run.told == ["resume run", "end run"]
+    assert run.fact_lines == ["resume run", "end run"]
     assert run.ended().completed == [("a", "output of a")]
-    assert run.houses.keys == []
+    assert run.executor.keys == []
 
 
 async def test_failed_run_ends_with_its_failure_when_only_the_end_was_lost() -> None:
@@ -131,7 +131,7 @@ async def test_task_runs_again_when_its_completion_is_recorded_and_its_output_is
     """S-DUR-2, S-DUR-30: durability `run` may lose an output whose stimulus another process committed."""
     plan = plan_of("sequential", {"a": (), "b": ()})
     run = await conducting(plan, epoch=1, resumed=resumed([BEGUN, [told_done("a")]]))
-    assert run.houses.keys == ["a"]
+    assert run.executor.keys == ["a"]
     await run.report(done("a"))
     await run.report(done("b"))
     assert [key for key, _ in run.ended().completed] == ["a", "b"]
@@ -142,9 +142,9 @@ async def test_recorded_task_is_used_in_its_turn_when_the_plan_was_changed() -> 
     swapped = plan_of("sequential", {"new": (), "a": ()})
     stimuli = [BEGUN, [told_done("gone")], [told_done("a")]]
     run = await conducting(swapped, epoch=1, resumed=resumed(stimuli, done("gone"), done("a")))
-    assert run.houses.keys == ["new"]
+    assert run.executor.keys == ["new"]
     await run.report(done("new"))
-    assert run.houses.keys == ["new"]
+    assert run.executor.keys == ["new"]
     assert [key for key, _ in run.ended().completed] == ["new", "a"]
 
 
@@ -156,7 +156,7 @@ async def test_early_exit_is_used_in_its_turn_when_the_plan_was_changed() -> Non
     await run.report(done("new"))
     ended = run.ended()
     assert (ended.exit_reason, ended.unfinished) == (ExitReason.USER_EXIT_EARLY, ["trace of a"])
-    assert run.houses.keys == ["new"]
+    assert run.executor.keys == ["new"]
 
 
 async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
@@ -165,7 +165,7 @@ async def test_early_exit_keeps_its_trace_when_the_run_goes_on() -> None:
     run = await conducting(
         PAIR, epoch=1, resumed=resumed(stimuli, ended_early("a", "exited", reason=ExitReason.TIMEOUT))
     )
-    assert run.houses.keys == ["b"]
+    assert run.executor.keys == ["b"]
     await run.report(done("b"))
     ended = run.ended()
     assert (ended.exit_reason, ended.unfinished) == (ExitReason.TIMEOUT, ["trace of a"])
@@ -180,7 +180,7 @@ async def test_cancelled_run_goes_on_when_somebody_resumes_it() -> None:
     assert first.ended().state is RunState.CANCELLED
     stimuli = Recovered(first.journal.facts()).stimuli
     run = await conducting(PAIR, epoch=1, resumed=resumed(stimuli, done("a")))
-    assert run.houses.keys == ["b"]
+    assert run.executor.keys == ["b"]
     await run.report(done("b"))
     await run.report(done("c"))
     assert run.ended().state is RunState.COMPLETED
@@ -193,8 +193,8 @@ async def test_cancelled_run_ends_when_its_scheduler_is_replaced() -> None:
     await first.cancel()
     stimuli = Recovered(first.journal.facts(), is_resumed=False).stimuli
     run = await conducting(first.plan, epoch=1, resumed=resumed(stimuli, done("a"), is_restart=True))
-    assert run.houses.keys == []
-    assert run.told == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
+    assert run.executor.keys == []
+    assert run.fact_lines == ["resume run", "stimulus b#0 TaskCancelled", "end run"]
     ended = run.ended()
     assert (ended.state, ended.exit_reason) == (RunState.CANCELLED, ExitReason.CANCELLED)
     assert ended.completed == [("a", "output of a")]
@@ -216,8 +216,8 @@ async def test_conducting_ends_when_a_task_was_refused_for_its_epoch() -> None:
     refused: Report[str, str] = Report(key="a", instance="a#0", status="failed", at=101.0, failure="f", newer_epoch=12)
     with pytest.raises(StaleEpochError, match="'a' is written by epoch 12, epoch 0 must stop"):
         await run.report(refused)
-    assert run.houses.keys == ["a"]
-    assert run.told == ["plan run", "stimulus run RunStarted"]
+    assert run.executor.keys == ["a"]
+    assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
 
 
 async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
@@ -234,11 +234,11 @@ async def test_conducting_ends_when_a_house_could_not_write_its_facts() -> None:
     )
     with pytest.raises(RecordError, match="The disk is full"):
         await run.report(unwritten)
-    assert run.told == ["plan run", "stimulus run RunStarted"]
+    assert run.fact_lines == ["plan run", "stimulus run RunStarted"]
 
 
 async def test_effects_of_before_the_run_stand_behind_the_note_when_it_goes_on() -> None:
     """S-SET-46, S-DUR-37: those that were not recorded before, such as of a task that the changed plan has anew."""
-    earlier = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
-    run = await conducting(PAIR, epoch=1, earlier=[earlier], resumed=resumed([BEGUN]))
-    assert run.told[:2] == ["resume run", "model run/1/model"]
+    preamble = read_fact(run="run", kind="model", name="run/1/model", at=99.0, data={"text": "role"})
+    run = await conducting(PAIR, epoch=1, preamble=[preamble], resumed=resumed([BEGUN]))
+    assert run.fact_lines[:2] == ["resume run", "model run/1/model"]

@@ -50,8 +50,8 @@ def together(
     delegation = DelegationContext(colleagues=colleagues, policies=names, **context)  # type: ignore[arg-type]
     run_context = replace(RUN_CONTEXT, delegation=delegation, hierarchy=rules)
     bench = Bench(agents=keyed, known=known, journal=journal, context=run_context, policies=policies)
-    houses = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
-    assert bench.runner.peers is houses
+    executor = LocalExecutor(bench.runner, bench.agents, lambda _results: None, grace_s=1.0)
+    assert bench.runner.peers is executor
     return bench
 
 

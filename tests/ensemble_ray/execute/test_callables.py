@@ -62,26 +62,26 @@ async def test_function_is_given_the_context_when_it_is_the_handler() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "given"), [((), "the description"), (("one", "two"), "two")], ids=["without context", "with context"]
+    ("before", "latest"), [((), "the description"), (("one", "two"), "two")], ids=["without context", "with context"]
 )
 async def test_tool_is_given_the_last_context_output_when_it_is_the_handler(
-    before: tuple[str, ...], given: str
+    before: tuple[str, ...], latest: str
 ) -> None:
     """S-DET-2: a tool of any kind, a pipeline too; without context its input is the description."""
-    assert await _asked(Echo(), *before) == ToolResult.success(given)
-    assert await _asked(Shout(), *before) == ToolResult.success(given.upper())
-    assert await _asked(ToolPipeline.of(Echo(), Shout()), *before) == ToolResult.success(given.upper())
+    assert await _asked(Echo(), *before) == ToolResult.success(latest)
+    assert await _asked(Shout(), *before) == ToolResult.success(latest.upper())
+    assert await _asked(ToolPipeline.of(Echo(), Shout()), *before) == ToolResult.success(latest.upper())
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"),
+    ("answer", "problem"),
     [(None, "returned None"), (DelegationPolicyResult.modify("Writer"), "modified the request to str")],  # type: ignore[arg-type]  what a user may write
 )
-async def test_policy_is_named_when_its_answer_is_none(answer: object, told: str) -> None:
+async def test_policy_is_named_when_its_answer_is_none(answer: object, problem: str) -> None:
     """S-DEL-43: what it gives must be a verdict, and what it puts in place of a request one itself."""
 
     def judge(_request: object, _context: object) -> object:
         return answer
 
-    with pytest.raises(IllegalStateError, match=f"Delegation policy 'judge' {told}, expected"):
+    with pytest.raises(IllegalStateError, match=f"Delegation policy 'judge' {problem}, expected"):
         await LocalCallables({}, [judge]).evaluate(callable_path("", "policy"), (None, None))

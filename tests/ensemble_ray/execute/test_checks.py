@@ -59,8 +59,8 @@ async def test_guardrails_see_what_their_side_is_about() -> None:
         return FINE
 
     order, callables = ordered(inputs=(sync_one,), outputs=(async_one,))
-    await check_guardrails(order, callables, kind="input")
-    await check_guardrails(order, callables, kind="output", text="[1]", parsed=[1])
+    await check_guardrails(order, callables, stage="input")
+    await check_guardrails(order, callables, stage="output", text="[1]", parsed=[1])
     assert seen == [
         GuardrailInput(task_description="Write", expected_output="Prose", agent_role="Writer"),
         GuardrailOutput(raw_response="[1]", parsed_output=[1], task_description="Write", agent_role="Writer"),
@@ -87,7 +87,7 @@ async def test_later_guardrails_are_not_asked_when_one_says_no(caplog: pytest.Lo
         description="x" * 100,
     )
     with caplog.at_level(logging.INFO), pytest.raises(GuardrailViolationError) as violated:
-        await check_guardrails(order, callables, kind="input")
+        await check_guardrails(order, callables, stage="input")
     assert asked == ["first", "second"]
     assert violated.value.violation_message == "no names"
     assert violated.value.guardrail_type == "input"
@@ -101,7 +101,7 @@ async def test_later_guardrails_are_not_asked_when_one_says_no(caplog: pytest.Lo
 async def test_nothing_happens_when_there_are_no_guardrails() -> None:
     """S-GRD-12: empty lists have no effect; those of the other side are not asked."""
     order, callables = ordered(outputs=(lambda _: GuardrailResult.failure("wrong side"),))
-    await check_guardrails(order, callables, kind="input")
+    await check_guardrails(order, callables, stage="input")
 
 
 async def test_task_fails_closed_when_a_guardrail_raises() -> None:
@@ -112,7 +112,7 @@ async def test_task_fails_closed_when_a_guardrail_raises() -> None:
 
     order, callables = ordered(outputs=(broken,))
     with pytest.raises(AgentExecutionError) as failed:
-        await check_guardrails(order, callables, kind="output", text="answer")
+        await check_guardrails(order, callables, stage="output", text="answer")
     assert str(failed.value) == "Agent 'Writer': guardrail 'broken' raised LookupError: no list of names"
     assert isinstance(failed.value.__cause__, LookupError)
 
@@ -122,7 +122,7 @@ async def test_task_fails_closed_when_a_guardrail_gives_no_verdict(returned: obj
     """S-GRD-11: the text names the guardrail."""
     order, callables = ordered(inputs=(lambda _: FINE, lambda _: returned))
     with pytest.raises(AgentExecutionError, match="Agent 'Writer': Guardrail '<lambda>' returned"):
-        await check_guardrails(order, callables, kind="input")
+        await check_guardrails(order, callables, stage="input")
 
 
 async def test_guardrail_may_be_asked_again_while_it_is_busy() -> None:
@@ -134,4 +134,4 @@ async def test_guardrail_may_be_asked_again_while_it_is_busy() -> None:
         return FINE
 
     order, callables = ordered(inputs=(patient,))
-    await asyncio.gather(*(check_guardrails(order, callables, kind="input") for _ in range(2)))
+    await asyncio.gather(*(check_guardrails(order, callables, stage="input") for _ in range(2)))

@@ -32,15 +32,15 @@ class Count(BaseModel):
 class Counting:
     """A handler that keeps the keys it was called under."""
 
-    def __init__(self, given: object = "42") -> None:
-        self.given = given
+    def __init__(self, returned: object = "42") -> None:
+        self.returned = returned
         self.keys: list[str] = []
 
     def __call__(self, context: TaskHandlerContext) -> object:
         self.keys.append(context.idempotency_key)
-        if isinstance(self.given, Exception):
-            raise self.given
-        return self.given
+        if isinstance(self.returned, Exception):
+            raise self.returned
+        return self.returned
 
 
 def bench_of(handler: object, *, known: list[Fact] | None = None, **fields: object) -> tuple[Bench, WatchedJournal]:
@@ -77,8 +77,8 @@ async def test_intent_is_on_the_disk_when_a_handler_has_an_effect(effect: Effect
 
 async def test_handler_is_not_called_when_its_result_is_recorded() -> None:
     """S-DUR-25: its structured output is of the task's type again."""
-    given = Count(number=3, day=date(2026, 1, 2))
-    bench, journal = bench_of(Counting(ToolResult.success("three", given)), output_type=Count)
+    returned = Count(number=3, day=date(2026, 1, 2))
+    bench, journal = bench_of(Counting(ToolResult.success("three", returned)), output_type=Count)
     first = await bench.run("count")
     again = Counting("never")
     other, _ = bench_of(again, known=journal.facts()[:2], output_type=Count)
@@ -86,8 +86,8 @@ async def test_handler_is_not_called_when_its_result_is_recorded() -> None:
     assert again.keys == []
     assert first.output is not None
     assert second.output is not None
-    assert (second.output.raw, second.output.parsed_output) == ("three", given)
-    assert (first.output.raw, first.output.parsed_output) == ("three", given)
+    assert (second.output.raw, second.output.parsed_output) == ("three", returned)
+    assert (first.output.raw, first.output.parsed_output) == ("three", returned)
 
 
 async def test_recorded_structured_output_stays_data_when_the_type_changed(caplog: pytest.LogCaptureFixture) -> None:
@@ -102,16 +102,16 @@ async def test_recorded_structured_output_stays_data_when_the_type_changed(caplo
 
 
 @pytest.mark.parametrize(
-    ("given", "outcome", "text"),
+    ("returned", "outcome", "text"),
     [
         (ValueError("no"), "error", "Deterministic task handler threw an exception: no (ValueError)"),
         (None, "failure", "Deterministic task handler returned null for task: Count"),
         (ToolResult.failure("empty"), "failure", "Deterministic task failed: empty"),
     ],
 )
-async def test_failure_of_a_handler_is_recorded_and_told_again(given: object, outcome: str, text: str) -> None:
+async def test_failure_of_a_handler_is_recorded_and_told_again(returned: object, outcome: str, text: str) -> None:
     """S-DUR-25, S-DET-5: it is not called again either."""
-    bench, journal = bench_of(Counting(given))
+    bench, journal = bench_of(Counting(returned))
     assert str((await bench.run("count")).error) == text
     result = journal.facts()[1]
     assert (result.kind, result.data.to_data()["outcome"], result.data.to_data()["text"]) == (

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ensemble_ray import Agent, RateLimit, tool
-from ensemble_ray.execute.kinds import OVERLAY_FIELDS, Kinds, RefCountedCache, apply_overrides, overlay_of
+from ensemble_ray.execute.kinds import OVERRIDE_FIELDS, AgentTemplates, RefCountedCache, apply_overrides, overrides_of
 from ensemble_ray.testing import ScriptedModel
 
 MODEL = ScriptedModel()
@@ -26,7 +26,7 @@ def look() -> str:
 
 def test_agents_that_differ_by_data_are_one_kind() -> None:
     """S-MR-142: an agent is its kind's template and what differs; tools and model are the template's own objects."""
-    kinds = Kinds()
+    kinds = AgentTemplates()
     template = worker(tools=[look])
     changes: dict[str, Any] = {
         "role": "Reader",
@@ -41,19 +41,19 @@ def test_agents_that_differ_by_data_are_one_kind() -> None:
     }
     other = worker(tools=[look], **changes)
     changes["is_streaming"] = changes.pop("stream")  # read under another name than written
-    assert set(changes) == set(OVERLAY_FIELDS)
-    kind = kinds.kind_of(template)
-    assert kinds.kind_of(other) == kind
+    assert set(changes) == set(OVERRIDE_FIELDS)
+    kind = kinds.name_of(template)
+    assert kinds.name_of(other) == kind
     assert kinds.template(kind) is template
-    assert kinds.overlay(other, kind) == changes
-    assert kinds.overlay(template, kind) == {}
-    assert kinds.overlay(worker(tools=[look], role="Reader"), kind) == {"role": "Reader"}
-    made = apply_overrides(template, overlay_of(other, template))
-    assert {name: getattr(made, name) for name in Agent.model_fields} == {
+    assert kinds.overrides(other, kind) == changes
+    assert kinds.overrides(template, kind) == {}
+    assert kinds.overrides(worker(tools=[look], role="Reader"), kind) == {"role": "Reader"}
+    rebuilt = apply_overrides(template, overrides_of(other, template))
+    assert {name: getattr(rebuilt, name) for name in Agent.model_fields} == {
         name: getattr(other, name) for name in Agent.model_fields
     }
-    assert made.llm is MODEL
-    assert made.tools[0] is template.tools[0]
+    assert rebuilt.llm is MODEL
+    assert rebuilt.tools[0] is template.tools[0]
 
 
 class Special(Agent):
@@ -82,32 +82,32 @@ class Special(Agent):
 )
 def test_agents_that_differ_by_an_object_or_a_limit_are_two_kinds(one: Agent, other: Agent) -> None:
     """S-MR-142, S-MR-141: who says nothing of replicas is another than who asks for one."""
-    kinds = Kinds()
-    assert kinds.kind_of(one) != kinds.kind_of(other)
-    assert kinds.kind_of(one) == kinds.kind_of(one.rewritten(role="Other"))
+    kinds = AgentTemplates()
+    assert kinds.name_of(one) != kinds.name_of(other)
+    assert kinds.name_of(one) == kinds.name_of(one.rewritten(role="Other"))
 
 
 @pytest.mark.parametrize("name", ["openai:small", "local"])
 def test_agents_whose_models_have_one_name_are_one_kind(name: str) -> None:
     """S-MR-142, S-CONV-19: one model object for all of them."""
-    kinds = Kinds()
+    kinds = AgentTemplates()
     one, other = worker(llm=name), worker(llm=name)
     assert one.llm is other.llm
-    assert kinds.kind_of(one) == kinds.kind_of(other)
-    assert kinds.kind_of(one) != kinds.kind_of(worker(llm="openai:large"))
+    assert kinds.name_of(one) == kinds.name_of(other)
+    assert kinds.name_of(one) != kinds.name_of(worker(llm="openai:large"))
 
 
 def test_kinds_do_not_pile_up_when_each_agent_is_one() -> None:
     """S-MR-142: those used last are known; one that was forgotten has another name, also where its objects are the same."""
-    kinds = Kinds(most=2)
+    kinds = AgentTemplates(most=2)
     agents = [worker(llm=ScriptedModel()) for _ in range(3)]
-    first, second = kinds.kind_of(agents[0]), kinds.kind_of(agents[1])
-    assert kinds.kind_of(agents[0]) == first
-    third = kinds.kind_of(agents[2])
-    assert (kinds.kind_of(agents[0]), kinds.kind_of(agents[2])) == (first, third)
+    first, second = kinds.name_of(agents[0]), kinds.name_of(agents[1])
+    assert kinds.name_of(agents[0]) == first
+    third = kinds.name_of(agents[2])
+    assert (kinds.name_of(agents[0]), kinds.name_of(agents[2])) == (first, third)
     with pytest.raises(KeyError):
         kinds.template(second)
-    assert kinds.kind_of(agents[1]) not in {first, second, third}
+    assert kinds.name_of(agents[1]) not in {first, second, third}
 
 
 def test_shelf_keeps_what_is_in_use_and_what_was_used_last() -> None:

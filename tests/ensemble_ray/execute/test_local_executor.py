@@ -64,7 +64,7 @@ class Street:
         self.bench = bench
         self.batches: list[list[TaskResult]] = []
         self._came = asyncio.Event()
-        self.houses = LocalExecutor(bench.runner, bench.agents, self._take, grace_s=GRACE_S)
+        self.executor = LocalExecutor(bench.runner, bench.agents, self._take, grace_s=GRACE_S)
 
     def _take(self, results: Sequence[TaskResult]) -> None:
         self.batches.append(list(results))
@@ -79,7 +79,7 @@ class Street:
 
     def start(self, *keys: str, agent_key: str | None = None) -> None:
         """Start these tasks."""
-        self.houses.start([self.bench.order(key, agent_key=agent_key) for key in keys])
+        self.executor.start([self.bench.order(key, agent_key=agent_key) for key in keys])
 
 
 def handling(handler: Callable[[object], object], *keys: str) -> Street:
@@ -105,12 +105,12 @@ async def test_running_tasks_are_those_that_were_not_reported() -> None:
     """What a runtime has to stop when conducting itself broke."""
     gate = Gate()
     street = handling(gate.handle, "a", "b")
-    assert street.houses.running == ()
+    assert street.executor.running == ()
     street.start("a", "b")
-    assert street.houses.running == ("a#0", "b#0")
+    assert street.executor.running == ("a#0", "b#0")
     gate.free.set()
     await street.results(2)
-    assert street.houses.running == ()
+    assert street.executor.running == ()
 
 
 @pytest.mark.parametrize(("limit", "most"), [(1, 1), (2, 2), (None, 3)])
@@ -153,7 +153,7 @@ async def test_stopped_task_is_reported_with_what_it_did() -> None:
     street.start("a", "b")
     for _ in range(2):
         await gate.begun.get()
-    street.houses.stop(["a#0"])
+    street.executor.stop(["a#0"])
     results = await street.results(1)
     assert (results["a"].status, results["a"].error) == ("cancelled", None)
     assert results["a"].trace is not None
@@ -168,7 +168,7 @@ async def test_task_that_waits_for_its_agent_is_stopped_at_once() -> None:
     street = Street(Bench(agents={"writer": agent}))
     street.start("a", "b", agent_key="writer")
     await gate.begun.get()
-    street.houses.stop(["b#0"])
+    street.executor.stop(["b#0"])
     results = await street.results(1)
     assert (results["b"].status, results["b"].trace) == ("cancelled", None)
     street.start("c", agent_key="writer")
@@ -181,7 +181,7 @@ async def test_task_that_has_not_begun_is_stopped() -> None:
     """S-SET-27: stopped in the turn in which it was started."""
     street = handling(Gate().handle, "a")
     street.start("a")
-    street.houses.stop(["a#0"])
+    street.executor.stop(["a#0"])
     assert (await street.results(1))["a"].status == "cancelled"
     assert street.bench.sink.events == ()
 
@@ -191,7 +191,7 @@ async def test_unknown_and_ended_tasks_are_not_stopped() -> None:
     street = handling(lambda _: "Done", "a")
     street.start("a")
     await street.results(1)
-    street.houses.stop(["a#0", "nobody#0"])
+    street.executor.stop(["a#0", "nobody#0"])
     await asyncio.sleep(0)
     assert [[result.status for result in batch] for batch in street.batches] == [["completed"]]
 
@@ -204,7 +204,7 @@ def test_task_that_does_not_stop_is_left_behind_after_the_grace(caplog: pytest.L
         street = handling(gate.hold_on, "a")
         street.start("a")
         await gate.begun.get()
-        street.houses.stop(["a#0"])
+        street.executor.stop(["a#0"])
         await street.results(1)
         (task,) = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         gate.free.set()
@@ -227,7 +227,7 @@ def test_nobody_is_left_behind_when_all_stop_in_time(caplog: pytest.LogCaptureFi
         street = handling(gate.handle, "a")
         street.start("a")
         await gate.begun.get()
-        street.houses.stop(["a#0"])
+        street.executor.stop(["a#0"])
         await street.results(1)
         await asyncio.sleep(2 * GRACE_S)
 
@@ -242,16 +242,16 @@ def test_work_that_is_asked_for_again_is_not_taken_for_what_was_stopped(*, lets_
     async def scenario() -> tuple[str, str]:
         gate = Gate()
         street = handling(gate.handle if lets_go else gate.hold_on, "a")
-        before = asyncio.ensure_future(street.houses.perform(street.bench.order("a")))
+        before = asyncio.ensure_future(street.executor.perform(street.bench.order("a")))
         await gate.begun.get()
-        (old,) = street.houses._tasks.values()
-        street.houses.stop(["a#0"])
+        (old,) = street.executor._tasks.values()
+        street.executor.stop(["a#0"])
         stopped = await before
-        after = asyncio.ensure_future(street.houses.perform(street.bench.order("a")))
+        after = asyncio.ensure_future(street.executor.perform(street.bench.order("a")))
         await gate.begun.get()
-        (new,) = street.houses._tasks.values()
+        (new,) = street.executor._tasks.values()
         await asyncio.sleep(2 * GRACE_S)
-        street.houses._report(*old, street.houses._empty(old[0], "failed"))
+        street.executor._report(*old, street.executor._empty(old[0], "failed"))
         gate.free.set()
         await asyncio.wait([old[1], new[1]])
         return stopped.status, (await after).status

@@ -139,9 +139,9 @@ async def test_tries_that_are_recorded_count_and_are_not_made_again() -> None:
     bench = Bench(agents={"draft": writer(model, tools=[search])}, known=live.journal.facts()[:9])
     await bench.run(epoch=1)
     assert len(search.asked) == 1
-    told = [message.content or "" for message in model.calls[-1].messages if message.role == "tool"]
-    assert told[:3] == ["another one"] * 3
-    assert told[3].startswith("Tool error: TryAgain: another one")
+    shown = [message.content or "" for message in model.calls[-1].messages if message.role == "tool"]
+    assert shown[:3] == ["another one"] * 3
+    assert shown[3].startswith("Tool error: TryAgain: another one")
 
 
 async def test_answers_that_a_guardrail_refused_are_not_asked_for_again() -> None:

@@ -65,9 +65,9 @@ async def test_facts_have_the_data_of_the_record_format() -> None:
         "duration_s": 0.0,
     }
     assert (second.data.to_data()["input_tokens"], second.data.to_data()["output_tokens"]) == (-1, -1)
-    told = output.data.to_data()["output"]
-    assert isinstance(told, Mapping)
-    assert told["raw"] == "Three"
+    recorded = output.data.to_data()["output"]
+    assert isinstance(recorded, Mapping)
+    assert recorded["raw"] == "Three"
 
 
 async def test_facts_are_in_the_journal_before_the_next_step() -> None:

@@ -30,7 +30,7 @@ async def test_place_is_given_back_while_all_open_calls_wait() -> None:
             slot.ended()
             assert not places.locked()  # one more waits still
         slot.ended()
-        await slot.take()
+        await slot.acquire()
         assert places.locked()
     assert not places.locked()
 
@@ -41,7 +41,7 @@ async def test_place_is_taken_again_after_another_task_let_go() -> None:
     async with Slot(places) as slot:
         slot.begin(1)
         async with slot.waiting(), Slot(places):
-            again = asyncio.create_task(slot.take())
+            again = asyncio.create_task(slot.acquire())
             await asyncio.sleep(0)
             assert not again.done()
         slot.ended()
@@ -72,4 +72,4 @@ async def test_task_without_a_limit_needs_no_place() -> None:
         async with slot.waiting():
             pass
         slot.ended()
-        await slot.take()
+        await slot.acquire()

@@ -49,8 +49,8 @@ def test_input_is_estimated_of_messages_and_tool_descriptions() -> None:
     """S-BUD-2: a token for four characters, calls of earlier turns included."""
     asked = ChatMessage("assistant", None, tool_calls=(ToolCall(id="1", name="find", arguments='{"q": 1}'),))
     tool = ToolSpec("find", "Finds things", {"type": "object"})
-    told = 400 + len('find{"q": 1}') + len("findFinds things") + len(json.dumps({"type": "object"}))
-    assert estimated_input([*ASKED, asked], [tool]) == told // 4
+    characters = 400 + len('find{"q": 1}') + len("findFinds things") + len(json.dumps({"type": "object"}))
+    assert estimated_input([*ASKED, asked], [tool]) == characters // 4
     assert estimated_input([], []) == 0
 
 

@@ -143,9 +143,9 @@ def test_what_is_missing_has_a_default() -> None:
 
 def test_stimulus_is_recorded_with_its_fields() -> None:
     """S-DUR-30: roles only of managers, and how many of its group follow."""
-    told = encode_stimulus(Completed(at=1.0, instance="a#0"), more=1)
-    assert told.is_completion
-    assert told.to_data() == {
+    encoded = encode_stimulus(Completed(at=1.0, instance="a#0"), more=1)
+    assert encoded.is_completion
+    assert encoded.to_data() == {
         "type": "TaskCompleted", "at": 1.0, "key": "a", "duration_s": 0.0, "total_tokens": -1, "tool_call_count": 0,
         "more": 1,
     }  # fmt: skip

@@ -315,7 +315,7 @@ def test_report_of_a_manager_has_what_its_workers_gave(end: Fact, status: str) -
     report = resumed.reports["manager"]
     assert report.status == status
     assert [(role, given.raw) for role, given in report.delegated] == [("Reader", "reader"), ("Editor", "editor")]
-    assert [trace.task_description for trace in report.lost_work] == ["do breaker"]
+    assert [trace.task_description for trace in report.failed_delegations] == ["do breaker"]
 
 
 def test_worker_that_gave_its_result_to_nobody_is_not_reported() -> None:

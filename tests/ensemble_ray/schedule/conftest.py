@@ -7,15 +7,15 @@ from collections.abc import Callable
 import pytest
 
 from ensemble_ray.plan.plan import Plan
-from tests.ensemble_ray.schedule.plans import STARTED, Told
+from tests.ensemble_ray.schedule.plans import STARTED, CheckedMachine
 
 
 @pytest.fixture
-def told() -> Callable[[Plan], Told]:
+def begin_run() -> Callable[[Plan], CheckedMachine]:
     """Makes a machine of a plan and begins its run; it is validated after every step."""
 
-    def begin(plan: Plan) -> Told:
-        machine = Told(plan)
+    def begin(plan: Plan) -> CheckedMachine:
+        machine = CheckedMachine(plan)
         machine(STARTED)
         return machine
 

@@ -167,7 +167,7 @@ class Feed:
     rules: MapReduceRules
     items: int
     recorded: Sequence[ReduceGroup] = ()
-    given: int = 0
+    pulled_count: int = 0
     wanted: list[Instruction] = field(default_factory=list)
     running: list[Work] = field(default_factory=list)
     asked: int = 0
@@ -177,7 +177,7 @@ class Feed:
     def __post_init__(self) -> None:
         self.machine = MapReduceMachine(self.rules, name_of, self.recorded)
 
-    def tell(self, *stimuli: Stimulus) -> list[Instruction]:
+    def handle(self, *stimuli: Stimulus) -> list[Instruction]:
         """Tell the machine, keep what it wants."""
         done = self.machine.handle(*stimuli)
         self.machine.validate()
@@ -188,7 +188,7 @@ class Feed:
                 assert not self.asked, "one question at a time"
                 self.asked = each.question.count
             elif isinstance(each, Start) and isinstance(each.changes, MapItem):
-                assert each.changes.number < self.given
+                assert each.changes.number < self.pulled_count
                 self.running.append((0, each.changes.number))
             elif isinstance(each, Start) and isinstance(each.changes, ReduceGroup):
                 self.running.append((each.changes.level, each.changes.number))
@@ -198,28 +198,28 @@ class Feed:
 
     def begin(self) -> Feed:
         """Let it begin and have its first items."""
-        self.tell(Begun(at=0.0))
+        self.handle(Begun(at=0.0))
         self.give()
         return self
 
     def give(self, most: int | None = None) -> list[Instruction]:
         """Answer its question for items, whose last ones are told to be the last."""
-        count = min(self.asked, self.items - self.given, self.asked if most is None else most)
-        self.given += count
+        count = min(self.asked, self.items - self.pulled_count, self.asked if most is None else most)
+        self.pulled_count += count
         self.asked = 0
-        return self.tell(pulled(count, is_exhausted=self.given == self.items))
+        return self.handle(pulled(count, is_exhausted=self.pulled_count == self.items))
 
     def complete(self, work: Work, tokens: int = 0) -> list[Instruction]:
         """One has its output."""
         self.running.remove(work)
         self.ended.append(work)
-        return self.tell(completed(work, tokens))
+        return self.handle(completed(work, tokens))
 
     def fail(self, work: Work) -> list[Instruction]:
         """One failed."""
         self.running.remove(work)
         self.ended.append(work)
-        return self.tell(broken(work))
+        return self.handle(broken(work))
 
     def play(
         self,
@@ -239,7 +239,7 @@ class Feed:
             work = self.running[choose(self.running)]
             if stop(*work) in self.wanted:
                 self.running.remove(work)
-                self.tell(stopped(work))
+                self.handle(stopped(work))
             elif work in failing:
                 self.fail(work)
             else:

@@ -86,7 +86,7 @@ def cancels(*keys: str) -> list[Instruction]:
     return [Cancel(instance=instance_of(key)) for key in keys]
 
 
-class Told:
+class CheckedMachine:
     """A machine whose invariants are checked after every step; calling it is telling it."""
 
     def __init__(self, plan: Plan) -> None:

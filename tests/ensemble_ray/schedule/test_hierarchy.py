@@ -56,13 +56,13 @@ def test_worker_is_refused_when_its_own_cap_is_reached() -> None:
 def test_worker_is_refused_when_an_earlier_stage_is_not_complete() -> None:
     """S-HIER-74, S-HIER-42, S-HIER-43, S-HIER-44: the first incomplete stage, from 1; successes alone complete one."""
     machine = enforcer(required_stages=STAGES)
-    told = "Cannot delegate to '{}': stage {} is not yet complete"
-    assert machine.approve("Editor") == told.format("Editor", 1)
+    expected = "Cannot delegate to '{}': stage {} is not yet complete"
+    assert machine.approve("Editor") == expected.format("Editor", 1)
     assert [machine.approve("Researcher"), machine.approve("Analyst")] == [None, None]
     machine.completed("Researcher", "a")
-    assert machine.approve("Writer") == told.format("Writer", 1)  # the analyst failed
+    assert machine.approve("Writer") == expected.format("Writer", 1)  # the analyst failed
     succeed(machine, "Analyst", "Researcher")  # back to an earlier stage
-    assert machine.approve("Editor") == told.format("Editor", 2)
+    assert machine.approve("Editor") == expected.format("Editor", 2)
     succeed(machine, "Writer", "Editor", "Analyst")
 
 
@@ -87,7 +87,7 @@ def test_first_failing_check_decides_when_several_fail() -> None:
         "max_calls_per_worker": {"Editor": 1},
         "required_stages": (("Analyst",), ("Writer",), ("Editor",)),
     }
-    for mend, told in (
+    for mend, expected in (
         ({}, "Agent 'Editor' has reached its delegation cap of 1"),
         ({"global_max_delegations": 1}, "Global delegation cap of 1 has been reached"),
         ({"allowed_workers": ("Analyst",)}, "Agent 'Editor' is not in the allowed_workers list"),
@@ -95,7 +95,7 @@ def test_first_failing_check_decides_when_several_fail() -> None:
         rules |= mend
         machine = enforcer(**rules)
         machine.recall("Editor")
-        assert machine.approve("Editor") == told
+        assert machine.approve("Editor") == expected
     assert enforcer(required_stages=STAGES, max_calls_per_worker={"Editor": 1}).approve("Editor") == (
         "Cannot delegate to 'Editor': stage 1 is not yet complete"
     )
@@ -168,8 +168,8 @@ def test_violation_is_told_when_a_required_worker_never_succeeded() -> None:
     machine = DelegationEnforcer(rules, WORKERS)
     assert machine.approve("Writer") is None
     succeed(machine, "Analyst")
-    told = tuple(f"Required worker '{role}' was not delegated to during this run." for role in ("Writer", "Editor"))
-    assert machine.violations() == told == violations_of(rules, {"Analyst", "Researcher"})
+    expected = tuple(f"Required worker '{role}' was not delegated to during this run." for role in ("Writer", "Editor"))
+    assert machine.violations() == expected == violations_of(rules, {"Analyst", "Researcher"})
     succeed(machine, "Editor", "Writer")
     assert machine.violations() == ()
 
@@ -302,10 +302,10 @@ def test_only_what_can_be_done_is_asked_for_when_something_else_cannot() -> None
     """`enforce_required`: a reminder that could not be spent is kept for later."""
     machine = enforcer(required_workers=("Writer", "Editor"), max_calls_per_worker={"Writer": 1})
     machine.recall("Writer")
-    told = machine.reminder()
-    assert told is not None
-    assert "'Editor'" in told
-    assert "'Writer'" not in told
+    expected = machine.reminder()
+    assert expected is not None
+    assert "'Editor'" in expected
+    assert "'Writer'" not in expected
 
 
 # A manager that does not come on.

@@ -14,7 +14,7 @@ from ensemble_ray.schedule.states import TaskState
 from ensemble_ray.schedule.stimuli import Begun, Cancelled, CancelRequested, Completed, Exited, Failed, Stimulus
 from ensemble_ray.values.ids import instance_of, key_of
 from ensemble_ray.values.outputs import ExitReason, RunState
-from tests.ensemble_ray.schedule.plans import Told, done, failed, plan_of
+from tests.ensemble_ray.schedule.plans import CheckedMachine, done, failed, plan_of
 
 #: Seeded and without a store of examples, so that a run gives the same everywhere.
 SEEDED = settings(max_examples=60)
@@ -26,16 +26,16 @@ class Play:
     """A run as obedient houses would make it; keeps everything told and everything wanted."""
 
     plan: Plan
-    told: Told
+    checked: CheckedMachine
     batches: list[tuple[Stimulus, ...]] = field(default_factory=list)
     wanted: list[list[Instruction]] = field(default_factory=list)
     running: list[str] = field(default_factory=list)
     outcomes: dict[str, TaskState] = field(default_factory=dict)
     most_at_once: int = 0
 
-    def tell(self, *batch: Stimulus) -> None:
+    def handle(self, *batch: Stimulus) -> None:
         self.batches.append(batch)
-        instructions = self.told(*batch)
+        instructions = self.checked(*batch)
         self.wanted.append(instructions)
         self.running += [key_of(each.instance) for each in instructions if isinstance(each, Start)]
         self.most_at_once = max(self.most_at_once, len(self.running))
@@ -94,19 +94,19 @@ def play_to_its_end(
     draw: st.DrawFn, plan: Plan, *, ways: tuple[TaskState, ...] = WAYS, may_cancel: bool = True
 ) -> Play:
     """Let running tasks end, some together, until none runs; perhaps somebody cancels."""
-    play = Play(plan=plan, told=Told(plan))
-    play.tell(Begun(at=0.0))
+    play = Play(plan=plan, checked=CheckedMachine(plan))
+    play.handle(Begun(at=0.0))
     is_cancelled = False
     at = 0.0
     while play.running:
         at += 1.0
         if may_cancel and not is_cancelled and draw(st.integers(0, 9)) == 0:
             is_cancelled = True
-            play.tell(CancelRequested(at=at))
+            play.handle(CancelRequested(at=at))
             continue
         allowed = (*ways, TaskState.CANCELLED) if is_cancelled else ways
         ending = draw(st.lists(st.sampled_from(sorted(play.running)), min_size=1, max_size=3, unique=True))
-        play.tell(*(play.resolve(key, draw(st.sampled_from(allowed)), at) for key in ending))
+        play.handle(*(play.resolve(key, draw(st.sampled_from(allowed)), at) for key in ending))
     return play
 
 
@@ -127,13 +127,13 @@ def uncancelled(draw: st.DrawFn, strategy: str) -> Play:
 @given(plays())
 def test_every_task_resolves_once_and_the_run_ends_once(play: Play) -> None:
     """S-PAR-12: the end is the last thing wanted, and nothing was started twice or both started and skipped."""
-    assert all(state.is_resolved for state in play.told.machine.states.values())
+    assert all(state.is_resolved for state in play.checked.machine.states.values())
     assert len(play.ends) == 1
     assert play.wanted[-1][-1] is play.ends[0]
     resolved = [*play.all(Start), *play.all(Skip)]
     assert sorted(resolved) == sorted(node.key for node in play.plan.nodes)
     for key, state in play.outcomes.items():
-        assert play.told.machine.states[instance_of(key)] is state
+        assert play.checked.machine.states[instance_of(key)] is state
 
 
 @SEEDED
@@ -216,7 +216,7 @@ def test_same_facts_give_the_same_instructions(play: Play) -> None:
 @given(plays(), st.data())
 def test_late_messages_change_nothing(play: Play, data: st.DataObject) -> None:
     """S-PAR-12: every report said again, at any later moment, as anything."""
-    again = Told(play.plan)
+    again = CheckedMachine(play.plan)
     known: set[str] = set()
     for batch, instructions in zip(play.batches, play.wanted, strict=True):
         assert again(*batch) == instructions
@@ -225,8 +225,11 @@ def test_late_messages_change_nothing(play: Play, data: st.DataObject) -> None:
         for key in sorted(late):
             state = data.draw(st.sampled_from([*WAYS, TaskState.CANCELLED]))
             assert again(_fact(key, state, 99.0)) == []
-    assert again.machine.states == play.told.machine.states
-    assert (again.machine.completed, again.machine.failed) == (play.told.machine.completed, play.told.machine.failed)
+    assert again.machine.states == play.checked.machine.states
+    assert (again.machine.completed, again.machine.failed) == (
+        play.checked.machine.completed,
+        play.checked.machine.failed,
+    )
 
 
 @SEEDED
@@ -236,8 +239,8 @@ def test_order_of_reports_in_one_step_does_not_change_what_is_resolved(plan: Pla
     uncapped = plan_of("parallel", {node.key: node.context for node in plan.nodes}, error_strategy="continue_on_error")
     roots = [node.key for node in plan.nodes if not node.context]
     facts: list[Stimulus] = [done(key) if number % 2 else failed(key) for number, key in enumerate(roots)]
-    forwards, backwards = Told(uncapped), Told(uncapped)
-    for tell, order in ((forwards, facts), (backwards, facts[::-1])):
-        tell(Begun(at=0.0))
-        tell(*order)
+    forwards, backwards = CheckedMachine(uncapped), CheckedMachine(uncapped)
+    for handle, order in ((forwards, facts), (backwards, facts[::-1])):
+        handle(Begun(at=0.0))
+        handle(*order)
     assert forwards.machine.states == backwards.machine.states

@@ -41,7 +41,7 @@ from tests.ensemble_ray.schedule.feeding import (
 def test_items_are_pulled_for_free_places_when_works_end() -> None:
     """S-MR-121, S-MR-140, S-SET-21: one question at a time, for as many as may start."""
     run = Feed(rules=maps_only(window=3), items=9)
-    assert run.tell(BEGUN) == [pull(3)]
+    assert run.handle(BEGUN) == [pull(3)]
     assert run.give(most=2) == [start_map(0), start_map(1), pull(1)]
     assert run.complete((0, 0)) == []  # the question is open
     assert run.give() == [start_map(2), pull(1)]
@@ -50,7 +50,7 @@ def test_items_are_pulled_for_free_places_when_works_end() -> None:
 def test_reduces_go_first_when_items_wait_too() -> None:
     """S-MR-140: what is already pulled waits, and nothing more is pulled."""
     run = Feed(rules=by_chunk(2, is_pipelined=True, window=2), items=9)
-    run.tell(BEGUN)
+    run.handle(BEGUN)
     run.give()
     run.complete((0, 0))  # the question for its place is open
     run.complete((0, 1))
@@ -117,9 +117,9 @@ def test_what_runs_is_stopped_when_the_first_map_fails() -> None:
 
     assert run.give() == []
     assert run.complete((0, 0)) == []
-    assert run.tell(CancelRequested(at=4.0)) == []  # none is stopped twice
+    assert run.handle(CancelRequested(at=4.0)) == []  # none is stopped twice
     run.running.remove((0, 2))
-    assert run.tell(stopped((0, 2))) == [CANCELLED]
+    assert run.handle(stopped((0, 2))) == [CANCELLED]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -169,11 +169,11 @@ def test_reduce_failure_stops_the_run_when_reduces_must_not_fail() -> None:
 def test_refused_items_count_as_failed_when_they_come() -> None:
     """S-MR-125: no map starts for them, in whatever place they are."""
     run = Feed(rules=by_chunk(2), items=4)
-    run.tell(BEGUN)
-    run.given = 4
+    run.handle(BEGUN)
+    run.pulled_count = 4
     run.asked = 0
 
-    done = run.tell(pulled(4, 1, 3, 3, is_exhausted=True))
+    done = run.handle(pulled(4, 1, 3, 3, is_exhausted=True))
 
     assert done == [*(left_out(0, n) for n in (1, 3)), start_map(0), start_map(2)]
     assert run.play().tree == (0, 2)
@@ -189,8 +189,8 @@ def test_refused_item_ends_the_run_when_items_must_not_fail() -> None:
 
     again = Feed(rules=by_chunk(2, fails=True, window=6), items=9).begin()
     again.complete((0, 0))
-    again.given += 1
-    assert again.tell(pulled(1, 6, is_exhausted=False)) == [stop(0, n) for n in range(1, 6)]
+    again.pulled_count += 1
+    assert again.handle(pulled(1, 6, is_exhausted=False)) == [stop(0, n) for n in range(1, 6)]
 
 
 # Ends from outside.
@@ -209,11 +209,11 @@ def test_what_runs_finishes_when_one_exits_early(reason: ExitReason, state: RunS
     run = Feed(rules=by_chunk(2, fails=True, is_pipelined=True), items=9).begin()
     run.complete((0, 0))
     run.running.remove((0, 1))
-    assert run.tell(exited((0, 1), reason)) == []
+    assert run.handle(exited((0, 1), reason)) == []
     assert run.fail((0, 2)) == []
 
     run.running.remove((0, 3))
-    done = run.tell(exited((0, 3), ExitReason.ERROR))
+    done = run.handle(exited((0, 3), ExitReason.ERROR))
 
     assert done == [End(state=state, exit_reason=reason)]
 
@@ -224,20 +224,20 @@ def test_early_exit_counts_when_a_failure_came_before() -> None:
     run.fail((0, 0))
     run.running.remove((0, 1))
 
-    done = run.tell(exited((0, 1), ExitReason.USER_EXIT_EARLY))
+    done = run.handle(exited((0, 1), ExitReason.USER_EXIT_EARLY))
 
     assert done == [End(state=RunState.COMPLETED, exit_reason=ExitReason.USER_EXIT_EARLY)]
 
 
 def test_run_ends_when_it_is_cancelled_before_it_began() -> None:
     """S-SET-27."""
-    assert Feed(rules=maps_only(), items=3).tell(CancelRequested(at=0.0)) == [CANCELLED]
+    assert Feed(rules=maps_only(), items=3).handle(CancelRequested(at=0.0)) == [CANCELLED]
 
 
 def test_what_runs_is_stopped_when_cancelled() -> None:
     """S-SET-27: and the end comes when it has stopped."""
     run = Feed(rules=by_chunk(2), items=9).begin()
-    assert run.tell(CancelRequested(at=2.0)) == [stop(0, n) for n in range(4)]
+    assert run.handle(CancelRequested(at=2.0)) == [stop(0, n) for n in range(4)]
 
     run.play()
 
@@ -248,9 +248,9 @@ def test_items_come_too_late_when_the_run_is_ending() -> None:
     """S-MR-123: a factory that raised, too, ends the run while a question for items is open."""
     run = Feed(rules=by_chunk(2, window=2), items=9).begin()
     run.complete((0, 0))
-    run.tell(raised())
+    run.handle(raised())
 
-    assert run.tell(pulled(1, 2, is_exhausted=False)) == []
+    assert run.handle(pulled(1, 2, is_exhausted=False)) == []
 
     assert run.complete((0, 1)) == [failed("source")]
 
@@ -260,10 +260,10 @@ def test_what_runs_is_stopped_when_the_source_raises() -> None:
     run = Feed(rules=by_chunk(2, window=2), items=9).begin()
     run.complete((0, 0))
     run.asked = 0
-    assert run.tell(raised()) == [stop(0, 1)]
+    assert run.handle(raised()) == [stop(0, 1)]
 
     run.running.remove((0, 1))
-    done = run.tell(exited((0, 1), ExitReason.USER_EXIT_EARLY))
+    done = run.handle(exited((0, 1), ExitReason.USER_EXIT_EARLY))
 
     assert done == [failed("source")]
 
@@ -273,7 +273,7 @@ def test_nothing_is_wanted_when_the_run_has_ended() -> None:
     run = Feed(rules=maps_only(), items=2).play()
 
     assert run.ends == [COMPLETED]
-    assert run.tell(broken((0, 1)), CancelRequested(at=9.0), raised()) == []
+    assert run.handle(broken((0, 1)), CancelRequested(at=9.0), raised()) == []
 
 
 def test_late_messages_are_ignored_when_a_work_is_not_in_flight() -> None:
@@ -281,7 +281,7 @@ def test_late_messages_are_ignored_when_a_work_is_not_in_flight() -> None:
     run = Feed(rules=by_chunk(2, is_pipelined=True), items=4).begin()
     run.complete((0, 0))
     late: list[Stimulus] = [completed((0, 0)), broken((0, 0))]
-    assert run.tell(*late, completed((7, 0))) == []
+    assert run.handle(*late, completed((7, 0))) == []
 
     assert run.play().ends == [COMPLETED]
 

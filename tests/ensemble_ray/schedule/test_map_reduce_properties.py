@@ -225,15 +225,15 @@ def test_run_ends_once_when_something_comes_between(world: World, chance: int, a
     started = len(run.reduces)
     is_over = run.machine.is_ended
     if event == 0:
-        run.tell(CancelRequested(at=5.0))
+        run.handle(CancelRequested(at=5.0))
     elif event == 1:
         run.asked = 0
-        run.tell(raised())
+        run.handle(raised())
     elif event == 2 and run.running:
         level, number = run.running.pop()
-        run.tell(exited((level, number), ExitReason.TIMEOUT))
+        run.handle(exited((level, number), ExitReason.TIMEOUT))
     elif run.running and run.running[0][0] == 0:
-        run.tell(Failed(at=5.0, instance=name(run.running.pop(0)), ends_run=True))
+        run.handle(Failed(at=5.0, instance=name(run.running.pop(0)), ends_run=True))
         is_over = True
 
     if event == 1:

@@ -57,10 +57,10 @@ def reduce_task(chunk: Sequence[Task]) -> Task:
 
 def team(count: int = 4, **fields: Any) -> MapReduceEnsemble:
     """Return a static map-reduce of numbers in groups of two."""
-    given: dict[str, Any] = {"items": iter(range(count)), "map_task": map_task, "reduce_task": reduce_task}
+    arguments: dict[str, Any] = {"items": iter(range(count)), "map_task": map_task, "reduce_task": reduce_task}
     if "target_token_budget" not in fields:
-        given["chunk_size"] = 2
-    return MapReduceEnsemble(**{**given, **fields})
+        arguments["chunk_size"] = 2
+    return MapReduceEnsemble(**{**arguments, **fields})
 
 
 @dataclass

@@ -24,25 +24,25 @@ def recorded(count: int, *, are_all: bool) -> RecoveredRun:
 async def test_items_are_news_once() -> None:
     """S-MR-162: what is on record is not told again, but for what came after it, and the end."""
     items = ItemBuffer(ListReader(range(5)), recorded(3, are_all=False))
-    taken = await items.pull(2)
-    assert (taken.count, taken.is_news, list(taken.indices)) == (2, False, [])
-    taken = await items.pull(9)
-    assert (taken.count, taken.is_news, list(taken.indices), taken.is_exhausted) == (3, True, [3, 4], True)
+    batch = await items.pull(2)
+    assert (batch.count, batch.has_unrecorded, list(batch.indices)) == (2, False, [])
+    batch = await items.pull(9)
+    assert (batch.count, batch.has_unrecorded, list(batch.indices), batch.is_exhausted) == (3, True, [3, 4], True)
     known = ItemBuffer(ListReader(range(3)), recorded(3, are_all=True))
-    assert not (await known.pull(9)).is_news
+    assert not (await known.pull(9)).has_unrecorded
 
 
 @pytest.mark.parametrize(
-    ("items", "are_all", "told"),
+    ("items", "are_all", "message"),
     [
         ([0, 7, 2], False, "item 1 is not what it was"),
         ([0, 1], False, "recorded 3 items, the source has 2"),
         ([0, 1, 2, 3], True, "recorded 3 items, the source has more"),
     ],
 )
-async def test_other_items_are_refused(items: list[int], told: str, *, are_all: bool) -> None:
+async def test_other_items_are_refused(items: list[int], message: str, *, are_all: bool) -> None:
     """S-MR-162: another item, fewer; more where the run had seen the end."""
-    with pytest.raises(ValidationError, match=f"^items changed: .*{told}"):
+    with pytest.raises(ValidationError, match=f"^items changed: .*{message}"):
         await ItemBuffer(ListReader(items), recorded(3, are_all=are_all)).pull(9)
 
 

@@ -30,14 +30,14 @@ async def test_rows_that_cannot_be_written_are_told_of_at_the_end(tmp_path: Path
     """S-MR-130: also where the run has nothing more to do, so that nobody else would tell."""
     done = output("a")
     results = await ResultsFile.open(tmp_path / "results.jsonl", is_resumed=False)
-    told: list[BaseException] = []
+    errors: list[BaseException] = []
     watch = ItemResultWriter(log_of(done), results=results)
-    watch.on_error = told.append
+    watch.on_error = errors.append
     await results.close()  # as a disk that is gone
     watch.completed(0, 0, 0, done)
     with pytest.raises(IllegalStateError, match="is closed") as caught:
         await watch.close()
-    assert told == [caught.value]
+    assert errors == [caught.value]
 
 
 async def test_short_circuit_is_no_items_result(tmp_path: Path) -> None:

@@ -184,26 +184,26 @@ def test_fields_that_cannot_be_given_are_left_out() -> None:
 @pytest.mark.parametrize("kind", [City, Trip, Node, Village, OldVillage, ByName, Choices, Loose, Page[City]])
 def test_fields_have_the_names_that_the_prompt_shows(kind: type[object]) -> None:
     """S-OUT-43, S-OUT-4: in the same order too."""
-    told = json.loads(json.dumps(schema_of(kind).schema))
+    parsed = json.loads(json.dumps(schema_of(kind).schema))
     shown = [line.split('"')[1] for line in describe_schema(kind).splitlines() if line.startswith('  "')]
-    assert list(told["properties"]) == shown
+    assert list(parsed["properties"]) == shown
 
 
 def test_the_root_is_the_object_itself_when_a_type_holds_its_own_kind() -> None:
     """S-OUT-44, S-OUT-45: inner ones refer to it, and it stays strict."""
     schema = schema_of(Node)
-    told = json.loads(json.dumps(schema.schema))
-    assert (told["type"], schema.strict) == ("object", True)
-    assert told["properties"]["children"] == {"type": "array", "items": {"$ref": "#/$defs/Node"}}
-    assert told["$defs"]["Node"]["properties"] == told["properties"]
+    parsed = json.loads(json.dumps(schema.schema))
+    assert (parsed["type"], schema.strict) == ("object", True)
+    assert parsed["properties"]["children"] == {"type": "array", "items": {"$ref": "#/$defs/Node"}}
+    assert parsed["$defs"]["Node"]["properties"] == parsed["properties"]
 
 
 def test_alternatives_are_any_of_when_a_field_tells_them_apart() -> None:
     """S-OUT-44, S-OUT-45: with the keyword that all endpoints know; sets are arrays."""
     schema = schema_of(Owner)
-    told = json.loads(json.dumps(schema.schema))
-    assert told["properties"]["pet"] == {"anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
-    assert told["$defs"]["Dog"]["properties"]["tags"] == {"type": "array", "items": {"type": "string"}}
+    parsed = json.loads(json.dumps(schema.schema))
+    assert parsed["properties"]["pet"] == {"anyOf": [{"$ref": "#/$defs/Cat"}, {"$ref": "#/$defs/Dog"}]}
+    assert parsed["$defs"]["Dog"]["properties"]["tags"] == {"type": "array", "items": {"type": "string"}}
     assert schema.strict
 
 
@@ -238,8 +238,8 @@ def test_a_schema_is_not_strict_when_it_leaves_something_open(kind: object) -> N
 def test_values_of_free_mappings_have_their_type() -> None:
     """S-OUT-43: open is what the type leaves open, and no more."""
     assert schema_of(dict[str, int]).schema["additionalProperties"] == {"type": "integer"}
-    told = json.loads(json.dumps(schema_of(OldVillage).schema))
-    assert (told["required"], told["additionalProperties"]) == (["name"], False)
+    parsed = json.loads(json.dumps(schema_of(OldVillage).schema))
+    assert (parsed["required"], parsed["additionalProperties"]) == (["name"], False)
     assert schema_of(Loose).schema["additionalProperties"] is True
 
 

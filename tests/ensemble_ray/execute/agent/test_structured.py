@@ -202,13 +202,13 @@ def test_correction_tells_of_the_latest_attempt_when_one_failed() -> None:
     assert "Could not find valid JSON in response: no idea" in first
     assert describe_schema(City) in first
     assert "ONLY valid JSON" in first
-    judged.told('{"people": 3}')
+    judged.accept('{"people": 3}')
     second = judged.next_prompt()
     assert second is not None
     assert '{"people": 3}' in second
     assert "'name': Field required" in second
     assert "no idea" not in second
-    judged.told(GOOD)
+    judged.accept(GOOD)
     assert judged.next_prompt() is None
     assert judged.result() == City(name="Bern", people=134)
 
@@ -220,7 +220,7 @@ def test_error_tells_of_every_attempt_when_none_fits(retries: int) -> None:
     judged = machine("bad 0", task)
     for attempt in range(1, retries + 1):
         assert judged.next_prompt() is not None
-        judged.told(f"bad {attempt}")
+        judged.accept(f"bad {attempt}")
     assert judged.next_prompt() is None
     with pytest.raises(OutputParsingError) as failed:
         judged.result()
@@ -244,18 +244,18 @@ def test_empty_answer_is_retried_when_a_type_is_wanted(empty: str | None) -> Non
     """S-OUT-38: a failed attempt, not an empty success, first or later."""
     judged = machine(empty)
     assert "LLM produced an empty response" in (judged.next_prompt() or "")
-    judged.told(empty)
+    judged.accept(empty)
     assert judged.next_prompt() is not None
-    judged.told(GOOD)
+    judged.accept(GOOD)
     assert judged.result() == City(name="Bern", people=134)
 
 
 def test_log_tells_of_each_attempt_once() -> None:
     """S-OUT-36: WARN for each failed one, INFO with attempt i/n for the good one."""
     judged = machine("nothing")
-    told = "structured output not parsed on attempt 1/3: Could not find valid JSON in response: nothing"
-    assert judged.log_lines() == [(logging.WARNING, f"Agent 'Geographer': {told}")]
-    judged.told(GOOD)
+    warning = "structured output not parsed on attempt 1/3: Could not find valid JSON in response: nothing"
+    assert judged.log_lines() == [(logging.WARNING, f"Agent 'Geographer': {warning}")]
+    judged.accept(GOOD)
     assert judged.log_lines() == [(logging.INFO, "Agent 'Geographer': structured output parsed on attempt 2/3")]
     assert judged.log_lines() == []
 
@@ -265,6 +265,6 @@ def test_machine_complains_when_it_is_used_out_of_turn() -> None:
     with pytest.raises(IllegalStateError, match="attempt 2 has not been answered"):
         machine("bad").result()
     with pytest.raises(IllegalStateError, match="after the last attempt"):
-        machine(GOOD).told("more")
+        machine(GOOD).accept("more")
     with pytest.raises(IllegalStateError, match="has no output_type"):
         machine(GOOD, Asked(output_type=None))

@@ -121,8 +121,8 @@ async def test_recalled_attempts_use_up_the_caps() -> None:
     whole = managed()
     await done_by(whole, "manager")
     facts = whole.journal.facts()
-    told = [fact.data.to_data()["text"] for fact in facts if fact.kind == "tool_result"]
-    assert sorted(str(text).partition("\n")[0] for text in told) == [
+    texts = [fact.data.to_data()["text"] for fact in facts if fact.kind == "tool_result"]
+    assert sorted(str(text).partition("\n")[0] for text in texts) == [
         "Delegation rejected by policy: Agent 'Digger' has reached its delegation cap of 1",
         "Delegation rejected by policy: Agent 'Painter' has reached its delegation cap of 1",
         "Delegation rejected by policy: too bad",

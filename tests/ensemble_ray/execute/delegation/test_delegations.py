@@ -28,7 +28,7 @@ async def look_up() -> str:
     return "found"
 
 
-def told(bench: Bench, key: str = "writer") -> list[str]:
+def shown_texts(bench: Bench, key: str = "writer") -> list[str]:
     """What an agent was sent as tool results."""
     model = bench.agents[key].llm
     assert isinstance(model, ScriptedModel)
@@ -100,7 +100,7 @@ def test_what_a_stopped_worker_had_done_counts() -> None:
         timeout_s=90.0,
     )
     result, _ = run_in_virtual_time(done_by(bench, "manager"))
-    (lost,) = result.lost_work
+    (lost,) = result.failed_delegations
     assert (lost.agent_role, lost.metrics.input_tokens, lost.metrics.output_tokens) == ("Slow", 10, 5)
     assert result.delegated == ()
 
@@ -121,7 +121,7 @@ def test_peer_that_takes_too_long_is_stopped() -> None:
         member("Writer", calls, "done", allow_delegation=True), member("Slow", hang), member("Quick"), timeout_s=90.0
     )
     result, seconds = run_in_virtual_time(done_by(bench, "writer"))
-    assert told(bench) == ["Error: Agent 'Slow' was stopped, since it did not finish within 90 s", "by Quick"]
+    assert shown_texts(bench) == ["Error: Agent 'Slow' was stopped, since it did not finish within 90 s", "by Quick"]
     assert (result.status, ended, seconds) == ("completed", ["hang"], 90.0)
     (failed,) = bench.sink.of(DelegationFailedEvent)
     assert isinstance(failed.cause, AgentExecutionError)
@@ -138,7 +138,7 @@ def test_turn_with_delegations_may_take_longer_than_a_batch_of_tools() -> None:
     worker = writer(ScriptedModel(otherwise=work), role="Digger")
     bench = together(member("Writer", calls, "done", allow_delegation=True), worker)
     _, seconds = run_in_virtual_time(done_by(bench, "writer"))
-    assert told(bench) == ["worked", "worked"]
+    assert shown_texts(bench) == ["worked", "worked"]
     assert seconds == HOUR_S > BATCH_LIMIT_S
 
 
@@ -155,10 +155,10 @@ async def test_stopped_task_stops_what_it_asked_for() -> None:
         return "never"
 
     bench = together(member("Writer", ask("Digger"), "never", allow_delegation=True), member("Digger", hang))
-    houses = bench.runner.peers
+    executor = bench.runner.peers
     asked = asyncio.create_task(done_by(bench, "writer"))
     await begun.wait()
-    houses.stop(["writer#0"])  # type: ignore[union-attr]  local houses
+    executor.stop(["writer#0"])  # type: ignore[union-attr]  local houses
     result = await asked
     await ended.wait()
     assert result.status == "cancelled"

@@ -81,7 +81,7 @@ async def resumed(
     return await bench.run(epoch=1), bench, search, model
 
 
-def told(model: ScriptedModel) -> str:
+def shown_result(model: ScriptedModel) -> str:
     """What the model was told of its tool call."""
     (text,) = [message.content for message in model.calls[0].messages if message.role == "tool"]
     return text or ""
@@ -103,12 +103,12 @@ async def test_model_is_told_when_the_outcome_is_unknown(caplog: pytest.LogCaptu
     with caplog.at_level(logging.WARNING):
         result, bench, search, model = await resumed(await begun(), on_unknown="tell_model")
     assert search.asked == []
-    assert "Outcome unknown" in told(model)
-    assert "before you call it again" in told(model)
+    assert "Outcome unknown" in shown_result(model)
+    assert "before you call it again" in shown_result(model)
     shown = call_trace(result)
-    assert (shown.outcome, shown.result, shown.started_at) == ("unknown", told(model), utc_of(1000.0))
+    assert (shown.outcome, shown.result, shown.started_at) == ("unknown", shown_result(model), utc_of(1000.0))
     recorded = (await bench.journal.known("draft#0"))[NAME, "tool_result"]
-    assert (recorded.data.to_data()["outcome"], recorded.data.to_data()["text"]) == ("unknown", told(model))
+    assert (recorded.data.to_data()["outcome"], recorded.data.to_data()["text"]) == ("unknown", shown_result(model))
     (line,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert "nobody knows whether it was done" in line
 
@@ -118,7 +118,7 @@ async def test_unknown_outcome_is_settled_for_good_when_another_house_takes_over
     _, bench, _, first = await resumed(await begun(), on_unknown="tell_model")
     known = [fact for fact in bench.journal.facts() if fact.kind in {"tool_intent", "tool_result"} or fact.seq == 1]
     _, _, search, second = await resumed(known, on_unknown="fail")
-    assert (search.asked, told(second)) == ([], told(first))
+    assert (search.asked, shown_result(second)) == ([], shown_result(first))
 
 
 async def test_text_of_an_unknown_outcome_is_whole_when_tool_output_is_cut() -> None:
@@ -126,7 +126,7 @@ async def test_text_of_an_unknown_outcome_is_whole_when_tool_output_is_cut() -> 
     _, _, _, model = await resumed(
         await begun(), on_unknown="tell_model", context=replace(RUN_CONTEXT, max_tool_output_length=9)
     )
-    assert "truncated" not in told(model)
+    assert "truncated" not in shown_result(model)
 
 
 async def test_task_fails_when_unknown_outcomes_shall_fail_it() -> None:
@@ -158,7 +158,7 @@ async def test_stronger_effect_counts_when_a_tool_is_declared_anew(recorded: str
     search, model = Search(), ScriptedModel("Three")
     search.effect = declared  # type: ignore[assignment]  one of the three
     await Bench(agents={"draft": writer(model, tools=[search])}, known=known).run(epoch=1)
-    assert (search.asked, told(model)[:15]) == ([], "Outcome unknown")
+    assert (search.asked, shown_result(model)[:15]) == ([], "Outcome unknown")
 
 
 async def test_outcome_is_unknown_when_the_tool_is_gone() -> None:
@@ -166,7 +166,7 @@ async def test_outcome_is_unknown_when_the_tool_is_gone() -> None:
     model = ScriptedModel("Three")
     bench = Bench(agents={"draft": writer(model, tools=[CalculatorTool()])}, known=await begun())
     await bench.run(epoch=1)
-    assert "Outcome unknown" in told(model)
+    assert "Outcome unknown" in shown_result(model)
 
 
 # Asking.
@@ -211,14 +211,14 @@ async def test_decision_is_asked_for_again_when_the_repeated_call_was_lost_too()
     driver = Driver("done")
     _, _, search, asked = await resumed([model, intent, decided, intent], on_unknown="ask", driver=driver)
     assert (search.asked, len(driver.asked)) == ([], 1)
-    assert "was done" in told(asked)
+    assert "was done" in shown_result(asked)
 
 
 async def test_model_is_told_so_when_it_is_confirmed_that_it_was_done() -> None:
     """S-DUR-24, S-DUR-26."""
     result, bench, search, model = await resumed(await begun(), on_unknown="ask", driver=Driver("done"))
     assert search.asked == []
-    assert "was done" in told(model)
+    assert "was done" in shown_result(model)
     assert call_trace(result).outcome == "unknown"
     assert (await bench.journal.known("draft#0"))[NAME, "decision"].data.to_data() == {"answer": "done"}
 
