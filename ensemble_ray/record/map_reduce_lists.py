@@ -126,8 +126,8 @@ class RecordedItems:
             return
         if self._indices is None and index != self.count:
             self._indices = array("q", range(self.count))
-            for earlier_index in self._indices:
-                self._pulled[earlier_index] = 1
+            for previous in self._indices:
+                self._pulled[previous] = 1
         if self._indices is not None:
             self._indices.append(index)
             self._pulled[index] = 1

@@ -282,8 +282,8 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         started_at=now,
         rest=recorded.rest,
     )
-    with_made_agents = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
-    same = [key for key in with_made_agents if not reused_differences(offer.recovered.header, header, [key])]
+    synthesized = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
+    same = [key for key in synthesized if not reused_differences(offer.recovered.header, header, [key])]
     started = Fact(run=run_id, name=RUN, at=now, data=encode_stimulus(Begun(at=now)))
     copies = copied_facts(offer.facts, run_id, offer.plan.reused, redone=same)
     owned = await offer.store.begin(run_id, origin=header.origin or "")

@@ -130,7 +130,7 @@ async def begin_again(
     if allow_loss:
         await store.accept_loss(found.run_id, by_force=take_over)
         found = await store.find(found.run_id)
-    found = await _settled(store, found, take_over=take_over)
+    found = await _wait_while_ending(store, found, take_over=take_over)
     facts = await head_facts(store, found.run_id)
     head = RunHead(facts)
     _check(found, head, take_over=take_over)
@@ -179,7 +179,7 @@ def _budget(definition: Runnable) -> RunBudget | None:
     return RunBudget.of(definition.max_tokens, definition.max_cost)
 
 
-async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
+async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
     """Return the run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
