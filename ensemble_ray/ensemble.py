@@ -24,7 +24,7 @@ from ensemble_ray.values.outputs import EnsembleOutput
 __all__ = ["Ensemble", "Startable", "join", "joined", "run", "streamed"]
 
 R = TypeVar("R", bound=Run)
-News = TypeVar("News")
+Update = TypeVar("Update")
 
 #: How long Ctrl-C waits for a run to let go of what it holds, s.
 RELEASE_S = 10.0
@@ -115,8 +115,8 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
     ) -> AsyncIterator[Event | EnsembleOutput]:
         """Events as they happen, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_watched=True)
-        async with aclosing(streamed(begun, begun.events())) as told:
-            async for each in told:
+        async with aclosing(streamed(begun, begun.events())) as stream:
+            async for each in stream:
                 yield each
 
     def plan(self, inputs: Mapping[str, object] | None = None) -> Plan:
@@ -149,10 +149,10 @@ class Ensemble(EnsembleDefinition, Startable[Run]):
         )
 
 
-async def streamed(begun: Run, news: AsyncIterable[News]) -> AsyncGenerator[News | EnsembleOutput, None]:
+async def streamed(begun: Run, updates: AsyncIterable[Update]) -> AsyncGenerator[Update | EnsembleOutput, None]:
     """Yield what comes of a run, then its output; left early, it ends the run."""
     try:
-        async for each in news:
+        async for each in updates:
             yield each
         yield await begun.aresult()
     finally:

@@ -110,12 +110,12 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         def map_task(item: object) -> Task:
             text = str(item)
             # What stands in an item's braces is text. During a run nothing else is assumed (S-MR-117).
-            return Task.of(f"{map_description}: {text if made is None else escape_template(text)}")
+            return Task.of(f"{map_description}: {text if listed is None else escape_template(text)}")
 
         def reduce_task(chunk: list[Task]) -> Task:
             return Task.of(cast("str", reduce_description)).replace(context=chunk)
 
-        made = items if isinstance(items, list | tuple | range) else None
+        listed = items if isinstance(items, list | tuple | range) else None
         return cls(items=items, map_task=map_task, reduce_task=reduce_task, llm=model).run(runtime=runtime)
 
     @property
@@ -160,11 +160,11 @@ class MapReduceEnsemble(MapReduceDefinition, Startable["Run | MapReduceRun"]):
         `Ensemble.stream`.
         """
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=self.is_planned)
-        news: AsyncIterable[Event | ItemResult] = (
+        updates: AsyncIterable[Event | ItemResult] = (
             begun.events() if self.is_planned else cast("MapReduceRun", begun).items()
         )
-        async with aclosing(streamed(begun, news)) as told:
-            async for each in told:
+        async with aclosing(streamed(begun, updates)) as stream:
+            async for each in stream:
                 yield each
 
     def begin(
@@ -231,8 +231,8 @@ class MapEnsemble(MapDefinition, Startable["MapReduceRun"]):
     ) -> AsyncIterator[ItemResult | EnsembleOutput]:
         """Results of items as they come, then the output as the last item. Leaving the loop early cancels the run."""
         begun = self.begin(inputs, runtime=runtime, run_id=run_id, options=options, is_heard=False)
-        async with aclosing(streamed(begun, begun.items())) as told:
-            async for each in told:
+        async with aclosing(streamed(begun, begun.items())) as stream:
+            async for each in stream:
                 yield each
 
     def begin(

@@ -74,7 +74,7 @@ class PlannedRun:
             store: Keeps the submission while the run goes on.
             finished: Gets the outcome.
         """
-        recorded = () if owned is None else owned.earlier
+        recorded = () if owned is None else owned.recorded
         context = with_account(submission.context, (*recorded, *submission.preamble))
         self._submission = submission = replace(submission, context=context)
         self._owned = owned
@@ -89,7 +89,7 @@ class PlannedRun:
             SpooledOutputs(),
             header=submission.header,
             preamble=submission.preamble,
-            resumed=None if owned is None or not owned.earlier else self._resumed(owned),
+            resumed=None if owned is None or not owned.recorded else self._resumed(owned),
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[PlannedEnd[bytes, bytes]]
@@ -105,7 +105,7 @@ class PlannedRun:
     def _resumed(self, owned: OwnedRun) -> Resumed[bytes, bytes]:
         """Return what the record knows of the run; outputs stay data, since their types are the user's."""
         tasks, is_restart = self._submission.tasks, self._submission.reason.is_restart
-        resumed: Resumed[bytes, bytes] = Recovered(owned.earlier, is_resumed=not is_restart).resumed(
+        resumed: Resumed[bytes, bytes] = Recovered(owned.recorded, is_resumed=not is_restart).resumed(
             lambda key, data: pack_recorded(data, tasks.get(key, b"")), cloudpickle.dumps
         )
         return replace(resumed, is_restart=is_restart)

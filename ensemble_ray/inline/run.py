@@ -46,7 +46,7 @@ class InlineRun:
     def __init__(self, request: RunRequest, work: PlannedWork, owned: OwnedRun | None, services: Services) -> None:
         self.run_id = request.run_id
         self._planned = planned = work.planned
-        recorded = () if owned is None else owned.earlier
+        recorded = () if owned is None else owned.recorded
         context = with_account(request.context, (*recorded, *work.preliminary))
         self._owned = owned
         self._journal: Journal = MemoryJournal(request.run_id) if owned is None else owned.journal
@@ -62,7 +62,7 @@ class InlineRun:
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
         runner = TaskRunner(context, ports, planned.agents)
-        self._houses = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
+        self._executor = LocalExecutor(runner, planned.agents, self._deliver, grace_s=GRACE_S)
         types = {key: task.output_type for key, task in planned.tasks.items() if task.output_type is not None}
         epoch = 0 if owned is None else owned.epoch
         journal = RunJournal(run_id=request.run_id, epoch=epoch, journal=self._journal, clock=clock)
@@ -72,7 +72,7 @@ class InlineRun:
             HeldOutputs(),
             header=work.header,
             preamble=work.preliminary,
-            resumed=resumed_inline(Recovered(owned.earlier), types) if owned is not None and owned.earlier else None,
+            resumed=resumed_inline(Recovered(owned.recorded), types) if owned is not None and owned.recorded else None,
         )
         self._coordinator = Coordinator(journal, self._tasks)
         self._running: asyncio.Task[PlannedEnd[TaskOutput, TaskResult]]
@@ -98,7 +98,7 @@ class InlineRun:
             state = RunState.INTERRUPTED  # what was recorded can be gone on with
             raise
         finally:
-            self._houses.stop(self._houses.running)  # none, unless conducting itself broke
+            self._executor.stop(self._executor.running)  # none, unless conducting itself broke
             if self._watching is not None:
                 self._watching.cancel()
             if self._owned is not None:
@@ -113,11 +113,11 @@ class InlineRun:
 
     def start(self, assignments: Sequence[Assignment[TaskOutput]]) -> None:
         """Make orders of assignments and run them."""
-        self._houses.start([self._order(assignment) for assignment in assignments])
+        self._executor.start([self._order(assignment) for assignment in assignments])
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop running tasks."""
-        self._houses.stop(instances)
+        self._executor.stop(instances)
 
     def _order(self, assignment: Assignment[TaskOutput]) -> TaskOrder:
         node = assignment.node
@@ -144,6 +144,6 @@ class InlineRun:
 
 def _report_of(result: TaskResult) -> Report[TaskOutput, TaskResult]:
     """Return the report of a result, with objects as this process holds them."""
-    given = [(output.agent_role, output) for _, output in result.delegated]
+    delegated = [(output.agent_role, output) for _, output in result.delegated]
     failure = result if result.output is None else None
-    return report_of(result, output=result.output, failure=failure, delegated=given)
+    return report_of(result, output=result.output, failure=failure, delegated=delegated)

@@ -48,7 +48,7 @@ class InlineSession:
             spending=self.spending,
             ask_unknown=None if isinstance(request.on_unknown, OnUnknown) else request.on_unknown,
         )
-        self._houses = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
+        self._executor = LocalExecutor(TaskRunner(request.context, ports, {}), {}, self._deliver, grace_s=GRACE_S)
 
     @property
     def most_processes(self) -> int | None:
@@ -60,15 +60,15 @@ class InlineSession:
         for order in orders:
             if order.task.handler is not None or order.input_guardrails or order.output_guardrails:
                 self._called[order.key] = order.task
-        self._houses.start(orders)
+        self._executor.start(orders)
 
     def stop(self, instances: Sequence[str]) -> None:
         """Stop these tasks."""
-        self._houses.stop(instances)
+        self._executor.stop(instances)
 
     async def close(self) -> None:
         """Stop what still runs."""
-        await self._houses.end()
+        await self._executor.end()
 
     def _deliver(self, results: Sequence[TaskResult]) -> None:
         for result in results:

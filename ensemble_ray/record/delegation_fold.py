@@ -33,7 +33,7 @@ class WorkerFold:
     """What the worker's own facts tell."""
 
     #: whether it began
-    is_known: bool = False
+    is_recorded: bool = False
     output: TaskOutput | None = None
     #: message of its failure
     failure: str = ""
@@ -87,7 +87,7 @@ def delegation_effect(
         started_at=began,
         position=(int(turn), int(call.removeprefix("call-"))),
         text=text,
-        is_started=decision.data.worker is not None and (worker.is_known or result is not None),
+        is_started=decision.data.worker is not None and (worker.is_recorded or result is not None),
         instance=delegated_instance(decision.name),
         output=worker.output if not errors else None,
         trace=worker.trace,
@@ -98,16 +98,16 @@ def _result_of(
     decision: DelegationDecided, result: ToolReturned | None, worker: WorkerFold, began: float
 ) -> tuple[str, tuple[str, ...], str | None, float]:
     """Return the text for the model, errors, the worker's text, and how long it took, s."""
-    text, taken = ("", 0.0) if result is None else (result.text, result.duration_s)
+    text, duration_s = ("", 0.0) if result is None else (result.text, result.duration_s)
     if decision.worker is None:  # nobody was asked, whether or not the model has heard of it
         reason, hint = decision.refusal or ("", "")
-        return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), None, taken
+        return text or (f"{reason}\n{hint}" if hint else reason), (reason or "refused",), None, duration_s
     if result is not None and not result.is_success:
-        return text, (text.removeprefix("Error: "),), None, taken
+        return text, (text.removeprefix("Error: "),), None, duration_s
     if result is not None:
-        return text, (), text if worker.output is None else worker.output.raw, taken
-    taken = worker.last_at - began
+        return text, (), text if worker.output is None else worker.output.raw, duration_s
+    duration_s = worker.last_at - began
     if worker.output is not None:
-        return worker.output.raw, (), worker.output.raw, taken
+        return worker.output.raw, (), worker.output.raw, duration_s
     reason = worker.failure or _NO_RESULT
-    return f"Error: {worker.failure}" if worker.failure else _NO_RESULT, (reason,), None, taken
+    return f"Error: {worker.failure}" if worker.failure else _NO_RESULT, (reason,), None, duration_s

@@ -48,20 +48,20 @@ def _explicit(value: CaptureMode | str) -> CaptureMode:
     try:
         return CaptureMode(value)
     except ValueError:
-        msg = f"Unknown capture_mode '{value}'. Known: [{_known()}]"
+        msg = f"Unknown capture_mode '{value}'. Known: [{_list_modes()}]"
         raise ValidationError(msg) from None
 
 
 def _of_environment(environ: Mapping[str, str], warn: Callable[[str], object]) -> CaptureMode:
-    given = environ.get(CAPTURE_MODE_VARIABLE, "").strip()
-    if not given:
+    value = environ.get(CAPTURE_MODE_VARIABLE, "").strip()
+    if not value:
         return CaptureMode.OFF
     try:
-        return CaptureMode(given.lower())
+        return CaptureMode(value.lower())
     except ValueError:
-        warn(f"{CAPTURE_MODE_VARIABLE} is '{given}', which is no capture mode and is ignored. Known: [{_known()}]")
+        warn(f"{CAPTURE_MODE_VARIABLE} is '{value}', which is no capture mode and is ignored. Known: [{_list_modes()}]")
         return CaptureMode.OFF
 
 
-def _known() -> str:
+def _list_modes() -> str:
     return ", ".join(mode.value for mode in CaptureMode)

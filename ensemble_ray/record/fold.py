@@ -90,9 +90,9 @@ class RunFold:
         #: what the record has lost
         self._lost: list[str] = []
         for fact in facts:
-            self.take(fact)
+            self.apply(fact)
 
-    def take(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         """Take the next fact."""
         if self._run_id is None:
             self._run_id = fact.run
@@ -113,7 +113,7 @@ class RunFold:
             case told if not fact.is_of_run:
                 if isinstance(told, StimulusRecorded) and told.is_completion:
                     self._completed.append(fact.instance)
-                self._fold_of(fact.instance).take(fact)
+                self._fold_of(fact.instance).apply(fact)
             case _:
                 pass
 
@@ -127,10 +127,10 @@ class RunFold:
     def _fold_of(self, instance: str) -> TaskFold:
         """Return the fold of an instance; work that was handed on belongs to who asked for it."""
         call = delegating_call(instance)
-        known = self._tasks if call is None else self._delegated
-        fold = known.get(instance)
+        folds = self._tasks if call is None else self._delegated
+        fold = folds.get(instance)
         if fold is None:
-            fold = known[instance] = TaskFold(instance=instance)
+            fold = folds[instance] = TaskFold(instance=instance)
             if call is not None:
                 self._fold_of(call.rsplit("/", 2)[0]).adopt(fold)
         return fold
@@ -164,8 +164,8 @@ class RunFold:
     @property
     def capture_mode(self) -> CaptureMode:
         """What the run captured."""
-        told = self._header.capture_mode
-        return CaptureMode(told) if told in set(CaptureMode) else CaptureMode.OFF
+        mode = self._header.capture_mode
+        return CaptureMode(mode) if mode in set(CaptureMode) else CaptureMode.OFF
 
     @property
     def header(self) -> PlanRecorded:
@@ -244,9 +244,9 @@ class RunFold:
             return ()
         if any(fold.failure is not None and fold.output is None for fold in self._tasks.values()):
             return ()
-        given = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
+        asked = {output.agent_role for fold in self._in_order() for output in _outputs_of(fold.workers_that_gave())}
         required = as_sequence(as_mapping(self._plan.get("hierarchy")).get("required_workers"))
-        return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), given)
+        return violations_of(HierarchyRules(required_workers=tuple(map(str, required))), asked)
 
     def output(self, output_types: Mapping[str, type[Any]], object_ids: Mapping[str, str]) -> EnsembleOutput:
         """Return the output of the run; see `fold_output`."""
@@ -256,7 +256,7 @@ class RunFold:
                 f"Run '{run_id}' has no output: it {'has not ended' if self._end is None else f'is {self.state.value}'}"
             )
             raise IllegalStateError(msg)
-        given: list[tuple[str, TaskOutput]] = []
+        outputs_by_key: list[tuple[str, TaskOutput]] = []
         workers: list[TaskOutput] = []
         for fold in self._in_order():
             output = fold.task_output(output_types.get(fold.key))
@@ -264,14 +264,14 @@ class RunFold:
                 workers += _outputs_of(fold.workers_that_gave(), has_traces=True)
             if output is not None:
                 if output.trace is not None:
-                    told = _placed(output.trace, self._nodes.get(fold.key, {}))
-                    output = output.model_copy(update={"trace": told})
-                given.append((fold.key, output))
-        outputs = (*workers, *(output for _, output in given))
-        places = enumerate(given, start=len(workers))
+                    trace = _placed(output.trace, self._nodes.get(fold.key, {}))
+                    output = output.model_copy(update={"trace": trace})
+                outputs_by_key.append((fold.key, output))
+        outputs = (*workers, *(output for _, output in outputs_by_key))
+        places = enumerate(outputs_by_key, start=len(workers))
         results = RunResults(
             outputs=outputs,
-            raw=given[-1][1].raw if given else "",
+            raw=outputs_by_key[-1][1].raw if outputs_by_key else "",
             tool_calls=sum(output.tool_call_count for output in outputs),
             positions={object_ids[key]: place for place, (key, _) in places if key in object_ids},
         )
@@ -289,20 +289,20 @@ class RunFold:
         Those of a planned map-reduce: in the order of levels (S-MR-90).
         """
         if "shown_as" in self._plan:
-            return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_known]
-        told = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
+            return [fold for key in self._nodes if (fold := self._tasks.get(instance_of(key))) and fold.is_recorded]
+        positions = {instance: position for position, instance in enumerate(dict.fromkeys(self._completed))}
 
         def rank(fold: TaskFold) -> tuple[int, int]:
-            kind = 2 if fold.is_unfinished else 0 if fold.output is not None else 1
-            return kind, told.get(fold.instance, len(told))
+            group = 2 if fold.is_unfinished else 0 if fold.output is not None else 1
+            return group, positions.get(fold.instance, len(positions))
 
-        return sorted((fold for fold in self._tasks.values() if fold.is_known), key=rank)
+        return sorted((fold for fold in self._tasks.values() if fold.is_recorded), key=rank)
 
     def _run_errors(self) -> Iterable[ErrorTrace]:
         """Return what the end tells of and no task: errors of the run itself."""
-        told = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
+        of_tasks = {(f.data.error_type, f.data.message) for t in self._tasks.values() if (f := t.failure)}
         for error in () if self._end is None else self._end.errors:
-            if (error.error_type, error.message) not in told:
+            if (error.error_type, error.message) not in of_tasks:
                 yield ErrorTrace(
                     agent_role=error.agent_role,
                     task_description=error.task_description or error.key,
@@ -322,8 +322,8 @@ def _placed(trace: TaskTrace, node: Mapping[str, object]) -> TaskTrace:
 
 
 def _outputs_of(folds: Iterable[TaskFold], *, has_traces: bool = False) -> list[TaskOutput]:
-    given = (fold.task_output() if has_traces else fold.summary() for fold in folds)
-    return [output for output in given if output is not None]
+    outputs = (fold.task_output() if has_traces else fold.summary() for fold in folds)
+    return [output for output in outputs if output is not None]
 
 
 def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
@@ -331,11 +331,11 @@ def _error(fold: TaskFold, node: Mapping[str, object]) -> ErrorTrace:
     if failure is None:
         msg = "only failed tasks have an error"
         raise IllegalStateError(msg)
-    given = failure.data.trace
-    if isinstance(given, TaskTrace):
-        role, description = given.agent_role, given.task_description
+    trace = failure.data.trace
+    if isinstance(trace, TaskTrace):
+        role, description = trace.agent_role, trace.task_description
     else:
-        seen = as_mapping(given)
+        seen = as_mapping(trace)
         role = as_text(seen.get("agent_role"), as_text(node.get("agent_role")))
         description = as_text(seen.get("task_description"), as_text(node.get("description"), fold.key))
     return ErrorTrace(

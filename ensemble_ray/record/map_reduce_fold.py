@@ -100,7 +100,7 @@ class MapReduceRecovery:
         #: which execution of some work counts, where it is not the first
         self._occurrences: dict[str, int] = {}
 
-    def take(self, facts: Iterable[Fact]) -> None:
+    def apply(self, facts: Iterable[Fact]) -> None:
         """Take the next facts.
 
         Raises:
@@ -113,17 +113,17 @@ class MapReduceRecovery:
                     if is_making_agent(fact):
                         self.answers.setdefault(fact.name, []).append(cast("Fact[ModelAnswered]", fact))
                 case OutputRecorded() | FailureRecorded() | ExitRecorded() as end:
-                    self._take_end(fact, end)
+                    self._apply_end(fact, end)
                 case ItemsRecorded() as pulled:
-                    self.items.take(pulled)
+                    self.items.apply(pulled)
                 case GroupRecorded() as group:
-                    self.groups.take(group)
+                    self.groups.apply(group)
                 case RunResumed(is_restart=is_restart):
                     if not is_restart:
                         self._forgive()
-                    self.head.take(fact)
+                    self.head.apply(fact)
                 case _:
-                    self.head.take(fact)
+                    self.head.apply(fact)
 
     # What is known.
 
@@ -174,7 +174,7 @@ class MapReduceRecovery:
     def _repeat(self, key: str) -> None:
         self._occurrences[key] = self._occurrences.get(key, 0) + 1
 
-    def _take_end(self, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
+    def _apply_end(self, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
         """Take how some work ended; work that it handed on belongs to it."""
         key, _, occurrence = fact.name.rpartition("#")
         if "/" in fact.name or not occurrence.isdecimal():
@@ -185,9 +185,9 @@ class MapReduceRecovery:
             return
         if number > counted:
             self._occurrences[key] = number
-        self._take_outcome(key, fact, end)
+        self._apply_outcome(key, fact, end)
 
-    def _take_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
+    def _apply_outcome(self, key: str, fact: Fact, end: OutputRecorded | FailureRecorded | ExitRecorded) -> None:
         match end:
             case OutputRecorded():
                 self._set(key, Outcome.COMPLETED)
@@ -212,10 +212,10 @@ class MapReduceRecovery:
             self._named[key] = outcome
 
     def _count(self, answer: ModelAnswered) -> None:
-        given, answered = int(answer.input_tokens), int(answer.output_tokens)
-        self.input_tokens += max(given, 0)
+        asked, answered = int(answer.input_tokens), int(answer.output_tokens)
+        self.input_tokens += max(asked, 0)
         self.output_tokens += max(answered, 0)
-        self.uncounted_calls += given < 0 or answered < 0
+        self.uncounted_calls += asked < 0 or answered < 0
 
 
 def fails_on_item(header: PlanRecorded) -> bool:
@@ -250,5 +250,5 @@ async def read_map_reduce(
     """
     found = MapReduceRecovery(keep, keep_failure)
     async for page in store.read(run_id, kinds=MAP_REDUCE_KINDS):
-        found.take(page)
+        found.apply(page)
     return found

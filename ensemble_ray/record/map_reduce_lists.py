@@ -103,17 +103,17 @@ class RecordedItems:
         value = bytes(self._digests[number * _DIGEST : (number + 1) * _DIGEST])
         return "" if value == _NOT_COMPARED else value.hex()
 
-    def take(self, pulled: ItemsRecorded) -> None:
+    def apply(self, pulled: ItemsRecorded) -> None:
         """Take the next items.
 
         Raises:
             RecordError: their fact is damaged.
         """
         for index, digest in zip(pulled.places(), pulled.digests, strict=True):
-            self._take(index, digest)
+            self._apply_item(index, digest)
         self.are_all = self.are_all or pulled.are_all
 
-    def _take(self, index: int, digest: str) -> None:
+    def _apply_item(self, index: int, digest: str) -> None:
         try:
             value = bytes.fromhex(digest) or _NOT_COMPARED
         except ValueError:
@@ -126,8 +126,8 @@ class RecordedItems:
             return
         if self._indices is None and index != self.count:
             self._indices = array("q", range(self.count))
-            for known in self._indices:
-                self._pulled[known] = 1
+            for previous in self._indices:
+                self._pulled[previous] = 1
         if self._indices is not None:
             self._indices.append(index)
             self._pulled[index] = 1
@@ -146,19 +146,19 @@ class RecordedGroups(Sequence[ReduceGroup]):
         #: place of the final one
         self._final: int | None = None
         #: by level: which numbers are known
-        self._known: dict[int, Codes] = {}
+        self._recorded: dict[int, Codes] = {}
 
     @property
     def counts(self) -> Mapping[int, int]:
         """How many there are, by level."""
-        return {level: known.count(1) for level, known in self._known.items()}
+        return {level: recorded.count(1) for level, recorded in self._recorded.items()}
 
     @property
     def final(self) -> ReduceGroup | None:
         """The final reduce, if it is recorded."""
         return None if self._final is None else self[self._final]
 
-    def take(self, group: GroupRecorded) -> None:
+    def apply(self, group: GroupRecorded) -> None:
         """Take the next group; one that is known stays as it is.
 
         Raises:
@@ -168,10 +168,10 @@ class RecordedGroups(Sequence[ReduceGroup]):
         level, number = group.level, group.number
         if level < 1 or number < 0 or not inputs:
             raise RecordError(f"The record is damaged: {group.to_data()} is no group")
-        known = self._known.setdefault(level, Codes())
-        if known[number]:
+        recorded = self._recorded.setdefault(level, Codes())
+        if recorded[number]:
             return
-        known[number] = 1
+        recorded[number] = 1
         for key, found in zip(group.inputs, inputs, strict=True):
             if found is None:
                 raise RecordError(f"The record is damaged: '{key}' in a group is no map and no reduce")

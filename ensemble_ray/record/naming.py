@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from ensemble_ray.errors import ValidationError
 from ensemble_ray.values.outputs import RunState
 
-__all__ = ["chosen_id", "taken"]
+__all__ = ["chosen_id", "describe_conflict"]
 
 _STANDING = {
     RunState.COMPLETED: "is finished: choose another run_id",
@@ -22,7 +22,7 @@ _STANDING = {
 _INTERRUPTED = "was interrupted: resume it, or choose another run_id"
 
 
-def taken(run_id: str, state: RunState) -> str:
+def describe_conflict(run_id: str, state: RunState) -> str:
     """Return what to tell somebody who wants to begin a run of an id that nobody owns and that has recorded something."""
     return f"Run '{run_id}' {_STANDING.get(state, _INTERRUPTED)}"
 

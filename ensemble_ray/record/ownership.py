@@ -34,7 +34,7 @@ class Ownership:
         self._path = path
         self._descriptor: int | None = None
 
-    def take(self) -> bool:
+    def acquire(self) -> bool:
         """Become the owner; False when somebody else is.
 
         Raises:
@@ -53,7 +53,7 @@ class Ownership:
             os.close(descriptor)
         return False
 
-    def take_by_force(self) -> None:
+    def acquire_by_force(self) -> None:
         """Become the owner in place of one that holds the lock: another file takes the place of its file.
 
         Raises:
@@ -78,7 +78,7 @@ class Ownership:
         """Whether the file is there: it stays as long as the run does."""
         return self._path.exists()
 
-    def is_taken(self) -> bool:
+    def is_held(self) -> bool:
         """Whether anybody owns it, this object included."""
         if self._descriptor is not None:
             return True

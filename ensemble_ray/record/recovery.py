@@ -56,13 +56,13 @@ class Recovered:
         Raises:
             RecordError: the record is damaged.
         """
-        known = list(facts)
-        self._fold = RunFold(known)
+        recorded = list(facts)
+        self._fold = RunFold(recorded)
         self.header = self._fold.header
-        forgotten = len(known) if is_resumed else _last_resume(known)
-        self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(known, forgotten))
-        told = {key_of(each.instance): each for group in self.stimuli for each in group if isinstance(each, Exited)}
-        self._exits = {**_exits(known, forgotten), **told}
+        forgotten = len(recorded) if is_resumed else _last_resume(recorded)
+        self.stimuli: tuple[tuple[Stimulus, ...], ...] = tuple(_groups(recorded, forgotten))
+        exits = {key_of(each.instance): each for group in self.stimuli for each in group if isinstance(each, Exited)}
+        self._exits = {**_exits(recorded, forgotten), **exits}
         self._by_key: Mapping[str, TaskFold] = {fold.key: fold for fold in self._fold.tasks.values()}
 
     @property
@@ -118,9 +118,11 @@ class Recovered:
         fold = self._by_key.get(key)
         if fold is None or fold.output is not None:
             return None
-        told = fold.failure
-        if told is not None:
-            return self._result(fold, "failed", told.at, error_from(told.data.error_data, output_type=output_type))
+        failure = fold.failure
+        if failure is not None:
+            return self._result(
+                fold, "failed", failure.at, error_from(failure.data.error_data, output_type=output_type)
+            )
         exited = self._exits.get(key)
         return None if exited is None else self._result(fold, "exited", exited.at, None, exited)
 
@@ -137,24 +139,26 @@ class Recovered:
         for key in self._by_key:
             data = self.output_data(key)
             if data is not None:
-                given = self._given_to(key, output_of)
+                delegated = self._delegated_outputs(key, output_of)
                 completed = self._completed(key, data)
-                reports[key] = report_of(completed, output=output_of(key, data), failure=None, delegated=given)
+                reports[key] = report_of(completed, output=output_of(key, data), failure=None, delegated=delegated)
             elif (result := self.failure(key)) is not None:
-                given = self._given_to(key, output_of)
-                reports[key] = report_of(result, output=None, failure=failure_of(result), delegated=given)
+                delegated = self._delegated_outputs(key, output_of)
+                reports[key] = report_of(result, output=None, failure=failure_of(result), delegated=delegated)
         return Resumed(started_at=self.started_at, stimuli=self.stimuli, reports=reports)
 
-    def _given_to(self, key: str, output_of: Callable[[str, Mapping[str, object]], Output]) -> list[tuple[str, Output]]:
+    def _delegated_outputs(
+        self, key: str, output_of: Callable[[str, Mapping[str, object]], Output]
+    ) -> list[tuple[str, Output]]:
         """Return what a manager got from its workers, with their roles, in the order in which they were done."""
         if not self._fold.is_hierarchical:
             return []
-        given: list[tuple[str, Output]] = []
+        outputs: list[tuple[str, Output]] = []
         for worker in self._by_key[key].workers_that_gave():
             data = _data_of(worker)
             if data is not None:
-                given.append((as_text(data.get("agent_role")), output_of(worker.key, data)))
-        return given
+                outputs.append((as_text(data.get("agent_role")), output_of(worker.key, data)))
+        return outputs
 
     def _completed(self, key: str, data: Mapping[str, object]) -> TaskResult:
         """Return what scheduling needs of a completed task; the trace, which is large, is not read for it."""

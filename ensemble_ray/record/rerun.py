@@ -126,14 +126,12 @@ def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, do
     if not found:
         return
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-    told = "; ".join(found[:_NAMED]) + more
+    differing = "; ".join(found[:_NAMED]) + more
     if doing == "run":
-        msg = (
-            f"Run '{run_id}' is finished, and was of another definition or other inputs: {told}. Choose another run_id"
-        )
+        msg = f"Run '{run_id}' is finished, and was of another definition or other inputs: {differing}. Choose another run_id"
     else:
         msg = (
-            f"Run '{run_id}' was of another definition: {told}. Go on with the one it was begun with, or allow the "
+            f"Run '{run_id}' was of another definition: {differing}. Go on with the one it was begun with, or allow the "
             "changes (allow_changes=True, --allow-changes): then what is recorded is used as it is"
         )
     raise ValidationError(msg)
@@ -142,10 +140,13 @@ def check_same(run_id: str, recorded: PlanRecorded, current: PlanRecorded, *, do
 def what_differs(recorded: PlanRecorded, current: PlanRecorded) -> list[str]:
     """List what differs between the first facts of two runs, one line per path: inputs, plan, definition."""
     plans = (
-        {name: each for name, each in (told.plan or {}).items() if name != "inputs"} for told in (recorded, current)
+        {name: each for name, each in (header.plan or {}).items() if name != "inputs"} for header in (recorded, current)
     )
     return [
-        *(f"inputs.{line}" for line in differences(recorded.inputs or {}, current.inputs or {})),
-        *(f"plan.{line}" for line in differences(*plans)),  # its inputs are those above
-        *(f"definition.{line}" for line in differences(recorded.definition or {}, current.definition or {})),
+        *(f"inputs.{difference}" for difference in differences(recorded.inputs or {}, current.inputs or {})),
+        *(f"plan.{difference}" for difference in differences(*plans)),  # its inputs are those above
+        *(
+            f"definition.{difference}"
+            for difference in differences(recorded.definition or {}, current.definition or {})
+        ),
     ]

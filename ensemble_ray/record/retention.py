@@ -93,11 +93,11 @@ async def apply_retention(
 
     The run that has just ended is spared, since it may have begun long ago.
     """
-    given = (os.environ if environ is None else environ).get(RETENTION_VARIABLE, "").strip()
-    if not given:
+    value = (os.environ if environ is None else environ).get(RETENTION_VARIABLE, "").strip()
+    if not value:
         return ()
     try:
-        removed = await prune(store, age_from(given), spared=spared)
+        removed = await prune(store, age_from(value), spared=spared)
     except EnsembleError as error:
         _log.warning("%s: old records were not removed: %s", RETENTION_VARIABLE, message_of(error))
         return ()

@@ -20,7 +20,7 @@ from pathlib import Path
 from ensemble_ray.errors import RecordError, RunExistsError, ValidationError
 from ensemble_ray.facts.fact import Fact, kinds_of
 from ensemble_ray.facts.runs import RunEnded, RunResumed
-from ensemble_ray.record.naming import chosen_id, taken
+from ensemble_ray.record.naming import chosen_id, describe_conflict
 from ensemble_ray.record.ownership import Ownership
 from ensemble_ray.record.rendering import FORMAT
 from ensemble_ray.record.sqlite.commit_count import COUNT
@@ -85,7 +85,7 @@ class RunDirectory:
                 is_new = True
             except FileExistsError:
                 is_new = False
-            self._take_lock()
+            self._acquire_lock()
             if not is_new:
                 self._clear()
             self._write_meta(clock(), origin, RunState.PENDING)
@@ -105,9 +105,9 @@ class RunDirectory:
         """
         try:
             if not by_force:
-                self._take_lock()
-            elif not self.ownership.take():
-                self.ownership.take_by_force()
+                self._acquire_lock()
+            elif not self.ownership.acquire():
+                self.ownership.acquire_by_force()
             (self.path / _CANCEL).unlink(missing_ok=True)
             created_at, origin, _ = self._read_meta()
             self._write_meta(created_at, origin, RunState.PENDING)
@@ -146,7 +146,7 @@ class RunDirectory:
         """Return the run as lists show it."""
         created_at, origin, state = self._read_meta()
         owner = ""
-        if not state.is_final and self.ownership.is_taken():
+        if not state.is_final and self.ownership.is_held():
             state, owner = state if state.is_going_on else RunState.RUNNING, self.ownership.owner()
         else:
             state = self._unowned_state(state)
@@ -210,7 +210,7 @@ class RunDirectory:
             RecordError: it cannot be removed.
         """
         try:
-            self._take_lock()
+            self._acquire_lock()
             # Under a name that no list shows: what is half removed is no run any more.
             hidden = self.path.with_name(f".{self.run_id}.{os.getpid()}.deleted")
             self.path.rename(hidden)
@@ -220,8 +220,8 @@ class RunDirectory:
         finally:
             self.release()
 
-    def _take_lock(self) -> None:
-        if not self.ownership.take():
+    def _acquire_lock(self) -> None:
+        if not self.ownership.acquire():
             owner = self.ownership.owner()
             who = f" ({owner})" if owner else ""
             msg = f"Run '{self.run_id}' is running{who}: wait for its end, or choose another run_id"
@@ -241,7 +241,7 @@ class RunDirectory:
         """Remove what a run left that recorded nothing."""
         if self.facts():
             state = self._unowned_state(self._read_meta()[2])
-            raise RunExistsError(taken(self.run_id, state))
+            raise RunExistsError(describe_conflict(self.run_id, state))
         for name in (COUNT, RECORD, f"{RECORD}-wal", f"{RECORD}-shm", _CANCEL):
             (self.path / name).unlink(missing_ok=True)
 
@@ -288,7 +288,7 @@ def list_runs(home: Path) -> list[RunSummary]:
     Raises:
         RecordError: the home cannot be read.
     """
-    found = [RunDirectory(home, name).summary() for name in _known_ids(home)]
+    found = [RunDirectory(home, name).summary() for name in _list_ids(home)]
     return sorted(found, key=lambda run: (run.created_at, run.run_id), reverse=True)
 
 
@@ -298,13 +298,11 @@ def find_run(text: str, home: Path) -> RunDirectory:
     Raises:
         ValidationError: there is none, or several; the message names the nearest.
     """
-    found = chosen_id(
-        text, _known_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home))
-    )
+    found = chosen_id(text, _list_ids(home), lambda: [run.run_id for run in list_runs(home)], str(runs_directory(home)))
     return RunDirectory(home, found)
 
 
-def known_run(run_id: str, home: Path) -> RunDirectory:
+def existing_run(run_id: str, home: Path) -> RunDirectory:
     """Return the run of exactly that id.
 
     Raises:
@@ -312,7 +310,7 @@ def known_run(run_id: str, home: Path) -> RunDirectory:
     """
     found = RunDirectory(home, run_id)
     if not found.path.is_dir():
-        near = difflib.get_close_matches(run_id, _known_ids(home), n=3, cutoff=0.5)
+        near = difflib.get_close_matches(run_id, _list_ids(home), n=3, cutoff=0.5)
         shown = f". Nearest: [{', '.join(near)}]" if near else ""
         msg = f"Unknown run '{run_id}' in {runs_directory(home)}{shown}"
         raise ValidationError(msg)
@@ -334,7 +332,7 @@ def read_facts(run_id: str, home: Path) -> list[Fact]:
     return facts
 
 
-def _known_ids(home: Path) -> list[str]:
+def _list_ids(home: Path) -> list[str]:
     try:
         entries = list(os.scandir(runs_directory(home)))
     except FileNotFoundError:

@@ -26,7 +26,7 @@ __all__ = ["SpentTally", "spent_of", "with_account"]
 def spent_of(facts: Iterable[Fact], costs: CostConfiguration | None) -> Amount:
     """Return what the recorded answers of a run cost."""
     tally = SpentTally(costs)
-    tally.take(facts)
+    tally.apply(facts)
     return tally.total
 
 
@@ -43,7 +43,7 @@ class SpentTally:
         #: a run that goes on may note again what was asked before it began
         self._seen: set[tuple[str, float]] = set()
 
-    def take(self, facts: Iterable[Fact]) -> None:
+    def apply(self, facts: Iterable[Fact]) -> None:
         """Count the next facts."""
         for fact in facts:
             if not isinstance(fact.data, ModelAnswered) or fact.data.is_copied:

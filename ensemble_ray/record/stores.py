@@ -54,7 +54,7 @@ class OwnedRun(Protocol):
         ...
 
     @property
-    def earlier(self) -> Sequence[Fact]:
+    def recorded(self) -> Sequence[Fact]:
         """All facts recorded before this owner came, in order; none for a new run, or if they were not to be read."""
         ...
 
@@ -97,8 +97,8 @@ class RunStore(Protocol):
         """
         ...
 
-    async def take(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    async def claim(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
     ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
@@ -106,7 +106,7 @@ class RunStore(Protocol):
             run_id: The run's id.
             is_buffered: As for `begin`.
             by_force: Take it also from an owner that still holds it (S-DUR-17).
-            reads_earlier: Whether its facts are read too, as `earlier`; a run of many tasks is read page by page.
+            reads_facts: Whether its facts are read too, as `recorded`; a run of many tasks is read page by page.
 
         Raises:
             RunExistsError: somebody owns it; the message names the process.
@@ -128,7 +128,7 @@ class RunStore(Protocol):
 
         Args:
             run_id: The run's id.
-            by_force: As for `take`.
+            by_force: As for `claim`.
 
         Raises:
             RunExistsError: somebody owns it.

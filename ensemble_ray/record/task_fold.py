@@ -83,7 +83,7 @@ class TaskFold:
         """The task's key: the instance without its occurrence."""
         return self.instance.rpartition("#")[0] or self.instance
 
-    def take(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         """Take the next fact of this instance."""
         if is_making_agent(fact):
             return
@@ -98,11 +98,11 @@ class TaskFold:
             case FailureRecorded():
                 self.failure = cast("Fact[FailureRecorded]", fact)
             case _ if data.IS_EFFECT:
-                self._take_effect(fact)
+                self._apply_effect(fact)
             case _:
                 pass
 
-    def _take_effect(self, fact: Fact) -> None:
+    def _apply_effect(self, fact: Fact) -> None:
         named = _EFFECT_NAME.fullmatch(fact.name)
         if named is None:
             msg = f"The record is damaged: '{fact.name}' is no name of an effect"
@@ -132,7 +132,7 @@ class TaskFold:
         self._workers[delegating_call(worker.instance) or worker.instance] = worker
 
     @property
-    def is_known(self) -> bool:
+    def is_recorded(self) -> bool:
         """Whether the task did anything that the record tells of."""
         did = self._turns or self._has_handler or self._workers
         return self.output is not None or self.failure is not None or bool(did)
@@ -176,14 +176,14 @@ class TaskFold:
 
     def workers_that_gave(self) -> list[TaskFold]:
         """Those whose result it was given, in the order in which they were done (S-HIER-6)."""
-        given: list[tuple[TaskOutput, TaskFold]] = []
+        outputs: list[tuple[TaskOutput, TaskFold]] = []
         for decision, result in self._attempts():
             worker = self._workers.get(decision.name)
             if worker is not None and result is not None and result.is_success:
                 output = worker.summary()
                 if output is not None:
-                    given.append((output, worker))
-        return [worker for _, worker in sorted(given, key=lambda pair: pair[0].completed_at)]
+                    outputs.append((output, worker))
+        return [worker for _, worker in sorted(outputs, key=lambda pair: pair[0].completed_at)]
 
     def _attempts(self) -> list[tuple[Fact[DelegationDecided], ToolReturned | None]]:
         """Decisions about handing work on and what came of them, in the order of the calls."""
@@ -193,11 +193,11 @@ class TaskFold:
             for call in sorted(turn.delegations)
         ]
 
-    def _value(self, kind: type[_V], data: Mapping[str, object]) -> _V:
+    def _value(self, value_type: type[_V], data: Mapping[str, object]) -> _V:
         try:
-            return kind(**data)
+            return value_type(**data)
         except ValueError as error:
-            msg = f"The record is damaged: {kind.__name__} of task '{self.key}': {error}"
+            msg = f"The record is damaged: {value_type.__name__} of task '{self.key}': {error}"
             raise RecordError(msg) from error
 
     # What it did.
@@ -246,19 +246,19 @@ class TaskFold:
         return [
             worker.as_worker(decision, capture_mode, state=state, roles=roles)
             for decision, worker in attempts
-            if worker is not None and worker.is_known and (worker.has_failed or not has_failed)
+            if worker is not None and worker.is_recorded and (worker.has_failed or not has_failed)
         ]
 
     def as_worker(
         self, decision: Fact[DelegationDecided], capture_mode: CaptureMode, *, state: str, roles: Mapping[str, str]
     ) -> TaskTrace:
         """Its trace as that of work that was handed on by that decision."""
-        place = {
+        node = {
             "description": read_request(decision).task_description,
             "expected_output": EXPECTED_OUTPUT,
             "agent_role": worker_role(decision, roles),
         }
-        return self.trace(place, capture_mode, state=state, roles=roles)
+        return self.trace(node, capture_mode, state=state, roles=roles)
 
     def _delegations(
         self, capture_mode: CaptureMode, state: str, roles: Mapping[str, str], *, is_manager: bool
@@ -267,26 +267,26 @@ class TaskFold:
         found: list[DelegationEffect] = []
         for decision, result in self._attempts():
             worker = self._workers.get(decision.name)
-            told = WorkerFold()
-            if worker is not None and worker.is_known:
+            seen = WorkerFold()
+            if worker is not None and worker.is_recorded:
                 trace = None if is_manager else worker.as_worker(decision, capture_mode, state=state, roles=roles)
                 failure = "" if worker.failure is None else worker.failure.data.message
-                told = WorkerFold(
-                    is_known=True, output=worker.summary(), failure=failure, trace=trace, last_at=worker.last_at
+                seen = WorkerFold(
+                    is_recorded=True, output=worker.summary(), failure=failure, trace=trace, last_at=worker.last_at
                 )
             role = worker_role(decision, roles)
-            found.append(delegation_effect(decision, result, told, depth=depth, role=role))
+            found.append(delegation_effect(decision, result, seen, depth=depth, role=role))
         return found
 
     def _recorded_trace(self) -> TaskTrace | None:
-        given: object
+        trace: object
         if self.failure is not None and self.output is None:
-            given = self.failure.data.trace
+            trace = self.failure.data.trace
         else:
-            given = self.output.trace if isinstance(self.output, TaskOutput) else as_mapping(self.output).get("trace")
-        if given is None or isinstance(given, TaskTrace):
-            return given
-        return self._value(TaskTrace, as_mapping(given))
+            trace = self.output.trace if isinstance(self.output, TaskOutput) else as_mapping(self.output).get("trace")
+        if trace is None or isinstance(trace, TaskTrace):
+            return trace
+        return self._value(TaskTrace, as_mapping(trace))
 
     def _effects(self, node: Mapping[str, object], capture_mode: CaptureMode) -> TaskEffects:
         models = [self._model(self._turns[number]) for number in sorted(self._turns)]

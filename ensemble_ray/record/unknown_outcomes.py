@@ -24,7 +24,7 @@ __all__ = ["UNKNOWN_KINDS", "UnknownOutcomes"]
 #: Kinds of facts that tell of them.
 UNKNOWN_KINDS = kinds_of(ToolIntended, ToolReturned)
 #: How many are told; all of them are counted.
-_TOLD = 20
+_MOST_SHOWN = 20
 _TITLE = 72
 
 
@@ -37,9 +37,9 @@ class UnknownOutcomes:
         self._open: dict[str, ToolIntended] = {}
         #: settled as unknown, by task
         self._settled: Counter[str] = Counter()
-        self._told: dict[str, str] = {}
+        self._shown: dict[str, str] = {}
 
-    def take(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         """Take the next fact; others than those of `UNKNOWN_KINDS` are passed over."""
         match fact.data:
             case ToolIntended() as intent:
@@ -48,8 +48,8 @@ class UnknownOutcomes:
                 asked = self._open.pop(fact.name, None)
                 if result.is_unknown:
                     self._settled[_key_of(fact.name)] += 1
-                    if len(self._told) < _TOLD:
-                        self._told[fact.name] = _call(asked, result.text)
+                    if len(self._shown) < _MOST_SHOWN:
+                        self._shown[fact.name] = _call(asked, result.text)
             case _:
                 pass
 
@@ -61,21 +61,21 @@ class UnknownOutcomes:
         """
         return self._settled + Counter(key for key in map(_key_of, self._open) if is_over(key))
 
-    def told(self, is_over: Callable[[str], bool]) -> dict[str, str]:
+    def describe(self, is_over: Callable[[str], bool]) -> dict[str, str]:
         """Return the first of them by the name of the call: what was called, and what is known of it."""
-        told = dict(self._told)
+        shown = dict(self._shown)
         for name, asked in self._open.items():
-            if len(told) < _TOLD and is_over(_key_of(name)):
-                told[name] = _call(asked, NO_RESULT)
-        return told
+            if len(shown) < _MOST_SHOWN and is_over(_key_of(name)):
+                shown[name] = _call(asked, NO_RESULT)
+        return shown
 
     def rows(self, is_over: Callable[[str], bool]) -> Iterator[TreeRow]:
         """Return the first of them as rows of a tree."""
-        told = self.told(is_over)
-        for name, text in told.items():
+        shown = self.describe(is_over)
+        for name, text in shown.items():
             title = f"{one_line(_key_of(name), _TITLE)}: {text}"
             yield TreeRow(depth=1, kind="tool", title=title, details=("unknown",), is_bad=True)
-        more = self.counts(is_over).total() - len(told)
+        more = self.counts(is_over).total() - len(shown)
         if more > 0:
             yield TreeRow(depth=1, kind="tool", title=f"and {more:,} more of unknown outcome", is_bad=True)
 

@@ -192,8 +192,8 @@ async def offer_fork(
     call = f"fork('{found.run_id}', TASK, ensemble)"
     loaded = await threads.run(recorded_definition, found, recovered.source, call) if ensemble is None else ensemble
     definition = planned_form(loaded)
-    earlier = recovered.header.inputs or {}
-    chosen = {**earlier, **(inputs or {})}
+    recorded_inputs = recovered.header.inputs or {}
+    chosen = {**recorded_inputs, **(inputs or {})}
     planned = await _planned(_as_run(definition, recovered), chosen, facts)
     recorded = {key for key, task in recovered.tasks.items() if task.output is not None}
     plan = plan_fork(planned.plan, recorded, from_task)
@@ -201,7 +201,7 @@ async def offer_fork(
         _check_inputs(
             found.run_id,
             plan.reused,
-            resolve_tasks(definition, {**chosen, **earlier}),
+            resolve_tasks(definition, {**chosen, **recorded_inputs}),
             resolve_tasks(definition, chosen),
         )
     return ForkOffer(
@@ -282,22 +282,22 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         started_at=now,
         rest=recorded.rest,
     )
-    made = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
-    same = [key for key in made if not reused_differences(offer.recovered.header, header, [key])]
+    synthesized = {fact.instance.rpartition("#")[0] for fact in offer.facts if is_making_agent(fact)}
+    same = [key for key in synthesized if not reused_differences(offer.recovered.header, header, [key])]
     started = Fact(run=run_id, name=RUN, at=now, data=encode_stimulus(Begun(at=now)))
-    copies = copied_facts(offer.facts, run_id, offer.plan.reused, made_again=same)
+    copies = copied_facts(offer.facts, run_id, offer.plan.reused, redone=same)
     owned = await offer.store.begin(run_id, origin=header.origin or "")
     try:
-        planned, answers = await _made(offer, run_id, copies)
-        told = run_data(planned, _as_run(offer.ensemble, offer.recovered))
+        planned, answers = await _plan_with_agents(offer, run_id, copies)
+        described = run_data(planned, _as_run(offer.ensemble, offer.recovered))
         header = replace(
             header,
-            plan=told.plan,
-            definition=told.definition,
-            workflow=told.workflow,
-            inputs=told.inputs,
-            agents=told.agents,
-            digest=told.digest,
+            plan=described.plan,
+            definition=described.definition,
+            workflow=described.workflow,
+            inputs=described.inputs,
+            agents=described.agents,
+            digest=described.digest,
         )
         first = Fact(run=run_id, name=RUN, at=now, data=header)
         await owned.journal.append((first, *answers, started, *copies), until=Until.WRITTEN)
@@ -305,7 +305,7 @@ async def _write(offer: ForkOffer, run_id: str) -> None:
         await owned.close(RunState.INTERRUPTED)
 
 
-async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
+async def _plan_with_agents(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[Planned, list[Fact]]:
     """Return the plan with the agents that the new run has, and the answers of the calls that made some of them anew.
 
     They are made before the plan is recorded: whoever goes on with the fork must find the definition that it has.
@@ -315,11 +315,13 @@ async def _made(offer: ForkOffer, run_id: str, copies: Sequence[Fact]) -> tuple[
     if not needs_synthesis(definition.tasks):
         return offer.planned, answers
     resolved = check(definition, offer.inputs)
-    known = answers_before(copies)
+    recorded = answers_before(copies)
     agents = await synthesize_agents(
         resolved,
         definition,
-        recorded=lambda name, model: RecordedModel(model, run_id, name, answers.append, recorded=known.get(name, ())),
+        recorded=lambda name, model: RecordedModel(
+            model, run_id, name, answers.append, recorded=recorded.get(name, ())
+        ),
     )
     return await threads.run(plan_run, definition, resolved, agents), answers
 
@@ -340,19 +342,19 @@ def _as_run(definition: Ensemble, recovered: Recovered) -> Ensemble:
     return definition.with_options(recorded_options(recovered.header))
 
 
-def _check_inputs(run_id: str, reused: Sequence[str], earlier: ResolvedTasks, now: ResolvedTasks) -> None:
+def _check_inputs(run_id: str, reused: Sequence[str], recorded: ResolvedTasks, now: ResolvedTasks) -> None:
     """Refuse inputs that tasks whose outputs are used would not have been given.
 
     Raises:
         ValidationError: the texts of such tasks change; the message names them.
     """
-    before, after = (dict(zip(each.keys, each.tasks, strict=True)) for each in (earlier, now))
+    before, after = (dict(zip(each.keys, each.tasks, strict=True)) for each in (recorded, now))
     changed = [key for key in reused if _texts(before[key]) != _texts(after[key])]
     if changed:
-        told = ", ".join(f"'{key}'" for key in changed[:_NAMED])
+        named = ", ".join(f"'{key}'" for key in changed[:_NAMED])
         raise ValidationError(
             f"Fork of run '{run_id}': the other inputs change the texts of tasks whose recorded outputs would be used: "
-            f"{told}. Fork from '{changed[0]}' or an earlier task"
+            f"{named}. Fork from '{changed[0]}' or an earlier task"
         )
 
 

@@ -130,20 +130,20 @@ async def begin_again(
     if allow_loss:
         await store.accept_loss(found.run_id, by_force=take_over)
         found = await store.find(found.run_id)
-    found = await _settled(store, found, take_over=take_over)
-    told = await head_facts(store, found.run_id)
-    head = RunHead(told)
+    found = await _wait_while_ending(store, found, take_over=take_over)
+    facts = await head_facts(store, found.run_id)
+    head = RunHead(facts)
     _check(found, head, take_over=take_over)
     # Loading runs user code, which may take its time.
     call = f"resume('{found.run_id}', ensemble)"
     definition = await threads.run(recorded_definition, found, head.source, call) if ensemble is None else ensemble
-    _check_kind(found.run_id, definition, head)
+    _check_has_plan(found.run_id, definition, head)
     header, is_completed = head.header, head.state is RunState.COMPLETED
-    options = options_again(told, options)
+    options = options_again(facts, options)
     again = definition.with_options(options)
     progress, spent = await tasks_done(store, found.run_id), await _read_spent(store, found.run_id, again)
     if head.state is RunState.BUDGET_EXHAUSTED:
-        check_larger(found.run_id, recorded_budget(told), _budget(again), spent)
+        check_larger(found.run_id, recorded_budget(facts), _budget(again), spent)
     if again.durability is Durability.OFF and not is_completed:
         raise ValidationError(
             f"Run '{found.run_id}' cannot go on with durability 'off', which records nothing: use 'effects' or 'run'"
@@ -171,7 +171,7 @@ async def _read_spent(store: RunStore, run_id: str, definition: Runnable) -> Amo
     tally = SpentTally(definition.cost_configuration)
     if _budget(definition) is not None:
         async for page in store.read(run_id, kinds=kinds_of(ModelAnswered)):
-            tally.take(page)
+            tally.apply(page)
     return tally.total
 
 
@@ -179,7 +179,7 @@ def _budget(definition: Runnable) -> RunBudget | None:
     return RunBudget.of(definition.max_tokens, definition.max_cost)
 
 
-async def _settled(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
+async def _wait_while_ending(store: RunStore, found: RunSummary, *, take_over: bool) -> RunSummary:
     """Return the run as it stands when a cluster that lost its driver has ended, which takes it some seconds."""
     if not found.state.is_going_on or take_over:
         return found
@@ -214,14 +214,16 @@ def _check(found: RunSummary, head: RunHead, *, take_over: bool) -> None:
         raise RecordError(f"Run '{run_id}' recorded no plan in {found.place}: it never began. Run it anew", found.place)
 
 
-def _check_kind(run_id: str, definition: Runnable, head: RunHead) -> None:
+def _check_has_plan(run_id: str, definition: Runnable, head: RunHead) -> None:
     """Refuse a definition of another kind than the run's."""
     has_plan = _has_plan(definition)
     if has_plan is not head.is_dynamic:
         return
-    told = ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
+    differing = (
+        ("had a plan", "are made while it runs") if not has_plan else ("made its tasks while it ran", "have a plan")
+    )
     raise ValidationError(
-        f"Run '{run_id}' {told[0]}, and the tasks of this {type(definition).__name__} {told[1]}: "
+        f"Run '{run_id}' {differing[0]}, and the tasks of this {type(definition).__name__} {differing[1]}: "
         "resume it with the definition that it was begun with"
     )
 

@@ -56,7 +56,7 @@ async def claim_run(
     is_buffered = durability == Durability.RUN
     if submission.is_recorded:
         by_force = submission.takes_over
-        owned = await store.take(run_id, is_buffered=is_buffered, by_force=by_force, reads_earlier=reads_facts)
+        owned = await store.claim(run_id, is_buffered=is_buffered, by_force=by_force, reads_facts=reads_facts)
     else:
         owned = await store.begin(run_id, origin=str(origin or ""), is_buffered=is_buffered)
     try:

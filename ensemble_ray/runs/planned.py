@@ -169,8 +169,10 @@ class PlannedLauncher:
 
         def record(name: str, model: ChatModel) -> ChatModel:
             """Return the model, its calls recorded as effects of the run (S-SET-46)."""
-            known = answers.get(name, ())
-            return RecordedModel(model, scope.run_id, name, self._preliminary.append, recorded=known, spending=spending)
+            recorded = answers.get(name, ())
+            return RecordedModel(
+                model, scope.run_id, name, self._preliminary.append, recorded=recorded, spending=spending
+            )
 
         asked = synthesize_agents(resolved, self.definition, recorded=record)
         self._synthesizing = asyncio.get_running_loop().create_task(asked)
@@ -194,7 +196,7 @@ class PlannedLauncher:
         return None if budget is None else spending_here(budget, definition.cost_configuration)
 
     async def _make_manager_prompts(
-        self, scope: RunScope, resolved: ResolvedTasks, made: Mapping[str, Agent]
+        self, scope: RunScope, resolved: ResolvedTasks, agents: Mapping[str, Agent]
     ) -> tuple[str, str] | None:
         """Return the prompts of the manager of a hierarchical run; None in other runs.
 
@@ -203,7 +205,7 @@ class PlannedLauncher:
         """
         if resolved.workflow is not Workflow.HIERARCHICAL:
             return None
-        workers = [agent for agent, _ in workers_of(self.definition, resolved.tasks, made, models=resolved.models)]
+        workers = [agent for agent, _ in workers_of(self.definition, resolved.tasks, agents, models=resolved.models)]
         strategy, context = self.definition.manager_prompt_strategy, manager_context(workers, resolved.tasks)
         try:
             return await threads.run(manager_prompts, strategy, context)

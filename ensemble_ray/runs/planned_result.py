@@ -146,13 +146,13 @@ def _failure_of(plan: Plan, outcome: RunOutcome) -> EnsembleError:
 
 def _failure_of_manager(plan: Plan, outcome: RunOutcome) -> EnsembleError:
     """Return what a hierarchical run raises: the manager failed, else a required worker is missing (S-HIER-50, S-HIER-60)."""
-    given: Sequence[TaskOutput] = tuple(outcome.delegated)
+    outputs: Sequence[TaskOutput] = tuple(outcome.delegated)
     if not outcome.failures:
-        return ConstraintViolationError(_violations(plan, outcome), given)
+        return ConstraintViolationError(_violations(plan, outcome), outputs)
     error = outcome.failures[0].error
     if isinstance(error, ValidationError):
         return error
-    return manager_failure(error, plan.nodes[0].description, given)
+    return manager_failure(error, plan.nodes[0].description, outputs)
 
 
 def manager_failure(

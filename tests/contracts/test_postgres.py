@@ -47,7 +47,7 @@ async def test_server_that_is_not_there_is_named_without_the_password() -> None:
     """S-DUR-5, S-DUR-8: host and database, what is wrong and what to do; for every question."""
     with closed_port() as port:
         store = PostgresStore(f"postgresql://me:{SECRET}@127.0.0.1:{port}/records", patience_s=0.1)
-        questions = (store.begin(RUN), store.take(RUN), store.join(RUN, writer="w"), store.facts(RUN), store.runs())
+        questions = (store.begin(RUN), store.claim(RUN), store.join(RUN, writer="w"), store.facts(RUN), store.runs())
         for question in questions:
             with pytest.raises(
                 RecordError, match=rf"postgresql://127\.0\.0\.1:{port}/records: .*refused.* Check that"
@@ -88,7 +88,7 @@ async def test_newer_format_is_refused(url: str, store: PostgresStore, postgres:
     await (await store.begin(RUN)).close(RunState.COMPLETED)
     with postgres.connection(url) as connection:
         connection.execute("UPDATE ensemble_ray.format SET version = 99")
-    for question in (store.begin("run-2"), store.take(RUN), store.facts(RUN)):
+    for question in (store.begin("run-2"), store.claim(RUN), store.facts(RUN)):
         with pytest.raises(RecordError, match="format 99, this version of ensemble-ray knows 1"):
             await question
 

@@ -119,8 +119,8 @@ async def test_run_can_be_taken_when_the_server_is_back(postgres: PostgresServer
     summary = await store.summary(RUN)
     assert summary is not None
     assert summary.state is RunState.INTERRUPTED
-    again = await store.take(RUN)
-    assert (again.epoch, [fact.data.to_data() for fact in again.earlier]) == (OWNER_STEP, [{"text": "kept"}])
+    again = await store.claim(RUN)
+    assert (again.epoch, [fact.data.to_data() for fact in again.recorded]) == (OWNER_STEP, [{"text": "kept"}])
     await again.journal.append([fact("facts#0/1/model")], epoch=again.epoch, until=Until.WRITTEN)
     await again.close(RunState.COMPLETED)
 
@@ -134,7 +134,7 @@ async def test_owner_owns_again_when_its_connection_was_ended(
     while not (found := await store.summary(RUN)) or found.state is not RunState.PENDING:
         await owned.is_cancel_asked()
     with pytest.raises(RunExistsError, match=rf"is running \(process {os.getpid()} on "):
-        await elsewhere(url).take(RUN)
+        await elsewhere(url).claim(RUN)
     await store.ask_cancel(RUN)
     assert await owned.is_cancel_asked()
     await owned.close(RunState.CANCELLED)
@@ -153,7 +153,7 @@ async def test_run_is_free_when_it_was_let_go_and_the_server_ends_connections_la
     with monkeypatch.context() as patched:
         patched.setattr(psycopg.AsyncConnection, "close", later)
         await owned.close(RunState.INTERRUPTED)
-        taken = await store.take(RUN)
+        taken = await store.claim(RUN)
         await taken.close(RunState.COMPLETED)
     for connection in left:
         await connection.close()
@@ -217,7 +217,7 @@ async def test_run_has_no_owner_when_its_process_was_killed(url: str, store: Pos
     with another_process(url, "own", tmp_path) as other:
         other.until(lambda: "ready" in other.text, "the run")
         with pytest.raises(RunExistsError, match=rf"is running \(process {other.process.pid} on "):
-            await store.take(RUN)
+            await store.claim(RUN)
         with pytest.raises(RunExistsError, match=rf"is running \(process {other.process.pid} on "):
             await store.begin(RUN)
         with pytest.raises(RunExistsError):
@@ -230,9 +230,9 @@ async def test_run_has_no_owner_when_its_process_was_killed(url: str, store: Pos
             return found is not None and (found.state, found.owner) == (RunState.INTERRUPTED, "")
 
         await until(is_interrupted)
-    owned = await store.take(RUN)
+    owned = await store.claim(RUN)
     assert owned.epoch == OWNER_STEP
-    assert [fact.data.to_data()["number"] for fact in owned.earlier][:50] == list(range(50))
+    assert [fact.data.to_data()["number"] for fact in owned.recorded][:50] == list(range(50))
     await owned.close(RunState.COMPLETED)
 
 
@@ -242,8 +242,8 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
         other.until(lambda: "ready" in other.text, "the run")
         os.kill(other.process.pid, signal.SIGSTOP)
         with pytest.raises(RunExistsError):
-            await store.take(RUN)
-        owned = await store.take(RUN, by_force=True)
+            await store.claim(RUN)
+        owned = await store.claim(RUN, by_force=True)
         assert owned.epoch == OWNER_STEP
         os.kill(other.process.pid, signal.SIGCONT)
         assert other.process.wait(timeout=90) == 0
@@ -252,7 +252,7 @@ async def test_frozen_owner_is_refused_when_it_wakes(url: str, store: PostgresSt
             in other.text
         )
     await owned.close(RunState.COMPLETED)
-    assert await store.facts(RUN) == list(owned.earlier)
+    assert await store.facts(RUN) == list(owned.recorded)
 
 
 async def test_run_is_taken_from_an_owner_that_froze_inside_a_transaction(
@@ -263,7 +263,7 @@ async def test_run_is_taken_from_an_owner_that_froze_inside_a_transaction(
     with postgres.connection(url) as frozen:
         frozen.execute("BEGIN")
         frozen.execute("SELECT FROM ensemble_ray.runs FOR UPDATE")
-        again = await elsewhere(url).take(RUN, by_force=True)
+        again = await elsewhere(url).claim(RUN, by_force=True)
         with pytest.raises(psycopg.OperationalError):
             frozen.execute("COMMIT")
     await owned.write_state(RunState.FAILED)  # not for the old owner to say any more

@@ -40,7 +40,7 @@ def store(address: StoreAddress) -> RunStore:
 async def test_new_run_is_pending_and_owned(store: RunStore) -> None:
     """S-DUR-15, S-SET-14: by this process, under epoch 0, without facts."""
     run = await store.begin(RUN, origin="team.yaml")
-    assert (run.epoch, list(run.earlier), await store.facts(RUN)) == (0, [], [])
+    assert (run.epoch, list(run.recorded), await store.facts(RUN)) == (0, [], [])
     found = await store.summary(RUN)
     assert found is not None
     assert (found.run_id, found.origin, found.state, found.owner) == (RUN, "team.yaml", RunState.PENDING, ME)
@@ -63,7 +63,7 @@ async def test_run_stands_as_its_owner_said_at_its_end(store: RunStore, state: R
 async def test_second_owner_is_told_who_has_the_run(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15: by process id and host; whether it begins the run or takes it."""
     run = await begun(store)
-    for attempt in (store_at(address).begin, store_at(address).take):
+    for attempt in (store_at(address).begin, store_at(address).claim):
         with pytest.raises(RunExistsError, match=rf"Run '{RUN}' is running.*process {os.getpid()} on "):
             await attempt(RUN)
     await run.close(RunState.COMPLETED)
@@ -84,7 +84,7 @@ async def test_recorded_run_is_not_begun_again(store: RunStore, state: RunState)
 async def test_run_that_recorded_nothing_is_begun_again(store: RunStore) -> None:
     """S-SET-39: it was stopped before its first fact, even after somebody else had taken it."""
     await (await store.begin(RUN, origin="first")).close(RunState.INTERRUPTED)
-    await (await store.take(RUN)).close(RunState.INTERRUPTED)
+    await (await store.claim(RUN)).close(RunState.INTERRUPTED)
     run = await store.begin(RUN, origin="second")
     await run.journal.append([fact()], epoch=run.epoch, until=Until.WRITTEN)
     found = await store.summary(RUN)
@@ -117,10 +117,10 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     run = await begun(store, facts=[fact("run", "plan"), fact(text="x" * 2000)])
     await run.journal.append([fact("a#0/1/model")], epoch=4)
     await run.close(RunState.INTERRUPTED)
-    taken = await store.take(RUN)
+    taken = await store.claim(RUN)
     assert taken.epoch == 4 + OWNER_STEP
-    assert list(taken.earlier) == await store.facts(RUN)
-    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in taken.earlier] == [
+    assert list(taken.recorded) == await store.facts(RUN)
+    assert [(fact.seq, fact.data.to_data().get("text", "")) for fact in taken.recorded] == [
         (1, ""),
         (2, "x" * 2000),
         (3, ""),
@@ -128,8 +128,8 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
     assert await state_of(store) is RunState.PENDING
     await taken.journal.append([fact("run", "resume")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.CANCELLED)
-    again = await store.take(RUN)
-    assert (again.epoch, len(again.earlier)) == (4 + 2 * OWNER_STEP, 4)
+    again = await store.claim(RUN)
+    assert (again.epoch, len(again.recorded)) == (4 + 2 * OWNER_STEP, 4)
     await again.close(RunState.CANCELLED)
     found = await store.summary(RUN)
     assert found is not None
@@ -139,14 +139,14 @@ async def test_run_is_taken_with_its_facts_under_a_higher_epoch(store: RunStore)
 async def test_unknown_run_is_not_taken(store: RunStore) -> None:
     """And nothing is made by asking."""
     with pytest.raises(ValidationError, match=f"Unknown run '{RUN}'"):
-        await store.take(RUN)
+        await store.claim(RUN)
     assert await store.runs() == []
 
 
 async def test_one_wins_when_two_take_a_run_at_the_same_time(store: RunStore, address: StoreAddress) -> None:
     """S-DUR-15: the other one is told."""
     await (await begun(store)).close(RunState.INTERRUPTED)
-    outcomes = await asyncio.gather(*(store_at(address).take(RUN) for _ in range(4)), return_exceptions=True)
+    outcomes = await asyncio.gather(*(store_at(address).claim(RUN) for _ in range(4)), return_exceptions=True)
     errors = [each for each in outcomes if isinstance(each, BaseException)]
     assert [type(error) for error in errors] == [RunExistsError] * 3
     for each in outcomes:
@@ -158,16 +158,16 @@ async def test_old_owner_is_refused_when_its_run_was_taken_by_force(store: RunSt
     """S-DUR-16, S-DUR-17: it can neither record nor say how the run stands; its end does not free the run."""
     old = await begun(store)
     await old.journal.append([fact("a#0/0/model")], until=Until.WRITTEN)
-    new = await store_at(address).take(RUN, by_force=True)
+    new = await store_at(address).claim(RUN, by_force=True)
     await new.write_state(RunState.RUNNING)
-    assert (new.epoch, len(new.earlier)) == (OWNER_STEP, 2)
+    assert (new.epoch, len(new.recorded)) == (OWNER_STEP, 2)
     with pytest.raises(StaleEpochError):
         await old.journal.append([fact("a#0/1/call-0", "tool_intent")], until=Until.SYNCED)
     await old.write_state(RunState.WAITING)
     await old.close(RunState.FAILED)
     assert await state_of(store) is RunState.RUNNING
     with pytest.raises(RunExistsError):
-        await store.take(RUN)
+        await store.claim(RUN)
     await new.journal.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
     await new.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == ["run", "a#0/0/model", "a#0/1/model"]
@@ -179,7 +179,7 @@ async def test_agents_of_the_old_owner_are_refused_when_its_run_was_taken(store:
     old = await begun(store)
     agent = await store.join(RUN, writer="agent")
     await agent.append([fact("a#0/0/model")], until=Until.WRITTEN)
-    new = await store.take(RUN, by_force=True)
+    new = await store.claim(RUN, by_force=True)
     with pytest.raises(StaleEpochError):
         await agent.append([fact("a#0/1/model")], until=Until.WRITTEN)
     await agent.append([fact("a#0/1/model")], epoch=new.epoch, until=Until.WRITTEN)
@@ -198,7 +198,7 @@ async def test_owner_learns_that_its_end_is_asked_for(store: RunStore, address: 
     await store_at(address).ask_cancel(RUN)
     assert await run.is_cancel_asked()
     await run.close(RunState.CANCELLED)
-    again = await store.take(RUN)
+    again = await store.claim(RUN)
     assert not await again.is_cancel_asked()
     await again.close(RunState.CANCELLED)
     with pytest.raises(ValidationError, match="Unknown run 'other'"):
@@ -331,7 +331,7 @@ async def test_reader_is_told_when_the_record_is_removed_meanwhile(store: RunSto
 async def test_run_is_taken_without_reading_its_facts(store: RunStore) -> None:
     """S-MR-161, S-DUR-16: what a large run recorded is read page by page by whoever goes on with it."""
     await (await begun(store, facts=[fact("run", "plan"), fact()])).close(RunState.INTERRUPTED)
-    taken = await store.take(RUN, reads_earlier=False)
-    assert (taken.epoch, list(taken.earlier)) == (OWNER_STEP, [])
+    taken = await store.claim(RUN, reads_facts=False)
+    assert (taken.epoch, list(taken.recorded)) == (OWNER_STEP, [])
     await taken.close(RunState.INTERRUPTED)
     assert len(await store.facts(RUN)) == 2

@@ -44,8 +44,8 @@ die()
     assert len(await store.facts(RUN)) == 21
     await until_left(store, RUN)
     assert await state_of(store) is RunState.INTERRUPTED
-    taken = await store.take(RUN)
-    assert (taken.epoch, len(taken.earlier)) == (OWNER_STEP, 21)
+    taken = await store.claim(RUN)
+    assert (taken.epoch, len(taken.recorded)) == (OWNER_STEP, 21)
     await taken.close(RunState.COMPLETED)
 
 
@@ -90,8 +90,8 @@ await run.close(RunState.FAILED)
         assert await asyncio.to_thread(line_of, process) == "ready"
         await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(RunExistsError, match=f"process {process.pid} on "):
-            await store.take(RUN)
-        taken = await store.take(RUN, by_force=True)
+            await store.claim(RUN)
+        taken = await store.claim(RUN, by_force=True)
         process.send_signal(signal.SIGCONT)
         assert await asyncio.to_thread(line_of, process) == "StaleEpochError"
         assert await asyncio.to_thread(process.wait, 60) == 0
@@ -118,7 +118,7 @@ time.sleep(600)
             assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
             await until_left(store, RUN)
             assert await state_of(store) is RunState.INTERRUPTED
-            await (await store.take(RUN)).close(RunState.COMPLETED)
+            await (await store.claim(RUN)).close(RunState.COMPLETED)
         finally:
             os.kill(child, signal.SIGKILL)
 
@@ -158,8 +158,8 @@ await run.journal.append([fact("a#0/1/model")], until=Until.WRITTEN)
         assert await asyncio.to_thread(line_of, process) == "inside"
         await asyncio.to_thread(os.waitid, os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         with pytest.raises(RecordError, match=f"process {process.pid} has held its lock"):
-            await SqliteStore(tmp_path, patience_s=0.1).take(RUN)
-        taken = await store.take(RUN, by_force=True)
+            await SqliteStore(tmp_path, patience_s=0.1).claim(RUN)
+        taken = await store.claim(RUN, by_force=True)
         assert await asyncio.to_thread(process.wait, 60) == -signal.SIGKILL
     await taken.journal.append([fact("a#0/2/model")], epoch=taken.epoch, until=Until.SYNCED)
     await taken.close(RunState.COMPLETED)

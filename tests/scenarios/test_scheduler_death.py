@@ -115,7 +115,7 @@ def cases(ray_runtime: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Ite
     for case in (found.recorded, found.cancelled_late, found.taken):
         until_recorded(str(home), case.run)
     store = store_at(StoreAddress(home=str(home)))
-    taken = run_blocking(store.take(found.taken.run.id, by_force=True))
+    taken = run_blocking(store.claim(found.taken.run.id, by_force=True))
     found.cancelled.run.cancel()
     until(
         lambda: [each for each in found.facts(found.cancelled) if each.data.to_data().get("type") == "CancelRequested"],

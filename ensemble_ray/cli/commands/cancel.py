@@ -75,14 +75,14 @@ async def _mark(store: RunStore, run_id: str) -> None:
     from ensemble_ray.values.outputs import ExitReason, RunState
 
     try:
-        owned = await store.take(run_id)
+        owned = await store.claim(run_id)
     except RunExistsError:  # somebody resumes it now, and will see that its end is asked for
         await store.ask_cancel(run_id)
         return
     data = RunEnded(state=RunState.CANCELLED, exit_reason=ExitReason.CANCELLED)
     end = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
     try:
-        if owned.earlier:  # else it never began, and its id stays free for a run that does
+        if owned.recorded:  # else it never began, and its id stays free for a run that does
             await owned.journal.append((end,), epoch=owned.epoch, until=Until.WRITTEN)
     finally:
         await owned.close(RunState.CANCELLED)

@@ -116,7 +116,7 @@ async def _view(store: RunStore, run: RunSummary, *, is_partial: bool) -> MapRed
     is_running = not (run.state.is_final or run.state is RunState.INTERRUPTED)
     view = MapReduceView(run.run_id, is_running=is_running)
     async for page in store.read(run.run_id, kinds=VIEW_KINDS, is_partial=is_partial):
-        view.take(page)
+        view.apply(page)
     return view
 
 

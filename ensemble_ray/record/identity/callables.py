@@ -42,10 +42,10 @@ def identity_of(target: object) -> dict[str, object]:
     return named if _is_of(function.__module__, _OWN) else {**named, "source": _source_hash(function.__code__)}
 
 
-def class_identity(kind: type[object]) -> dict[str, object]:
+def class_identity(cls: type[object]) -> dict[str, object]:
     """Which class it is, and the hash over its methods, inherited ones of the user's own classes included."""
-    named: dict[str, object] = {"callable": recorded_name(kind)}
-    return named if _is_of(kind.__module__, _OWN) else {**named, "source": _class_hash(kind)}
+    named: dict[str, object] = {"callable": recorded_name(cls)}
+    return named if _is_of(cls.__module__, _OWN) else {**named, "source": _class_hash(cls)}
 
 
 def _named(module: str | None, name: str) -> dict[str, object]:
@@ -61,14 +61,14 @@ _class_hashes: WeakKeyDictionary[type[object], str] = WeakKeyDictionary()
 
 
 def _source_hash(code: CodeType) -> str:
-    known = _hashes.get(code)
-    if known is None:
+    cached = _hashes.get(code)
+    if cached is None:
         try:
             text = inspect.getsource(code)
         except (OSError, TypeError, SyntaxError, IndexError):  # a prompt, `exec`, a file that is gone
             text = _bytecode(code)
-        known = _hashes[code] = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
-    return known
+        cached = _hashes[code] = sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+    return cached
 
 
 def _bytecode(code: CodeType) -> str:
@@ -82,13 +82,13 @@ def _constant(value: object) -> str:
     return str(sorted(map(repr, cast("frozenset[object]", value)))) if isinstance(value, frozenset) else repr(value)
 
 
-def _class_hash(kind: type[object]) -> str:
+def _class_hash(cls: type[object]) -> str:
     """Over the texts of its functions: asking for a class's whole text would parse its whole file."""
-    known = _class_hashes.get(kind)
-    if known is not None:
-        return known
+    cached = _class_hashes.get(cls)
+    if cached is not None:
+        return cached
     parts: list[str] = []
-    for owner in kind.__mro__:
+    for owner in cls.__mro__:
         if _is_of(owner.__module__, _FOREIGN):
             continue
         for name, attribute in sorted(vars(owner).items()):
@@ -96,5 +96,5 @@ def _class_hash(kind: type[object]) -> str:
             if isinstance(target, FunctionType) and target.__module__ == owner.__module__:
                 function = inspect.unwrap(target)
                 parts.append(f"{name}:{_source_hash(function.__code__)}")
-    known = _class_hashes[kind] = sha256("\n".join(parts).encode()).hexdigest()[:_DIGITS]
-    return known
+    cached = _class_hashes[cls] = sha256("\n".join(parts).encode()).hexdigest()[:_DIGITS]
+    return cached

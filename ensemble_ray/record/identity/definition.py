@@ -72,14 +72,14 @@ def definition_data(planned: Planned, definition: EnsembleDefinition) -> dict[st
 def run_data(planned: Planned, definition: EnsembleDefinition) -> PlanRecorded:
     """Return what a run's first fact tells of what will run: plan, definition, inputs, agents, and the digest over them."""
     plan = planned.plan
-    data, told = plan.to_dict(), definition_data(planned, definition)
+    data, described = plan.to_dict(), definition_data(planned, definition)
     return PlanRecorded(
         plan=data,
-        definition=told,
+        definition=described,
         workflow=plan.shown_workflow,
         inputs=dict(plan.inputs),
         agents=[summary.model_dump(mode="json") for summary in summaries(plan)],
-        digest=digest_of({"plan": data, "definition": told}),
+        digest=digest_of({"plan": data, "definition": described}),
     )
 
 
@@ -91,8 +91,8 @@ def task_data(task: Task) -> dict[str, object]:
         shown = {"role": agent.role, "goal": agent.goal, "background": agent.background}
         data["agent"] = {**{name: text for name, text in shown.items() if text}, **_agent(agent)}
     else:
-        made_with = {"llm": task.llm and model_data(task.llm), "tools": _tools(task.tools)}
-        data.update({name: value for name, value in made_with.items() if value})
+        means = {"llm": task.llm and model_data(task.llm), "tools": _tools(task.tools)}
+        data.update({name: value for name, value in means.items() if value})
     return {**data, **(_task(task) or {})}
 
 
@@ -142,8 +142,8 @@ def _task(task: Task) -> dict[str, object] | None:
     if task.history:
         data["history"] = [{"role": message.role, "content": message.content} for message in task.history]
     if task.revision_feedback is not None:
-        given = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
-        data["revision"] = list(given)
+        revision = (task.revision_feedback, task.prior_attempt_output, task.attempt_number)
+        data["revision"] = list(revision)
     return data
 
 
@@ -166,9 +166,9 @@ def model_data(model: object) -> dict[str, object]:
     if isinstance(name, str):
         data["model"] = name
     else:
-        place = getattr(behind, "_path", None)  # of a local model; a property of that name may look at the disk
-        if isinstance(place, str):
-            data["model"] = Path(place).name
+        path = getattr(behind, "_path", None)  # of a local model; a property of that name may look at the disk
+        if isinstance(path, str):
+            data["model"] = Path(path).name
     options = getattr(behind, "request_options", None)
     if isinstance(options, Mapping) and options:
         data["options"] = _options(cast("Mapping[str, object]", options))
@@ -221,8 +221,8 @@ def _marked(entry: object) -> dict[str, object]:
     from ensemble_ray.tools.decorator import tool_mark
 
     mark = tool_mark(entry)
-    told = {} if mark is None else {"description": mark.description, "effect": mark.effect}
-    return {**identity_of(entry), **told}
+    mark_data = {} if mark is None else {"description": mark.description, "effect": mark.effect}
+    return {**identity_of(entry), **mark_data}
 
 
 def _tool(tool: object) -> dict[str, object]:
@@ -241,9 +241,9 @@ def _tool(tool: object) -> dict[str, object]:
 
 
 @lru_cache(maxsize=256)
-def _schema(kind: Hashable) -> object:
+def _schema(output_type: Hashable) -> object:
     """Return the JSON schema of an output type; of one that has none, its name."""
     try:
-        return pydantic.TypeAdapter(cast("type[object]", kind)).json_schema()
+        return pydantic.TypeAdapter(cast("type[object]", output_type)).json_schema()
     except (pydantic.errors.PydanticUserError, TypeError):
-        return {"type": full_name(kind) if isinstance(kind, type) else str(kind)}
+        return {"type": full_name(output_type) if isinstance(output_type, type) else str(output_type)}

@@ -96,25 +96,25 @@ def map_reduce_run_data(
         items: What the source is, for people. Whether it is the same one is seen by its items (S-MR-162).
     """
     rules = {name: jsonable(value) for name in _RULES if (value := getattr(definition, name, None)) is not None}
-    told: dict[str, object] = {
+    described: dict[str, object] = {
         name: _factory_data(value)
         for name in _CALLABLES
         if (value := getattr(definition, name, None)) is not None and value is not str
     }
     if (model := getattr(definition, "llm", None)) is not None:
-        told["llm"] = model_data(model)
+        described["llm"] = model_data(model)
     if (length := getattr(definition, "max_tool_output_length", -1)) >= 0:
-        told["max_tool_output_length"] = length
+        described["max_tool_output_length"] = length
     if (policy := getattr(definition, "on_incomplete", "warn")) != "warn":
-        told["on_incomplete"] = policy
+        described["on_incomplete"] = policy
     plan: dict[str, object] = {"workflow": workflow, **rules}
     return PlanRecorded(
         plan=plan,
-        definition=told,
+        definition=described,
         workflow=workflow,
         inputs=dict(inputs),
         items=dict(items),
-        digest=digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": told}),
+        digest=digest_of({"plan": {**plan, "inputs": dict(inputs)}, "definition": described}),
     )
 
 

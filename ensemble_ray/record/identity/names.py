@@ -16,7 +16,7 @@ _MOVED = {
 }
 
 
-def recorded_name(kind: type[object]) -> str:
+def recorded_name(cls: type[object]) -> str:
     """Return the name by which records know a class."""
-    name = full_name(kind)
+    name = full_name(cls)
     return _MOVED.get(name, name)

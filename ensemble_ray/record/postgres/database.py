@@ -87,12 +87,12 @@ class Database:
 
         self.patience_s = patience_s
         try:
-            given = {key: value for key, value in conninfo_to_dict(url).items() if value is not None}
+            parameters = {key: value for key, value in conninfo_to_dict(url).items() if value is not None}
         except psycopg.Error:
             msg = "The URL of the store cannot be read: write postgresql://USER:PASSWORD@HOST:PORT/DATABASE"
             raise ValidationError(msg) from None  # the driver's text repeats the URL, with its password
-        self._parameters: dict[str, Any] = {**_REACH, **given}
-        self.place = _place(given)
+        self._parameters: dict[str, Any] = {**_REACH, **parameters}
+        self.place = _describe_place(parameters)
 
     async def connect(self) -> Connection:
         """Open a connection that commits every statement; the schema is there.
@@ -116,7 +116,7 @@ class Database:
         Raises:
             RecordError: the database cannot be read.
         """
-        with self.told():
+        with self.translated_errors():
             connection = await self._open()
             try:
                 if not await has_schema(connection, self.place):
@@ -134,7 +134,7 @@ class Database:
         Raises:
             RecordError: it cannot be reached, no run can be recorded there, or what is there is of a newer format.
         """
-        with self.told():
+        with self.translated_errors():
             connection = await self._open()
             try:
                 has_tables = await has_schema(connection, self.place)
@@ -148,7 +148,7 @@ class Database:
                 await connection.close()
 
     @contextlib.contextmanager
-    def told(self) -> Generator[None]:
+    def translated_errors(self) -> Generator[None]:
         """Raise the driver's errors as ours."""
         import psycopg
 
@@ -226,9 +226,13 @@ def _first_line(error: BaseException) -> str:
     return message_of(error).strip().splitlines()[0].rstrip(".")
 
 
-def _place(given: dict[str, Any]) -> str:
+def _describe_place(parameters: dict[str, Any]) -> str:
     """Return the database for people: no user, no password."""
-    host, port, name = str(given.get("host", "")), str(given.get("port", "5432")), str(given.get("dbname", ""))
+    host, port, name = (
+        str(parameters.get("host", "")),
+        str(parameters.get("port", "5432")),
+        str(parameters.get("dbname", "")),
+    )
     if not host or host.startswith("/"):
         return f"postgresql:///{name}" + (f"?host={host}" if host else "")
     return f"postgresql://{host}:{port}/{name}"

@@ -221,8 +221,8 @@ def _facts(run_id: str, rows: Sequence[tuple[Any, ...]], bodies: Mapping[str, by
     found: list[Fact] = []
     for seq, kind, name, at, epoch, data in rows:
         try:
-            named, told = name_of(name), data_of(data, resolve)
-            found.append(read_fact(run=run_id, kind=kind, name=named, at=at, data=told, epoch=epoch, seq=seq))
+            named, fields = name_of(name), data_of(data, resolve)
+            found.append(read_fact(run=run_id, kind=kind, name=named, at=at, data=fields, epoch=epoch, seq=seq))
         except (ValueError, TypeError, RecursionError) as error:
             msg = f"The record is damaged: fact {seq} of run '{run_id}' in {place} cannot be read ({error})"
             raise RecordError(msg, place) from error

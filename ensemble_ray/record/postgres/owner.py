@@ -18,7 +18,7 @@ from uuid import UUID, uuid4
 
 from ensemble_ray.errors import RunExistsError
 from ensemble_ray.facts.fact import Fact
-from ensemble_ray.record.naming import taken
+from ensemble_ray.record.naming import describe_conflict
 from ensemble_ray.record.postgres.group import Target
 from ensemble_ray.record.postgres.journal import PostgresJournal, read_facts
 from ensemble_ray.record.postgres.runs import HELD, read_runs, unknown_run
@@ -51,7 +51,7 @@ WITH {HELD}
 SELECT r.owner FROM ensemble_ray.runs r JOIN held ON held.key = hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0)
 WHERE r.run_id = %(run)s
 """  # noqa: S608  our own constants
-_TAKE = """
+_CLAIM = """
 UPDATE ensemble_ray.runs SET epoch = %(epoch)s, owner = %(owner)s, state = 'pending', cancel_asked = false
 WHERE run_id = %(run)s
 """
@@ -141,10 +141,10 @@ class Claim:
 class OwnedPostgresRun:
     """A run that this process owns; fulfils `OwnedRun`."""
 
-    def __init__(self, claim: Claim, journal: PostgresJournal, earlier: Sequence[Fact] = ()) -> None:
+    def __init__(self, claim: Claim, journal: PostgresJournal, recorded: Sequence[Fact] = ()) -> None:
         self._claim = claim
         self._journal = journal
-        self._earlier = earlier
+        self._recorded = recorded
 
     @property
     def journal(self) -> PostgresJournal:
@@ -157,9 +157,9 @@ class OwnedPostgresRun:
         return self._claim.epoch
 
     @property
-    def earlier(self) -> Sequence[Fact]:
+    def recorded(self) -> Sequence[Fact]:
         """All facts recorded before this owner came."""
-        return self._earlier
+        return self._recorded
 
     async def write_state(self, state: RunState) -> None:
         """Say how the run stands; after a final state, or `interrupted`, the run has no owner any more.
@@ -205,7 +205,7 @@ async def claim_new(database: Database, run_id: str, origin: str) -> Claim:
 
 
 async def claim_recorded(
-    database: Database, run_id: str, *, by_force: bool, reads_earlier: bool = True
+    database: Database, run_id: str, *, by_force: bool, reads_facts: bool = True
 ) -> tuple[Claim, list[Fact]]:
     """Own a recorded run under an epoch above all earlier ones; gives its facts too, where they are to be read.
 
@@ -220,13 +220,13 @@ async def claim_recorded(
     connection = await database.connect()
     try:
         try:
-            begun, epoch = await _take(database, connection, run_id, by_force=by_force)
+            begun, epoch = await _claim(database, connection, run_id, by_force=by_force)
         except psycopg.errors.LockNotAvailable:
             if not by_force:
                 raise
             await connection.execute(_END_FROZEN)
-            begun, epoch = await _take(database, connection, run_id, by_force=by_force)
-        facts = await read_facts(connection, run_id, database.place) if reads_earlier else []
+            begun, epoch = await _claim(database, connection, run_id, by_force=by_force)
+        facts = await read_facts(connection, run_id, database.place) if reads_facts else []
     except BaseException:
         await connection.close()
         raise
@@ -275,20 +275,20 @@ async def _begin(database: Database, connection: Connection, run_id: str, origin
             _, has_facts, _ = await _lock(connection, run_id, database.place, is_free=True)
             if has_facts:
                 (found,) = await read_runs(connection, database.place, run_id)
-                raise RunExistsError(taken(run_id, found.state))
+                raise RunExistsError(describe_conflict(run_id, found.state))
             await _delete(connection, run_id)
             await connection.execute(_NEW, values)
         await connection.execute(_LOCK, values)
     return begun
 
 
-async def _take(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> tuple[UUID, int]:
+async def _claim(database: Database, connection: Connection, run_id: str, *, by_force: bool) -> tuple[UUID, int]:
     async with connection.transaction():
         if by_force:
             await connection.execute("SET LOCAL lock_timeout = '2s'")
         begun, _, newest = await _lock(connection, run_id, database.place, is_free=not by_force)
         values = {"run": run_id, "begun": begun, "epoch": newest + OWNER_STEP, "owner": this_process()}
-        await connection.execute(_TAKE, values)
+        await connection.execute(_CLAIM, values)
         await connection.execute(
             "DELETE FROM ensemble_ray.epochs WHERE run_id = %s", [run_id]
         )  # all below the run's now

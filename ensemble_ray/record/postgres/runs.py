@@ -30,7 +30,7 @@ held AS MATERIALIZED (
 )
 """
 #: The last fact that says how the run stands: an owner may have died before it wrote the state.
-_TOLD = """
+_LAST_STATE = """
 (
     SELECT f.kind || ' ' || f.data FROM ensemble_ray.facts f
     WHERE f.run_id = r.run_id AND f.instance = 'run' AND f.kind IN ('end', 'resume') ORDER BY f.seq DESC LIMIT 1
@@ -40,7 +40,7 @@ _RUNS = f"""
 WITH {HELD}
 SELECT r.run_id, r.created_at, r.origin, r.state, r.owner,
     hashtextextended(r.run_id || ':' || r.begun || ':' || r.epoch, 0) IN (SELECT key FROM held),
-    CASE WHEN r.state NOT IN ('completed', 'failed', 'cancelled') THEN {_TOLD} END
+    CASE WHEN r.state NOT IN ('completed', 'failed', 'cancelled') THEN {_LAST_STATE} END
 FROM ensemble_ray.runs r
 """  # noqa: S608  our own constants
 
@@ -56,11 +56,11 @@ async def read_runs(connection: Connection, place: str, run_id: str | None = Non
             run_id=found,
             created_at=created_at.astimezone(UTC),
             origin=origin,
-            state=_shown(_written(state), told, is_owned=is_owned),
+            state=_shown(_written(state), last_fact, is_owned=is_owned),
             place=place,
             owner=owner if is_owned and not _written(state).is_final else "",
         )
-        for found, created_at, origin, state, owner, is_owned, told in await cursor.fetchall()
+        for found, created_at, origin, state, owner, is_owned, last_fact in await cursor.fetchall()
     ]
 
 
@@ -72,13 +72,13 @@ def _written(state: str) -> RunState:
         return RunState.INTERRUPTED
 
 
-def _shown(state: RunState, told: str | None, *, is_owned: bool) -> RunState:
+def _shown(state: RunState, last_fact: str | None, *, is_owned: bool) -> RunState:
     """How a run stands, of what is written and what its facts tell."""
     if state.is_final:
         return state
     if is_owned:
         return RunState.RUNNING if state is RunState.INTERRUPTED else state
-    kind, _, data = (told or "").partition(" ")
+    kind, _, data = (last_fact or "").partition(" ")
     if kind == RunEnded.KIND:
         with contextlib.suppress(ValueError, AttributeError):  # a list shows what there is; reading the run tells
             return RunEnded.from_data(json.loads(data), 0.0).state or RunState.INTERRUPTED
@@ -87,10 +87,10 @@ def _shown(state: RunState, told: str | None, *, is_owned: bool) -> RunState:
 
 async def unknown_run(connection: Connection | None, run_id: str, place: str) -> ValidationError:
     """Says that there is no such run, and which are near."""
-    known: list[str] = []
+    recorded: list[str] = []
     if connection is not None:
         cursor = await connection.execute("SELECT run_id FROM ensemble_ray.runs")
-        known = [row[0] for row in await cursor.fetchall()]
-    near = difflib.get_close_matches(run_id, known, n=3, cutoff=0.5)
+        recorded = [row[0] for row in await cursor.fetchall()]
+    near = difflib.get_close_matches(run_id, recorded, n=3, cutoff=0.5)
     shown = f". Nearest: [{', '.join(near)}]" if near else ""
     return ValidationError(f"Unknown run '{run_id}' in {place}{shown}")

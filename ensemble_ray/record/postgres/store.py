@@ -67,12 +67,12 @@ class PostgresStore:
             ValidationError: the id cannot name a record.
         """
         check_run_id(run_id)
-        with self._database.told():
+        with self._database.translated_errors():
             claim = await claim_new(self._database, run_id, origin)
         return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered))
 
-    async def take(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    async def claim(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
     ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
@@ -82,11 +82,9 @@ class PostgresStore:
             ValidationError: there is no such run.
         """
         check_run_id(run_id)
-        with self._database.told():
-            claim, earlier = await claim_recorded(
-                self._database, run_id, by_force=by_force, reads_earlier=reads_earlier
-            )
-        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), earlier)
+        with self._database.translated_errors():
+            claim, recorded = await claim_recorded(self._database, run_id, by_force=by_force, reads_facts=reads_facts)
+        return OwnedPostgresRun(claim, self._journal(claim, is_buffered=is_buffered), recorded)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
@@ -100,7 +98,7 @@ class PostgresStore:
             last, gap = (0, 0) if connection is None else await missing_facts(connection, run_id)
         if not gap:
             return False
-        owned = await self.take(run_id, by_force=by_force, reads_earlier=False)
+        owned = await self.claim(run_id, by_force=by_force, reads_facts=False)
         reason = f"{gap} of the facts up to {last} are missing in {self._database.place}"
         data = LossAccepted(last=last, expected=last, gap=gap, texts=0, has_effect=True, reason=reason)
         lost = Fact(run=run_id, name=RUN, at=time.time(), data=data, epoch=owned.epoch)
@@ -211,7 +209,7 @@ class PostgresStore:
             ValidationError: there is no such run.
             RecordError: the database cannot be used.
         """
-        with self._database.told():
+        with self._database.translated_errors():
             await ask_cancel(self._database, run_id)
 
     async def delete(self, run_id: str) -> None:
@@ -222,7 +220,7 @@ class PostgresStore:
             ValidationError: there is no such run.
             RecordError: the database cannot be used.
         """
-        with self._database.told():
+        with self._database.translated_errors():
             await remove(self._database, run_id)
 
     def _journal(self, claim: Claim, *, is_buffered: bool) -> PostgresJournal:

@@ -127,28 +127,28 @@ def _parts(
     Of tasks whose agents are not made yet it is not known who does them.
     """
     plan, definition, nodes = header.plan or {}, header.definition or {}, _nodes(header)
-    told, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
+    tasks, agents = as_mapping(definition.get("tasks")), as_mapping(definition.get("agents"))
     places = {as_text(agent.get("key")): agent for agent in map(as_mapping, as_sequence(plan.get("agents")))}
     doing = {as_text(nodes[key].get("agent_key")) for key in keys if key in nodes and key not in unmade} - {""}
     doing |= set(asked)
     rules = {"delegation": definition.get("delegation")} if asked else {}
     return {
-        "tasks": {key: _place(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
-        "definition": {key: told[key] for key in keys if key in told},
+        "tasks": {key: _node_data(nodes[key], is_unmade=key in unmade) for key in keys if key in nodes},
+        "definition": {key: tasks[key] for key in keys if key in tasks},
         "agents": {key: {**as_mapping(places.get(key)), **as_mapping(agents.get(key))} for key in sorted(doing)},
         "plan": {rule: plan.get(rule) for rule in _RULES},
         **rules,
     }
 
 
-def _place(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
+def _node_data(node: Mapping[str, object], *, is_unmade: bool) -> dict[str, object]:
     """Return a task's place; its number in the list says nothing about what it gave."""
     left_out = ("index", *_BY_WHOM) if is_unmade else ("index",)
     return {name: value for name, value in node.items() if name not in left_out}
 
 
 def copied_facts(
-    facts: Iterable[Fact], run_id: str, reused: Collection[str], *, made_again: Collection[str] = ()
+    facts: Iterable[Fact], run_id: str, reused: Collection[str], *, redone: Collection[str] = ()
 ) -> list[Fact]:
     """Return what the new run's record begins with, behind its first fact: everything that is recorded of reused tasks.
 
@@ -158,10 +158,10 @@ def copied_facts(
         facts: Facts of the run that is forked.
         run_id: Id of the new run.
         reused: Keys of the tasks whose outputs are used.
-        made_again: Keys of tasks that are done again as they were defined: the calls that made their agents are used.
+        redone: Keys of tasks that are done again as they were defined: the calls that made their agents are used.
     """
     kept = {instance_of(key) for key in reused}
-    half_kept = {instance_of(key) for key in made_again}
+    half_kept = {instance_of(key) for key in redone}
     copies: list[Fact] = []
     for fact in facts:
         instance = task_instance(fact.instance)

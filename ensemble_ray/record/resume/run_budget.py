@@ -42,19 +42,19 @@ def options_again(facts: Iterable[Fact], chosen: RunOptions | None) -> RunOption
         chosen: What is chosen now.
     """
     last = _newest(facts)
-    known = recorded_options(last)
+    recorded = recorded_options(last)
     now = {} if chosen is None else chosen.model_dump(exclude_none=True)
-    return RunOptions(**{**_options(last), **now}) if now else known
+    return RunOptions(**{**_options(last), **now}) if now else recorded
 
 
-def recorded_options(told: PlanRecorded | RunResumed | None) -> RunOptions:
+def recorded_options(header: PlanRecorded | RunResumed | None) -> RunOptions:
     """Return the options that the beginning or continuation of a run tells.
 
     Raises:
         RecordError: they are none.
     """
     try:
-        return RunOptions(**_options(told))
+        return RunOptions(**_options(header))
     except (TypeError, ValidationError) as error:
         raise RecordError(
             f"The record is damaged: the options of the run cannot be read: {message_of(error)}"
@@ -96,5 +96,5 @@ def _newest(facts: Iterable[Fact]) -> PlanRecorded | RunResumed | None:
     return last
 
 
-def _options(told: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
-    return {} if told is None else cast("Mapping[str, Any]", told.options or {})
+def _options(header: PlanRecorded | RunResumed | None) -> Mapping[str, Any]:
+    return {} if header is None else cast("Mapping[str, Any]", header.options or {})

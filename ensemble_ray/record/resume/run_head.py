@@ -40,9 +40,9 @@ class RunHead:
         self.end: RunEnded | None = None
         self._recorded_at = 0.0
         for fact in facts:
-            self.take(fact)
+            self.apply(fact)
 
-    def take(self, fact: Fact) -> None:
+    def apply(self, fact: Fact) -> None:
         """Take the next fact."""
         match fact.data:
             case PlanRecorded() as header:

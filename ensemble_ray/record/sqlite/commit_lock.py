@@ -64,7 +64,7 @@ class CommitLock:
             os.pwrite(self._descriptor, self._name, 0)
         return True
 
-    def take_or_tell(self, patience_s: float = PATIENCE_S) -> None:
+    def take_or_raise(self, patience_s: float = PATIENCE_S) -> None:
         """As `take`, for those who can go no further without it.
 
         Raises:
@@ -75,7 +75,7 @@ class CommitLock:
             raise self.is_held(patience_s)
 
     def take_from_frozen(self, patience_s: float = PATIENCE_S) -> None:
-        """As `take_or_tell`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
+        """As `take_or_raise`; a holder that is stopped (SIGSTOP) on this machine is ended, since it would hold it for ever.
 
         SQLite's own locks and what is half written are the holder's too, and end with it as after any kill.
 

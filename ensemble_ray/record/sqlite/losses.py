@@ -63,13 +63,13 @@ class Loss:
             gap=self.gap,
             texts=self.texts,
             has_effect=self.has_effect,
-            reason=self.told(),
+            reason=self.describe(),
             kept=kept,
         )
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Say what is lost, and where."""
-        where = f"; {self._log_told()}" if self.expected is None or self.expected > self.last else ""
+        where = f"; {self._describe_log()}" if self.expected is None or self.expected > self.last else ""
         return f"{self._missing()} in {self.path}{where}"
 
     def error(self) -> RecordError:
@@ -81,7 +81,7 @@ class Loss:
             if self.last
             else f"Nothing of it is left. Restore its files, or remove it (ensemble-ray delete {run}) and run anew"
         )
-        return RecordError(f"The record is damaged: {self.told()}. {advice}", str(self.path))
+        return RecordError(f"The record is damaged: {self.describe()}. {advice}", str(self.path))
 
     def _missing(self) -> str:
         parts: list[str] = []
@@ -97,7 +97,7 @@ class Loss:
             parts.append(f"{which} of {self.expected} {'is' if first == self.expected else 'are'} missing")
         return ", and ".join(parts)
 
-    def _log_told(self) -> str:
+    def _describe_log(self) -> str:
         log = log_of(self.path)
         if self.log is None:
             return f"there is no log {log.name}"
@@ -146,15 +146,15 @@ def find_loss(
     accepted = _accepted(connection) if gap or is_cut or has_texts else []
     texts = _missing_texts(connection) if has_texts and not accepted else 0
     gap -= sum(loss.gap for _, loss in accepted)
-    known = count.committed if count is not None else None
-    if is_cut and accepted and accepted[-1][0] == last and accepted[-1][1].expected == known:
+    committed = count.committed if count is not None else None
+    if is_cut and accepted and accepted[-1][0] == last and accepted[-1][1].expected == committed:
         is_cut = False  # it was accepted by a process that ended before it could note that
     if gap <= 0 and not is_cut and not texts:
         return None
     return Loss(
         path=path,
         last=int(last),
-        expected=known if is_cut else int(last),
+        expected=committed if is_cut else int(last),
         gap=max(0, gap),
         texts=texts,
         log=_scan(log_of(path)),
@@ -166,9 +166,9 @@ def find_loss(
 
 def _accepted(connection: sqlite3.Connection) -> list[tuple[int, LossAccepted]]:
     """Positions and data of the losses that are on record, in order."""
-    statement = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
+    query = "SELECT seq, data FROM facts WHERE instance = ? ORDER BY seq"
     found: list[tuple[int, LossAccepted]] = []
-    for seq, text in connection.execute(statement, (LossAccepted.FENCE,)):
+    for seq, text in connection.execute(query, (LossAccepted.FENCE,)):
         found.append((int(seq), _loss_in(text)))
     return found
 

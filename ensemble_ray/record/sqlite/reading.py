@@ -107,8 +107,8 @@ def last_seq(directory: Path, kinds: Collection[str] | None, *, is_partial: bool
     where, values = _of_kinds(kinds)
 
     def last(connection: sqlite3.Connection) -> int:
-        statement = f"SELECT seq FROM facts WHERE 1 {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608  marks only
-        found = connection.execute(statement, values).fetchone()
+        query = f"SELECT seq FROM facts WHERE 1 {where} ORDER BY seq DESC LIMIT 1"  # noqa: S608  marks only
+        found = connection.execute(query, values).fetchone()
         return 0 if found is None else int(found[0])
 
     return _reading(directory, last, 0, is_partial=is_partial)
@@ -177,10 +177,10 @@ def facts_in(
     seq = 0
     column = "data" if has_data else "'{}'"
     try:
-        statement = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
-        for seq, kind, name, at, epoch, data in connection.execute(statement, tuple(values)):
-            told = data_of(data, resolve)
-            found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=told, epoch=epoch, seq=seq))
+        query = f"SELECT seq, kind, name, at, epoch, {column} FROM facts {where}"  # noqa: S608  our own text
+        for seq, kind, name, at, epoch, data in connection.execute(query, tuple(values)):
+            fields = data_of(data, resolve)
+            found.append(read_fact(run=run_id, kind=kind, name=name, at=at, data=fields, epoch=epoch, seq=seq))
     except (ValueError, TypeError, RecursionError) as error:
         msg = f"The record is damaged: fact {seq} in {path} cannot be read ({error})"
         raise RecordError(msg, str(path)) from error
@@ -350,5 +350,5 @@ def _resolver(connection: sqlite3.Connection, *, is_partial: bool) -> Resolve:
 
 def _is_loss_accepted(connection: sqlite3.Connection) -> bool:
     """Whether somebody chose to go on without what this record has lost."""
-    statement = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
-    return connection.execute(statement, (LossAccepted.FENCE,)).fetchone() is not None
+    query = "SELECT 1 FROM facts WHERE instance = ? LIMIT 1"
+    return connection.execute(query, (LossAccepted.FENCE,)).fetchone() is not None

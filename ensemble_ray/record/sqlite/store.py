@@ -20,7 +20,7 @@ from ensemble_ray.facts.fact import Fact
 from ensemble_ray.facts.runs import LossAccepted
 from ensemble_ray.process.bounded_log import bounded_logger
 from ensemble_ray.process.threads import threads
-from ensemble_ray.record.runs import RunDirectory, find_run, known_run, list_runs
+from ensemble_ray.record.runs import RunDirectory, existing_run, find_run, list_runs
 from ensemble_ray.record.sqlite.commit_lock import PATIENCE_S, CommitLock
 from ensemble_ray.record.sqlite.file import RECORD, Row, SqliteFile, cannot_write
 from ensemble_ray.record.sqlite.journal import COMMIT_LOCK, SqliteJournal
@@ -65,8 +65,8 @@ class SqliteStore:
         journal.prepare()
         return _OwnedRun(directory, journal, 0, ())
 
-    async def take(
-        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_earlier: bool = True
+    async def claim(
+        self, run_id: str, *, is_buffered: bool = False, by_force: bool = False, reads_facts: bool = True
     ) -> OwnedRun:
         """Own a recorded run, under an epoch above all earlier ones (S-DUR-16).
 
@@ -75,10 +75,10 @@ class SqliteStore:
             RecordError: the record is damaged or cannot be written.
             ValidationError: there is no such run.
         """
-        directory = known_run(run_id, self._home)
-        taking = threads.run(self._take, directory, by_force=by_force, reads_earlier=reads_earlier)
-        file, epoch, earlier = await _held(directory, taking)
-        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, earlier)
+        directory = existing_run(run_id, self._home)
+        taking = threads.run(self._claim, directory, by_force=by_force, reads_facts=reads_facts)
+        file, epoch, recorded = await _held(directory, taking)
+        return _OwnedRun(directory, self._journal(directory, is_buffered=is_buffered, file=file), epoch, recorded)
 
     async def accept_loss(self, run_id: str, *, by_force: bool = False) -> bool:
         """Go on without what a record has lost: it is recorded that it is lost. False: nothing is.
@@ -88,7 +88,7 @@ class SqliteStore:
             RecordError: nothing is left of it, what is left cannot be read, or it cannot be written.
             ValidationError: there is no such run.
         """
-        directory = known_run(run_id, self._home)
+        directory = existing_run(run_id, self._home)
         return await _held(directory, threads.run(self._accept_loss, directory, by_force=by_force))
 
     async def join(self, run_id: str, *, writer: str, is_buffered: bool = False) -> SqliteJournal:  # noqa: ARG002  the file needs no names of writers
@@ -163,7 +163,7 @@ class SqliteStore:
             ValidationError: there is no such run.
             RecordError: it cannot be written.
         """
-        known_run(run_id, self._home).ask_cancel()
+        existing_run(run_id, self._home).ask_cancel()
 
     async def delete(self, run_id: str) -> None:
         """Remove a run's record.
@@ -173,15 +173,15 @@ class SqliteStore:
             ValidationError: there is no such run.
             RecordError: it cannot be removed.
         """
-        await threads.run(known_run(run_id, self._home).delete)
+        await threads.run(existing_run(run_id, self._home).delete)
 
     def _journal(self, directory: RunDirectory, *, is_buffered: bool, file: SqliteFile | None = None) -> SqliteJournal:
         return SqliteJournal(
             directory.path, directory.run_id, is_buffered=is_buffered, file=file, patience_s=self._patience_s
         )
 
-    def _take(
-        self, directory: RunDirectory, *, by_force: bool, reads_earlier: bool
+    def _claim(
+        self, directory: RunDirectory, *, by_force: bool, reads_facts: bool
     ) -> tuple[SqliteFile, int, list[Fact]]:
         """Become the owner and raise the epoch, as one step for everybody else; gives file, epoch and earlier facts."""
         with self._owning(directory, by_force=by_force) as lock:
@@ -190,11 +190,11 @@ class SqliteStore:
                 with file.transaction():
                     epoch = _raised_epoch(file)
                 lock.give_back()  # from here on nobody else can add anything
-                earlier = file.facts(directory.run_id) if reads_earlier else []
+                recorded = file.facts(directory.run_id) if reads_facts else []
             except BaseException:
                 file.close()
                 raise
-        return file, epoch, earlier
+        return file, epoch, recorded
 
     def _accept_loss(self, directory: RunDirectory, *, by_force: bool) -> bool:
         """Record what is lost, as one step for everybody else, and let the run go again; what is left of its log is kept."""
@@ -225,7 +225,7 @@ class SqliteStore:
             finally:
                 file.close()
         directory.write_state(RunState.INTERRUPTED)
-        _log.warning("Run %s goes on without what its record has lost: %s", directory.run_id, loss.told())
+        _log.warning("Run %s goes on without what its record has lost: %s", directory.run_id, loss.describe())
         return True
 
     @contextlib.contextmanager
@@ -233,7 +233,7 @@ class SqliteStore:
         """Become the owner of a run, and be the only one who writes to it inside; whatever fails inside, it has no owner."""
         lock = CommitLock(directory.path / COMMIT_LOCK)
         try:
-            (lock.take_from_frozen if by_force else lock.take_or_tell)(self._patience_s)
+            (lock.take_from_frozen if by_force else lock.take_or_raise)(self._patience_s)
             directory.own(by_force=by_force)
             yield lock
         except (OSError, sqlite3.Error) as error:
@@ -272,11 +272,11 @@ async def _held(directory: RunDirectory, work: Coroutine[Any, Any, T]) -> T:
 class _OwnedRun:
     """A run that this process owns."""
 
-    def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int, earlier: Sequence[Fact]) -> None:
+    def __init__(self, directory: RunDirectory, journal: SqliteJournal, epoch: int, recorded: Sequence[Fact]) -> None:
         self._directory = directory
         self._journal = journal
         self._epoch = epoch
-        self._earlier = earlier
+        self._recorded = recorded
 
     @property
     def journal(self) -> SqliteJournal:
@@ -289,9 +289,9 @@ class _OwnedRun:
         return self._epoch
 
     @property
-    def earlier(self) -> Sequence[Fact]:
+    def recorded(self) -> Sequence[Fact]:
         """All facts recorded before this owner came."""
-        return self._earlier
+        return self._recorded
 
     async def write_state(self, state: RunState) -> None:
         """Say how the run stands; after a final state the run has no owner any more.

@@ -23,7 +23,15 @@ from ensemble_ray.record.level_tallies import LevelTally, tally_data
 from ensemble_ray.record.map_reduce_fold import MapReduceRecovery, Outcome
 from ensemble_ray.record.resume.run_head import HEAD_KINDS
 from ensemble_ray.record.unknown_outcomes import UNKNOWN_KINDS, UnknownOutcomes
-from ensemble_ray.record.view.tree import TreeRow, count_told, level_row, lost_row, one_line, seconds_told, tokens_told
+from ensemble_ray.record.view.tree import (
+    TreeRow,
+    format_count,
+    format_seconds,
+    format_tokens,
+    level_row,
+    lost_row,
+    one_line,
+)
 from ensemble_ray.values.outputs import RunState
 from ensemble_ray.values.value import utc_of
 
@@ -39,7 +47,7 @@ VIEW_KINDS = (
     *UNKNOWN_KINDS,
 )
 #: Failures that are told; all of them stand in the record.
-_TOLD = 20
+_MOST_SHOWN = 20
 _TITLE = 100
 
 
@@ -51,7 +59,7 @@ class MapReduceView:
         self._is_running = is_running
         self._unknown = UnknownOutcomes()
         self._run_id = run_id
-        self._known = MapReduceRecovery(self._take_output)
+        self._recovery = MapReduceRecovery(self._apply_output)
         self._levels: dict[int, LevelTally] = {}
         #: the first failures by key; those that were made good meanwhile are left out when they are shown
         self._failures: dict[str, str] = {}
@@ -59,7 +67,7 @@ class MapReduceView:
         #: what its record has lost
         self._lost: list[str] = []
 
-    def take(self, facts: Iterable[Fact]) -> None:
+    def apply(self, facts: Iterable[Fact]) -> None:
         """Take the next facts.
 
         Raises:
@@ -71,26 +79,26 @@ class MapReduceView:
                 case LossAccepted(reason=reason):
                     self._lost.append(reason)
                 case ToolIntended() | ToolReturned():
-                    self._unknown.take(fact)
+                    self._unknown.apply(fact)
                 case _:
-                    self._known.take([fact])
+                    self._recovery.apply([fact])
                     if isinstance(fact.data, FailureRecorded) and "/" not in fact.name:
-                        self._take_failure(cast("Fact[FailureRecorded]", fact))
+                        self._apply_failure(cast("Fact[FailureRecorded]", fact))
 
     @property
     def state(self) -> RunState:
         """How the run stands, as its facts tell."""
-        return self._known.head.state
+        return self._recovery.head.state
 
     @property
     def levels(self) -> list[LevelTally]:
         """Its levels, lowest first."""
-        levels = dict(self._known.groups.counts)
+        levels = dict(self._recovery.groups.counts)
         unknown: Counter[int | None] = Counter()
         for key, count in self._unknown.counts(self._is_over).items():
             unknown[self._level_of(key)] += count
-        if self._known.items.count:
-            levels[0] = self._known.items.count
+        if self._recovery.items.count:
+            levels[0] = self._recovery.items.count
         for level in {*levels, *self._levels}:
             tally = self._tally(level)
             tally.done, tally.failed = (self._count(outcome, level) for outcome in (Outcome.COMPLETED, Outcome.FAILED))
@@ -100,9 +108,9 @@ class MapReduceView:
 
     def rows(self) -> Iterator[TreeRow]:
         """Return the rows of its tree, top down."""
-        levels, head = self.levels, self._known.head
-        failures = self._told()
-        calls, given, answered = (
+        levels, head = self.levels, self._recovery.head
+        failures = self._standing_failures()
+        calls, asked, answered = (
             sum(tally.model_calls for tally in levels),
             sum(tally.input_tokens for tally in levels),
             sum(tally.output_tokens for tally in levels),
@@ -113,10 +121,10 @@ class MapReduceView:
             kind="run",
             title=f"Run {one_line(self._run_id, _TITLE)}: {one_line(workflow, _TITLE)}, {self.state.value}",
             details=(
-                seconds_told(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
-                count_told(self._known.items.count, "item"),
-                count_told(calls, "model call"),
-                tokens_told(given, answered),
+                format_seconds(timedelta(seconds=max(0.0, self._last_at - head.started_at))),
+                format_count(self._recovery.items.count, "item"),
+                format_count(calls, "model call"),
+                format_tokens(asked, answered),
             ),
             is_bad=bool(failures) or any(tally.unknown for tally in levels),
         )
@@ -125,45 +133,45 @@ class MapReduceView:
         yield from self._unknown.rows(self._is_over)
         for key, text in failures.items():
             yield TreeRow(depth=1, kind="error", title=f"{one_line(key, _TITLE)}: {text}", is_bad=True)
-        more = self._known.count(Outcome.FAILED) - len(failures)
+        more = self._recovery.count(Outcome.FAILED) - len(failures)
         if more > 0:
             yield TreeRow(depth=1, kind="error", title=f"and {more:,} more failed", is_bad=True)
 
     def data(self) -> dict[str, object]:
         """Return the same as JSON data."""
-        head = self._known.head
+        head = self._recovery.head
         return {
             "run_id": self._run_id,
             "workflow": head.header.workflow,
             "state": self.state.value,
             "started_at": utc_of(head.started_at).isoformat(),
             "last_at": utc_of(self._last_at).isoformat(),
-            "items": self._known.items.count,
+            "items": self._recovery.items.count,
             "levels": tally_data(self.levels),
-            "failed": self._known.count(Outcome.FAILED),
-            "first_failures": self._told(),
+            "failed": self._recovery.count(Outcome.FAILED),
+            "first_failures": self._standing_failures(),
             **({"lost": self._lost} if self._lost else {}),
             "unknown_outcomes": self._unknown.counts(self._is_over).total(),
-            "first_unknown_outcomes": self._unknown.told(self._is_over),
+            "first_unknown_outcomes": self._unknown.describe(self._is_over),
         }
 
     def _is_over(self, key: str) -> bool:
         """Whether nothing comes any more of what a task called and got no result of."""
-        return not self._is_running or self._known.outcome(key) is not Outcome.UNKNOWN
+        return not self._is_running or self._recovery.outcome(key) is not Outcome.UNKNOWN
 
-    def _told(self) -> dict[str, str]:
-        return {key: text for key, text in self._failures.items() if self._known.outcome(key) is Outcome.FAILED}
+    def _standing_failures(self) -> dict[str, str]:
+        return {key: text for key, text in self._failures.items() if self._recovery.outcome(key) is Outcome.FAILED}
 
     def _count(self, outcome: Outcome, level: int) -> int:
-        final, known = self._known.groups.final, self._known
-        named = final is not None and level == final.level and known.outcome(FINAL) is outcome
-        direct = level == 0 and known.outcome(DIRECT) is outcome
-        return known.count(outcome, level) + named + direct
+        final, recovery = self._recovery.groups.final, self._recovery
+        named = final is not None and level == final.level and recovery.outcome(FINAL) is outcome
+        direct = level == 0 and recovery.outcome(DIRECT) is outcome
+        return recovery.count(outcome, level) + named + direct
 
     def _tally(self, level: int) -> LevelTally:
         tally = self._levels.get(level)
         if tally is None:
-            final = self._known.groups.final
+            final = self._recovery.groups.final
             is_final = final is not None and level == final.level
             node_type = FINAL if is_final else "reduce" if level else "map"
             tally = self._levels[level] = LevelTally(level=level, node_type=node_type)
@@ -173,10 +181,10 @@ class MapReduceView:
         work = work_of(key)
         if work is not None:
             return work[0]
-        final = self._known.groups.final
+        final = self._recovery.groups.final
         return 0 if key == DIRECT else None if final is None else final.level
 
-    def _take_output(self, key: str, end: OutputRecorded) -> None:
+    def _apply_output(self, key: str, end: OutputRecorded) -> None:
         level = self._level_of(key)
         if level is None:
             raise RecordError(f"The record is damaged: '{key}' has an output and no group")
@@ -186,11 +194,11 @@ class MapReduceView:
             tally.node_type = DIRECT
         tally.add(output.metrics, output.completed_at - output.duration, output.completed_at)
 
-    def _take_failure(self, fact: Fact[FailureRecorded]) -> None:
+    def _apply_failure(self, fact: Fact[FailureRecorded]) -> None:
         key = fact.name.rpartition("#")[0]
-        if key in self._failures or len(self._failures) < _TOLD:
-            kind, text = fact.data.error_type, fact.data.message
-            self._failures[key] = f"{one_line(kind, _TITLE)}: {one_line(text, _TITLE)}"
+        if key in self._failures or len(self._failures) < _MOST_SHOWN:
+            error_type, text = fact.data.error_type, fact.data.message
+            self._failures[key] = f"{one_line(error_type, _TITLE)}: {one_line(text, _TITLE)}"
         level, trace = self._level_of(key), read_trace(fact)
         if level is not None and trace is not None:
             self._tally(level).add(trace.metrics, trace.started_at, trace.completed_at)

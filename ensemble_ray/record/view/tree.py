@@ -26,14 +26,14 @@ from ensemble_ray.values.trace import (
 
 __all__ = [
     "TreeRow",
-    "count_told",
+    "format_count",
+    "format_seconds",
+    "format_tokens",
     "level_row",
     "lost_row",
     "one_line",
     "render_rows",
     "render_tree",
-    "seconds_told",
-    "tokens_told",
     "tree_rows",
 ]
 
@@ -126,27 +126,30 @@ def _rows(trace: ExecutionTrace) -> Iterator[TreeRow]:
 
 def _parent(trace: ExecutionTrace) -> str:
     """Which run it is a fork of, where the trace tells of one."""
-    told: object = trace.metadata.get("forked_from")
-    if not isinstance(told, Mapping):
+    origin: object = trace.metadata.get("forked_from")
+    if not isinstance(origin, Mapping):
         return ""
-    run, task = (one_line(str(cast("Mapping[str, object]", told).get(name, "")), _TITLE) for name in ("run", "task"))
+    run, task = (one_line(str(cast("Mapping[str, object]", origin).get(name, "")), _TITLE) for name in ("run", "task"))
     return f", fork of {run} from {task}"
 
 
 def level_row(tally: LevelTally) -> TreeRow:
     """Return the row of a level of a map-reduce."""
-    details = [f"{tally.done:,} of {count_told(tally.total, 'task')} done"]
+    details = [f"{tally.done:,} of {format_count(tally.total, 'task')} done"]
     if tally.failed:
         details.append(f"{tally.failed:,} failed")
     if tally.unknown:
-        details.append(count_told(tally.unknown, "unknown outcome"))
-    details.append(seconds_told(tally.duration))
+        details.append(format_count(tally.unknown, "unknown outcome"))
+    details.append(format_seconds(tally.duration))
     if tally.model_calls:
-        details += [count_told(tally.model_calls, "model call"), tokens_told(tally.input_tokens, tally.output_tokens)]
+        details += [
+            format_count(tally.model_calls, "model call"),
+            format_tokens(tally.input_tokens, tally.output_tokens),
+        ]
     if tally.uncounted:
-        details.append(f"tokens of {count_told(tally.uncounted, 'task')} unknown")
+        details.append(f"tokens of {format_count(tally.uncounted, 'task')} unknown")
     if tally.tool_calls:
-        details.append(count_told(tally.tool_calls, "tool call"))
+        details.append(format_count(tally.tool_calls, "tool call"))
     title = f"level {tally.level}: {one_line(tally.node_type, _TITLE)}"
     return TreeRow(
         depth=1, kind="level", title=title, details=tuple(details), is_bad=bool(tally.failed or tally.unknown)
@@ -176,17 +179,17 @@ def _error_rows(errors: Sequence[ErrorTrace]) -> Iterator[TreeRow]:
 
 def _run_details(trace: ExecutionTrace) -> Iterator[str]:
     metrics, cost = trace.metrics, trace.total_cost_estimate
-    yield seconds_told(trace.total_duration)
+    yield format_seconds(trace.total_duration)
     # The traces of a manager's workers stand beside its own, and are none of the run's tasks.
-    yield count_told(
+    yield format_count(
         min(len(trace.task_traces), 1) if trace.workflow == "hierarchical" else len(trace.task_traces), "task"
     )
-    yield count_told(metrics.total_llm_call_count, "model call")
-    yield tokens_told(metrics.total_input_tokens, metrics.total_output_tokens)
+    yield format_count(metrics.total_llm_call_count, "model call")
+    yield format_tokens(metrics.total_input_tokens, metrics.total_output_tokens)
     if metrics.total_tool_calls:
-        yield count_told(metrics.total_tool_calls, "tool call")
+        yield format_count(metrics.total_tool_calls, "tool call")
     if metrics.total_delegations:
-        yield count_told(metrics.total_delegations, "delegation")
+        yield format_count(metrics.total_delegations, "delegation")
     if cost is not None:
         yield f"{cost.total_cost:f} {cost.currency}"
 
@@ -195,18 +198,18 @@ def _task_rows(task: TaskTrace, *, is_failed: bool, depth: int = 1, more: Sequen
     """Return the rows of a task and of what it did; `more` are details of work that was handed on."""
     metrics = task.metrics
     state = "failed" if is_failed else str(task.metadata.get("state", ""))
-    details = [seconds_told(task.duration), *more]
+    details = [format_seconds(task.duration), *more]
     if metrics.llm_call_count:
         details += [
-            count_told(metrics.llm_call_count, "model call"),
-            tokens_told(metrics.input_tokens, metrics.output_tokens),
+            format_count(metrics.llm_call_count, "model call"),
+            format_tokens(metrics.input_tokens, metrics.output_tokens),
         ]
     if metrics.retry_count:
         details.append(f"{metrics.retry_count:,} made again")
     if metrics.incomplete_answers:
-        details.append(count_told(metrics.incomplete_answers, "incomplete answer"))
+        details.append(format_count(metrics.incomplete_answers, "incomplete answer"))
     if metrics.tool_call_count:
-        details.append(count_told(metrics.tool_call_count, "tool call"))
+        details.append(format_count(metrics.tool_call_count, "tool call"))
     if state:
         details.append(one_line(state, _TITLE))
     role = one_line(task.agent_role or "?", _TITLE)
@@ -230,8 +233,8 @@ def _interaction_rows(interaction: LlmInteraction, left: deque[DelegationTrace],
         kind="model",
         title=f"model call {interaction.iteration_index + 1}: {what}",
         details=(
-            seconds_told(interaction.latency),
-            tokens_told(interaction.input_tokens, interaction.output_tokens),
+            format_seconds(interaction.latency),
+            format_tokens(interaction.input_tokens, interaction.output_tokens),
             *(() if reason is None else (reason,)),
         ),
         is_bad=reason is not None,
@@ -260,14 +263,14 @@ def _delegation_rows(delegation: DelegationTrace, depth: int, *, is_refused: boo
     """Who was asked, and what they did where that does not stand beside the asking task."""
     worker = delegation.worker_trace
     outcome = "success" if delegation.succeeded else "refused" if is_refused else "failure"
-    told = (outcome, f"depth {delegation.depth + 1}")
+    shown = (outcome, f"depth {delegation.depth + 1}")
     if worker is not None:
-        first, *rows = _task_rows(worker, is_failed=False, depth=depth, more=told)
+        first, *rows = _task_rows(worker, is_failed=False, depth=depth, more=shown)
         yield replace(first, is_bad=not delegation.succeeded)
         yield from rows
         return
     title = f"{one_line(delegation.worker_role or '?', _TITLE)}: {one_line(delegation.task_description, _TITLE)}"
-    details = (seconds_told(delegation.duration), *told)
+    details = (format_seconds(delegation.duration), *shown)
     yield TreeRow(depth=depth, kind="task", title=title, details=details, is_bad=not delegation.succeeded)
 
 
@@ -277,7 +280,7 @@ def _tool_row(call: ToolCallTrace, depth: int, *, is_refused: bool = False) -> T
         depth=depth,
         kind="tool",
         title=f"{one_line(call.tool_name, _TITLE)}({one_line(call.arguments, _TITLE)}) -> {one_line(call.result, _QUOTE)}",
-        details=(seconds_told(call.duration), outcome),
+        details=(format_seconds(call.duration), outcome),
         is_bad=outcome != "success",
     )
 
@@ -296,7 +299,7 @@ def one_line(text: str, length: int) -> str:
     return clean if len(clean) <= length and len(text) <= 2 * length else f"{clean[:length].rstrip()}..."
 
 
-def seconds_told(duration: timedelta) -> str:
+def format_seconds(duration: timedelta) -> str:
     """Return a duration, as people read it."""
     seconds = duration.total_seconds()
     if seconds < 1:
@@ -305,12 +308,12 @@ def seconds_told(duration: timedelta) -> str:
     return f"{minutes:.0f} min {rest:.0f} s" if minutes else f"{rest:.2f} s"
 
 
-def count_told(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 task`, `2 tasks`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def tokens_told(input_tokens: int, output_tokens: int) -> str:
+def format_tokens(input_tokens: int, output_tokens: int) -> str:
     """Input and output tokens; `?` where they are not known."""
-    known = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
-    return f"{known[0]} + {known[1]} tokens"
+    counts = [f"{count:,}" if count >= 0 else "?" for count in (input_tokens, output_tokens)]
+    return f"{counts[0]} + {counts[1]} tokens"

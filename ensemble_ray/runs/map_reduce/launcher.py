@@ -77,9 +77,9 @@ class MapReduceLauncher:
         """Make one for a definition with the options of its run; `keeps_items` says whether results will be read."""
         self.definition = definition
         self._inputs = {str(name): text_of(value) for name, value in {**definition.inputs, **(inputs or {})}.items()}
-        self._bodies = MapReduceOutputs(keeps_items=keeps_items)
+        self._outputs = MapReduceOutputs(keeps_items=keeps_items)
         #: what came of items
-        self.items = ItemLog(self._bodies, is_read=keeps_items)
+        self.items = ItemLog(self._outputs, is_read=keeps_items)
         self._coordinator: Coordinator[TaskOrder, TaskResult, MapReduceEnd] | None = None
         #: while the items are opened: whether all of them fit one task is asked of user code
         self._opening: asyncio.Task[tuple[ItemReader, bool]] | None = None
@@ -127,7 +127,7 @@ class MapReduceLauncher:
             scope.run_id,
             self.definition,
             header=header,
-            bodies=self._bodies,
+            outputs=self._outputs,
             output_types=self._find_output_types(),
             open_results=open_results,
         )
@@ -169,7 +169,7 @@ class MapReduceLauncher:
         definition = self.definition
         collects = definition.item_policy == "collect"
         goes_on = definition.parallel_error_strategy is ParallelErrorStrategy.CONTINUE_ON_ERROR
-        return conclude(ended, self._bodies, self.items.failed_items if collects else (), goes_on=goes_on)
+        return conclude(ended, self._outputs, self.items.failed_items if collects else (), goes_on=goes_on)
 
     def _find_output_types(self) -> Mapping[str, type[object]]:
         """Return the types that the definition's factories can declare, by full name."""
@@ -198,7 +198,7 @@ class MapReduceLauncher:
         run_id = scope.run_id
         record = None
         if scope.resumption is not None:
-            record = await RecoveredRun.read(scope.store, run_id, self._bodies, self._find_output_types())
+            record = await RecoveredRun.read(scope.store, run_id, self._outputs, self._find_output_types())
             record.facts.go_on()
             self._answers = record.facts.answers
         journal = ForgetfulJournal(run_id) if owned is None else owned.journal
@@ -296,8 +296,8 @@ class MapReduceLauncher:
     ) -> MapReduceParts:
         def record_calls(name: str, model: ChatModel, note: Callable[[Fact], None]) -> ChatModel:
             """Return the model for a synthesizer, its calls recorded as effects of the run (S-SET-46)."""
-            known = self._answers.get(name, ())
-            return RecordedModel(model, scope.run_id, name, note, recorded=known, spending=self._spending)
+            recorded = self._answers.get(name, ())
+            return RecordedModel(model, scope.run_id, name, note, recorded=recorded, spending=self._spending)
 
         definition = self.definition
         reduced = definition if isinstance(definition, MapReduceDefinition) else None
@@ -306,7 +306,7 @@ class MapReduceLauncher:
             factories=DirectFactory(reduced) if is_direct and reduced is not None else DefinitionFactories(definition),
             maker=TaskMaker(definition, self._inputs, recorded=record_calls),
             items=items,
-            store=self._bodies,
+            store=self._outputs,
             record=record,
             item_count=definition.item_source.count,
             is_direct=is_direct,
@@ -314,7 +314,7 @@ class MapReduceLauncher:
         return MapReduceParts(
             items=items,
             orders=orders,
-            store=self._bodies,
+            store=self._outputs,
             results=watch,
             definition=definition,
             record=record,

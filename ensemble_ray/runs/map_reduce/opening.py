@@ -86,20 +86,20 @@ async def opened(definition: MapDefinition) -> tuple[ItemReader, bool]:
 
 async def _probed(definition: MapReduceDefinition, reader: ItemReader, budget: int) -> tuple[ItemReader, bool]:
     """Read until it is known whether all items fit the budget."""
-    taken: list[Entry] = []
+    entries: list[Entry] = []
     total, is_exhausted = 0, False
     while not is_exhausted and total <= budget:
         pulled = await reader.next(_PROBE)
-        taken.extend(pulled.items)
+        entries.extend(pulled.items)
         is_exhausted = pulled.is_exhausted
         if any(isinstance(entry, RefusedItem) for entry in pulled.items):
-            return _Again(taken, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
+            return _Again(entries, reader, is_exhausted=is_exhausted), False  # such a line is dealt with item by item
         items = [entry[1] for entry in pulled.items if not isinstance(entry, RefusedItem)]
         total += await threads.run(_tokens, definition, items)
-    if total > budget or not taken:
-        return _Again(taken, reader, is_exhausted=is_exhausted), False
+    if total > budget or not entries:
+        return _Again(entries, reader, is_exhausted=is_exhausted), False
     await reader.close()
-    return ListReader([[entry[1] for entry in taken if not isinstance(entry, RefusedItem)]]), True
+    return ListReader([[entry[1] for entry in entries if not isinstance(entry, RefusedItem)]]), True
 
 
 def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
@@ -109,17 +109,17 @@ def _tokens(definition: MapReduceDefinition, items: Sequence[object]) -> int:
 class _Again:
     """A reader that first gives what was read already."""
 
-    def __init__(self, taken: Sequence[Entry], rest: ItemReader, *, is_exhausted: bool) -> None:
-        self._taken = list(reversed(taken))
+    def __init__(self, entries: Sequence[Entry], rest: ItemReader, *, is_exhausted: bool) -> None:
+        self._entries = list(reversed(entries))
         self._rest = rest
         self._is_exhausted = is_exhausted
 
     async def next(self, count: int) -> Pulled:
         """Return the next entries."""
-        if not self._taken:
+        if not self._entries:
             return Pulled((), is_exhausted=True) if self._is_exhausted else await self._rest.next(count)
-        given = [self._taken.pop() for _ in range(min(count, len(self._taken)))]
-        return Pulled(given, is_exhausted=self._is_exhausted and not self._taken)
+        entries = [self._entries.pop() for _ in range(min(count, len(self._entries)))]
+        return Pulled(entries, is_exhausted=self._is_exhausted and not self._entries)
 
     async def close(self) -> None:
         """Let the source go."""

@@ -48,7 +48,7 @@ async def finished(
     definition: MapDefinition,
     *,
     header: PlanRecorded | None,
-    bodies: MapReduceOutputs,
+    outputs: MapReduceOutputs,
     output_types: Mapping[str, type[object]],
     open_results: OpenResults,
 ) -> MapReduceEnd | None:
@@ -59,7 +59,7 @@ async def finished(
         run_id: The id.
         definition: What is to be run.
         header: The first fact that the run would record; None: that has been compared.
-        bodies: Get its outputs.
+        outputs: Get its outputs.
         output_types: Types of today's definition, by full name.
         open_results: Opens what hears of its items; rows and dead letters that its files lack are written again.
 
@@ -74,33 +74,33 @@ async def finished(
     head = await read_head(store, run_id)
     if not is_answered(run_id, summary.state, recorded_state=head.state, recorded=head.header, header=header):
         return None
-    record = await RecoveredRun.read(store, run_id, bodies, output_types)
+    record = await RecoveredRun.read(store, run_id, outputs, output_types)
     async with contextlib.AsyncExitStack() as stack:
         reader, is_direct = await opened(definition)
         stack.push_async_callback(reader.close)
-        watch = await open_results(is_direct=is_direct)
-        stack.push_async_exit(watch.leave)
-        return await _recorded_end(record, reader, bodies, watch)
+        writer = await open_results(is_direct=is_direct)
+        stack.push_async_exit(writer.leave)
+        return await _recorded_end(record, reader, outputs, writer)
 
 
 async def _recorded_end(
-    record: RecoveredRun, reader: ItemReader, bodies: MapReduceOutputs, watch: ItemResultWriter
+    record: RecoveredRun, reader: ItemReader, outputs: MapReduceOutputs, writer: ItemResultWriter
 ) -> MapReduceEnd:
     """How a finished run ended; what came of its items is told again."""
-    items, head, known = ItemBuffer(reader, record), record.facts.head, record.facts.items
+    items, head, recorded = ItemBuffer(reader, record), record.facts.head, record.facts.items
     is_exhausted = False
     # One that ended early had not pulled all of them: those that it had are compared, and no more are pulled.
-    while not is_exhausted and (known.are_all or items.count < known.count):
-        wanted = _BATCH if known.are_all else min(_BATCH, known.count - items.count)
-        taken = await items.pull(wanted)
-        for number in range(items.count - taken.count, items.count):
+    while not is_exhausted and (recorded.are_all or items.count < recorded.count):
+        wanted = _BATCH if recorded.are_all else min(_BATCH, recorded.count - items.count)
+        pulled = await items.pull(wanted)
+        for number in range(items.count - pulled.count, items.count):
             index, item = items.index(number), items.done(number)
-            if (failed := _failure(record, number, taken.refused.get(number))) is not None:
-                watch.failed(index, item, *failed)
+            if (failed := _failure(record, number, pulled.refused.get(number))) is not None:
+                writer.failed(index, item, *failed)
             elif record.outcome(0, number) is Outcome.COMPLETED:
-                watch.completed(number, index, item, bodies.output(0, number))
-        await watch.written()  # of a large run not all outputs are to be in memory at once
-        is_exhausted = taken.is_exhausted
+                writer.completed(number, index, item, outputs.output(0, number))
+        await writer.written()  # of a large run not all outputs are to be in memory at once
+        is_exhausted = pulled.is_exhausted
     failures = [record.failure(level, number) for level, number in record.failed]
     reason = (head.end and head.end.exit_reason) or ExitReason.COMPLETED
     return MapReduceEnd(

@@ -35,9 +35,9 @@ __all__ = ["RecoveredRun"]
 class RecoveredRun:
     """A recorded map-reduce. Fulfils `RecordedTasks`."""
 
-    def __init__(self, bodies: MapReduceOutputs, output_types: Mapping[str, type[object]] | None = None) -> None:
+    def __init__(self, outputs: MapReduceOutputs, output_types: Mapping[str, type[object]] | None = None) -> None:
         """Make one that knows nothing yet; `output_types` are the definition's, by full name."""
-        self._bodies = bodies
+        self._outputs = outputs
         self._output_types = output_types or {}
         self._failures = Spool()
         self._slots: dict[tuple[int, int], int] = {}
@@ -47,34 +47,34 @@ class RecoveredRun:
 
     @classmethod
     async def read(
-        cls, store: RunStore, run_id: str, bodies: MapReduceOutputs, output_types: Mapping[str, type[object]]
+        cls, store: RunStore, run_id: str, outputs: MapReduceOutputs, output_types: Mapping[str, type[object]]
     ) -> RecoveredRun:
-        """Read all that is recorded of a run, page by page; what its tasks gave goes into the bodies.
+        """Read all that is recorded of a run, page by page; what its tasks gave goes into the outputs.
 
         Args:
             store: Has the record.
             run_id: The run's id.
-            bodies: Get its outputs.
+            outputs: Get its outputs.
             output_types: What today's definition declares, by full name; other outputs stay JSON data.
 
         Raises:
             RecordError: the record is damaged.
         """
-        record = cls(bodies, output_types)
+        record = cls(outputs, output_types)
         async for page in store.read(run_id, kinds=(*MAP_REDUCE_KINDS, AgentsJoined.KIND)):
-            record.take(page)
+            record.apply(page)
         return record
 
-    def take(self, facts: Sequence[Fact]) -> None:
+    def apply(self, facts: Sequence[Fact]) -> None:
         """Take the next facts.
 
         Raises:
             RecordError: one of them is damaged.
         """
-        self.facts.take(facts)
+        self.facts.apply(facts)
         for fact in facts:
             if isinstance(fact.data, AgentsJoined):
-                self._bodies.recall(fact.data.summaries())
+                self._outputs.recall(fact.data.summaries())
         if any(isinstance(fact.data, ItemsRecorded) for fact in facts):
             early, self._early = self._early, {}
             for key, end in early.items():
@@ -84,31 +84,33 @@ class RecoveredRun:
                     self._keep_failure(key, end)
 
     def _keep(self, key: str, end: OutputRecorded) -> None:
-        place = self._place(key)
-        if place is None:
+        position = self._position_of(key)
+        if position is None:
             self._early[key] = end
             return
         data = end.output_data()
-        kind = node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT)
-        self._bodies.keep(*place, typed_output(data, self._output_types.get(str(data.get("output_type") or ""))), kind)
+        type_of_node = node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT)
+        self._outputs.keep(
+            *position, typed_output(data, self._output_types.get(str(data.get("output_type") or ""))), type_of_node
+        )
 
     def _keep_failure(self, key: str, fact: Fact[FailureRecorded]) -> None:
-        place = self._place(key)
-        if place is None:
+        position = self._position_of(key)
+        if position is None:
             self._early[key] = fact
             return
         found = read_trace(fact)
-        told = {
+        fields = {
             "error": fact.data.error_data,
             "attempts": fact.data.attempts,
             "at": self.facts.head.started_at if found is None else found.completed_at.timestamp(),
             "task_description": key if found is None else found.task_description,
             "agent_role": "" if found is None else found.agent_role,
         }
-        self._slots[place] = self._failures.put(pickle.dumps(told))
-        self._bodies.lose(*place, found, node_type(place[0], is_final=key == FINAL, is_direct=key == DIRECT))
+        self._slots[position] = self._failures.put(pickle.dumps(fields))
+        self._outputs.lose(*position, found, node_type(position[0], is_final=key == FINAL, is_direct=key == DIRECT))
 
-    def _place(self, key: str) -> tuple[int, int] | None:
+    def _position_of(self, key: str) -> tuple[int, int] | None:
         """Level and number of a key, as the machine has them; None where the record does not tell."""
         if key == DIRECT:
             return 0, 0
@@ -148,14 +150,14 @@ class RecoveredRun:
         slot = self._slots.get((level, number))
         if slot is None or self.facts.outcome(self._key(level, number)) is not Outcome.FAILED:
             return None
-        told: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
+        fields: dict[str, Any] = pickle.loads(self._failures.get(slot))  # noqa: S301  our own temporary file
         return MapReduceFailure(
             level=level,
-            at=told["at"],
-            task_description=told["task_description"],
-            agent_role=told["agent_role"],
-            error=error_from(told["error"]),
-            attempts=told["attempts"],
+            at=fields["at"],
+            task_description=fields["task_description"],
+            agent_role=fields["agent_role"],
+            error=error_from(fields["error"]),
+            attempts=fields["attempts"],
         )
 
     def occurrence(self, level: int, number: int) -> int:
@@ -172,10 +174,10 @@ class RecoveredRun:
     def check_items(self, first: int, indices: Sequence[int], digests: Sequence[str]) -> int:
         """Compare items, the first of which has that place, with the recorded ones; how many of them are recorded."""
         items = self.facts.items
-        known = max(0, min(len(indices), items.count - first))
-        for place in range(known):
-            index, digest = indices[place], digests[place]
-            recorded = items.digest(index) if items.index(first + place) == index else None
+        compared = max(0, min(len(indices), items.count - first))
+        for number in range(compared):
+            index, digest = indices[number], digests[number]
+            recorded = items.digest(index) if items.index(first + number) == index else None
             if recorded is None or (recorded and digest and recorded != digest):
                 raise ValidationError(
                     f"items changed: item {index} is not what it was. Resume with the items that the run began with, or "
@@ -183,7 +185,7 @@ class RecoveredRun:
                 )
         if items.are_all and first + len(indices) > items.count:
             self._refuse_count("more")
-        return known
+        return compared
 
     def check_end(self, count: int) -> None:
         """Compare how many items there are."""

@@ -1,6 +1,6 @@
 """What the tasks of a map-reduce gave, and what the run raises where it failed. Package: runs.
 
-In: how it ended, and its bodies. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
+In: how it ended, and its outputs. Out: the parts that `record.result` assembles, with one trace over all levels (S-MR-90 to
 S-MR-93), or the error that `run()` raises (S-MR-100 to S-MR-106). Never: a body read here.
 """
 
@@ -32,17 +32,20 @@ __all__ = ["conclude"]
 
 
 def conclude(
-    ended: MapReduceEnd, bodies: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
+    ended: MapReduceEnd, task_outputs: MapReduceOutputs, failed_items: Sequence[FailedItem] = (), *, goes_on: bool
 ) -> Conclusion:
     """Return how a run ended and what its tasks gave.
 
     Args:
         ended: How it ended.
-        bodies: What its tasks gave.
+        task_outputs: What its tasks gave.
         failed_items: Items that were left out, where they are collected.
         goes_on: Whether failed tasks are left out; else the first of them is the error.
     """
-    started, completed = bodies.span or (utc_of(ended.started_at), utc_of(max(ended.started_at, ended.completed_at)))
+    started, completed = task_outputs.span or (
+        utc_of(ended.started_at),
+        utc_of(max(ended.started_at, ended.completed_at)),
+    )
     end = RunEnd(
         state=ended.ending.state,
         exit_reason=ended.ending.exit_reason,
@@ -53,15 +56,15 @@ def conclude(
             for each in ended.failures
         ),
     )
-    outputs, last = bodies.outputs, bodies.last
+    outputs, last = task_outputs.outputs, task_outputs.last
     results = RunResults(
         outputs=outputs,
-        raw="" if last is None else bodies.output(*last).raw,
-        traces=bodies.traces,
-        agents=bodies.agents,
-        metrics=bodies.metrics,
-        tool_calls=bodies.tool_calls,
-        levels=bodies.levels,
+        raw="" if last is None else task_outputs.output(*last).raw,
+        traces=task_outputs.traces,
+        agents=task_outputs.agents,
+        metrics=task_outputs.metrics,
+        tool_calls=task_outputs.tool_calls,
+        levels=task_outputs.levels,
         failed_items=failed_items,
     )
     failure = _failure(ended, outputs, goes_on=goes_on) if ended.ending.state is RunState.FAILED else None

@@ -142,7 +142,7 @@ def _readers(run_id: str, team: Callable[[], Runnable], last: str) -> dict[str, 
     async def viewed() -> MapReduceView:
         view = MapReduceView(run_id)
         async for page in store.read(run_id, kinds=VIEW_KINDS):
-            view.take(page)
+            view.apply(page)
         return view
 
     def facts() -> list[Fact]:

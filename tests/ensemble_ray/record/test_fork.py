@@ -130,7 +130,7 @@ def test_calls_that_made_agents_are_copied_when_their_tasks_did_not_change() -> 
     made = fact("model", "edit#0/0/synthesis", 90, text="{}")
     facts = [made, model("edit#0", 0, 106)]
     assert copied_facts(facts, "run-2", []) == []
-    assert [each.name for each in copied_facts(facts, "run-2", [], made_again=["edit"])] == ["edit#0/0/synthesis"]
+    assert [each.name for each in copied_facts(facts, "run-2", [], redone=["edit"])] == ["edit#0/0/synthesis"]
 
 
 DECIDED = fact("delegation", "read#0/0/call-0", 101, request={}, worker="helper", charged="Helper")

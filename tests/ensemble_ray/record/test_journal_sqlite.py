@@ -162,11 +162,11 @@ asyncio.run(main())
     assert await output_of(rest, tmp_path) == "FULL INSERT INSERT COMMIT COMMIT NORMAL INSERT\n"
 
 
-@pytest.mark.parametrize("doing", ["begin", "take"])
+@pytest.mark.parametrize("doing", ["begin", "claim"])
 async def test_run_has_no_owner_when_nobody_waits_for_its_beginning(tmp_path: Path, doing: str) -> None:
     """S-DUR-15: a caller that was cancelled meanwhile keeps nothing."""
     store = SqliteStore(tmp_path)
-    if doing == "take":
+    if doing == "claim":
         run = await store.begin(RUN)
         await run.journal.append([fact()])
         await run.close(RunState.INTERRUPTED)

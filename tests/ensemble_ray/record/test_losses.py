@@ -110,7 +110,7 @@ async def test_lost_end_is_told(
     assert left < FACTS
     which = f"fact {FACTS} of {FACTS} is" if left == FACTS - 1 else f"facts {left + 1} to {FACTS} of {FACTS} are"
     pages = store.read(RUN, kinds=("model",))
-    for attempt in (store.facts(RUN), store.take(RUN), store.begin(RUN), anext(pages)):
+    for attempt in (store.facts(RUN), store.claim(RUN), store.begin(RUN), anext(pages)):
         with pytest.raises(RecordError) as caught:
             await attempt
         text = str(caught.value)
@@ -167,7 +167,7 @@ async def test_loss_of_power_may_take_what_was_not_synchronised(
     store = SqliteStore(tmp_path)
     left = len(await store.facts(RUN))
     assert 0 < left < FACTS
-    taken = await store.take(RUN)
+    taken = await store.claim(RUN)
     assert f"facts {left + 1} to {FACTS} had not reached the disk" in caplog.text
     await taken.close(RunState.INTERRUPTED)
     assert read_count(directory) is not None
@@ -183,7 +183,7 @@ async def test_synchronised_facts_are_missed_after_a_loss_of_power_too(directory
     restart(directory)
     _cut(directory)
     with pytest.raises(RecordError, match=f"to {FACTS} of {FACTS} are missing"):
-        await SqliteStore(tmp_path).take(RUN)
+        await SqliteStore(tmp_path).claim(RUN)
 
 
 @pytest.mark.program
@@ -193,7 +193,7 @@ async def test_gap_is_told(directory: Path, tmp_path: Path) -> None:
     connection.execute("DELETE FROM facts WHERE seq IN (3, 4)")
     connection.close()
     store = SqliteStore(tmp_path)
-    for attempt in (store.facts(RUN), store.take(RUN), anext(store.read(RUN, kinds=("model",)))):
+    for attempt in (store.facts(RUN), store.claim(RUN), anext(store.read(RUN, kinds=("model",)))):
         with pytest.raises(RecordError, match=f"2 of the facts up to {FACTS} are missing in "):
             await attempt
     assert await store.accept_loss(RUN)
@@ -218,7 +218,7 @@ async def test_accepted_loss_is_recorded_once(directory: Path, tmp_path: Path, d
         f"{LOG}.lost-1",
     )
     assert not await store.accept_loss(RUN)
-    taken = await store.take(RUN)
+    taken = await store.claim(RUN)
     assert taken.epoch > lost.epoch - 1
     assert {("run", "loss")} <= (await taken.journal.known("a#0")).keys()
     await taken.journal.append([fact("a#0/90/model")], epoch=taken.epoch, until=Until.WRITTEN)
@@ -237,7 +237,7 @@ async def test_accepted_loss_counts_where_its_process_died_before_it_noted_it(di
     assert await store.accept_loss(RUN)
     (directory / COUNT).write_bytes(notes)
     left = len(await store.facts(RUN))
-    taken = await store.take(RUN)
+    taken = await store.claim(RUN)
     await taken.journal.append([fact(f"a#0/{turn}/model") for turn in range(90, 95)], epoch=taken.epoch)
     await taken.close(RunState.INTERRUPTED)
     connection = sqlite3.connect(directory / RECORD, isolation_level=None)
@@ -350,7 +350,7 @@ if not os.getuid():
     os.setuid(65534)
 async def main():
     print(len(await store.facts("run-1")), await store.accept_loss("run-1"))
-    for attempt in (store.take("run-1"), store.take("run-1", by_force=True)):
+    for attempt in (store.claim("run-1"), store.claim("run-1", by_force=True)):
         try:
             await attempt
         except RecordError as error:

@@ -21,7 +21,7 @@ from .facts_of_runs import RUN, ended, fact, model
 def fold(*facts: Fact) -> MapReduceRecovery:
     """What they tell."""
     found = MapReduceRecovery()
-    found.take(facts)
+    found.apply(facts)
     return found
 
 
@@ -37,8 +37,8 @@ def test_done_work_is_known_by_its_key() -> None:
         kept.append((key, str(end.output_data()["raw"])))
 
     found = MapReduceRecovery(keep, lambda key, _: lost.append(key))
-    found.take([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
-    found.take([group("reduce-1-0", 1, 0, "map-2"), done("reduce-1-0#0", "r"), done("final-reduce#0", "f")])
+    found.apply([begun("collect"), pulled(3), done("map-2#0", "two"), failed("map-0#0")])
+    found.apply([group("reduce-1-0", 1, 0, "map-2"), done("reduce-1-0#0", "r"), done("final-reduce#0", "f")])
     keys = ("map-0", "map-1", "map-2", "reduce-1-0", "reduce-1-1", FINAL, "direct")
     assert [found.outcome(key).name for key in keys] == [
         "FAILED", "UNKNOWN", "COMPLETED", "COMPLETED", "UNKNOWN", "COMPLETED", "UNKNOWN",
@@ -257,7 +257,7 @@ def test_item_takes_at_most_64_bytes(step: int) -> None:
     tracemalloc.start()
     try:
         for page in pages:
-            found.take(page)
+            found.apply(page)
         assert len(kept) == count + count // 2
         kept.clear()
         assert found.items.number(indices[-1]) == count - 1

@@ -37,7 +37,7 @@ def lost(key: str, number: int = 0) -> Fact:
 def shown(facts: Sequence[Fact]) -> list[str]:
     """The lines of the tree."""
     view = MapReduceView(RUN)
-    view.take(facts)
+    view.apply(facts)
     return render_rows(tuple(view.rows())).splitlines()
 
 
@@ -62,7 +62,7 @@ def test_tree_has_a_line_for_each_level() -> None:
 def test_data_says_the_same() -> None:
     """S-MR-161: as JSON."""
     view = MapReduceView(RUN)
-    view.take(REDUCED)
+    view.apply(REDUCED)
     data = json.loads(json.dumps(view.data()))
     assert (data["state"], data["items"], data["failed"]) == ("completed", 4, 1)
     assert [(level["node_type"], level["tasks"], level["done"]) for level in data["levels"]] == [

@@ -27,7 +27,7 @@ def test_state_is_kept_and_the_owner_gone_when_a_run_ended(tmp_path: Path, state
     """S-SET-14: what lists show afterwards, from any process."""
     _run(tmp_path, "a", state)
     assert RunDirectory(tmp_path, "a").state() is state
-    assert not RunDirectory(tmp_path, "a").ownership.is_taken()
+    assert not RunDirectory(tmp_path, "a").ownership.is_held()
 
 
 @pytest.mark.parametrize("state", [RunState.PENDING, RunState.RUNNING, RunState.WAITING])

@@ -60,7 +60,7 @@ def test_call_that_is_noted_twice_is_counted_once() -> None:
     assert spent_of(facts, None) == Amount(4)
     tally = SpentTally(None)
     for each in facts:  # page by page
-        tally.take([each])
+        tally.apply([each])
     assert tally.total == Amount(4)
 
 

@@ -109,7 +109,7 @@ async def test_writer_is_told_when_the_disk_is_full(full_disks: tuple[Path, list
     found = await store.summary(RUN)
     assert found is not None
     assert found.state is RunState.INTERRUPTED
-    taken = await store.take(RUN)
+    taken = await store.claim(RUN)
     await taken.journal.append([fact("a#0/2000/model")], epoch=taken.epoch, until=Until.SYNCED)
     await taken.close(RunState.COMPLETED)
     assert len(await store.facts(RUN)) == len(facts) + 1
@@ -129,7 +129,7 @@ store = SqliteStore(pathlib.Path())
 if not os.getuid():
     os.setuid(65534)
 async def main():
-    for attempt in (store.begin("run-1"), store.take("run-0"), store.ask_cancel("run-0"), store.delete("run-0")):
+    for attempt in (store.begin("run-1"), store.claim("run-0"), store.ask_cancel("run-0"), store.delete("run-0")):
         try:
             await attempt
         except RecordError as error:
@@ -164,7 +164,7 @@ async def test_holder_is_named_when_the_turn_does_not_come(tmp_path: Path) -> No
         with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock for 0 s. Is it stopped?"):
             await waiting
         with pytest.raises(RecordError, match=f"process {os.getpid()} has held its lock"):
-            await SqliteStore(tmp_path, patience_s=0.1).take(RUN, by_force=True)
+            await SqliteStore(tmp_path, patience_s=0.1).claim(RUN, by_force=True)
     finally:
         lock.close()
     with pytest.raises(RecordError):
@@ -229,8 +229,8 @@ async def test_last_group_is_missing_when_it_was_torn(recorded: Path, tmp_path: 
         path.with_name(f"{RECORD}-shm").unlink()
     store = SqliteStore(tmp_path)
     names = [f"a#0/{number}/model" for group in range(19) for number in (group, group + 100)]
-    taken = await store.take(RUN)
-    assert [fact.name for fact in taken.earlier] == names
+    taken = await store.claim(RUN)
+    assert [fact.name for fact in taken.recorded] == names
     await taken.journal.append([fact("b#0/0/model")], epoch=taken.epoch, until=Until.WRITTEN)
     await taken.close(RunState.COMPLETED)
     assert [fact.name for fact in await store.facts(RUN)] == [*names, "b#0/0/model"]
@@ -281,7 +281,7 @@ async def test_damaged_record_is_told(
     connection.close()
     damage(path)
     store = SqliteStore(tmp_path)
-    for attempt in (store.facts, store.take, store.begin):
+    for attempt in (store.facts, store.claim, store.begin):
         with pytest.raises(RecordError) as caught:
             await attempt(RUN)
         assert str(caught.value) == text.format(path=path)
@@ -303,7 +303,7 @@ async def test_missing_body_is_told_in_its_place(tmp_path: Path, statement: str)
     connection = sqlite3.connect(tmp_path / "runs" / RUN / RECORD, isolation_level=None)
     connection.execute(statement)
     connection.close()
-    for attempt in (store.facts, store.take):
+    for attempt in (store.facts, store.claim):
         with pytest.raises(RecordError, match=r"fact 1 in .* cannot be read .its text [0-9a-f]+ is (missing|not what)"):
             await attempt(RUN)
     (found,) = await store.facts(RUN, is_partial=True)

@@ -15,7 +15,7 @@ from .test_tree import _finished
 
 def _view(*facts: object, is_running: bool = False) -> MapReduceView:
     view = MapReduceView(RUN, is_running=is_running)
-    view.take([fed("collect"), pulled(3), *facts])  # type: ignore[list-item]  facts, as the fixtures give them
+    view.apply([fed("collect"), pulled(3), *facts])  # type: ignore[list-item]  facts, as the fixtures give them
     return view
 
 
@@ -64,8 +64,8 @@ def test_many_are_counted_and_the_first_are_told() -> None:
     """S-DUR-26: a view does not grow with its run."""
     found = UnknownOutcomes()
     for number in range(1000):
-        found.take(intent(f"map-{number}#0", 0, 0, 102.0))
-        found.take(result(f"map-{number}#0", 0, 0, 103.0, "unknown"))
+        found.apply(intent(f"map-{number}#0", 0, 0, 102.0))
+        found.apply(result(f"map-{number}#0", 0, 0, 103.0, "unknown"))
     assert found.counts(lambda _: True).total() == 1000
     rows = list(found.rows(lambda _: True))
     assert len(rows) == 21

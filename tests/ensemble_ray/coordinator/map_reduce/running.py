@@ -143,7 +143,7 @@ class Conducting:
         record = None
         if facts:
             record = RecoveredRun(self.store)
-            record.take(facts)
+            record.apply(facts)
         journal_of_run = RunJournal(run_id="run", epoch=0, journal=self.journal, clock=self.clock)
         items = ItemBuffer(ListReader(range(count)) if reader is None else reader, record)
         orders = OrderMaker(

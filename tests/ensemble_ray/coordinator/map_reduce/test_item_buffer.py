@@ -17,7 +17,7 @@ def recorded(count: int, *, are_all: bool) -> RecoveredRun:
     """The record of a run that pulled 0, 1, 2, ..."""
     record = RecoveredRun(MapReduceOutputs())
     digests = [item_digest(number) for number in range(count)]
-    record.facts.take([items_fact("r", 1.0, indices=range(count), digests=digests, are_all=are_all)])
+    record.facts.apply([items_fact("r", 1.0, indices=range(count), digests=digests, are_all=are_all)])
     return record
 
 
